@@ -1,0 +1,9 @@
+"""The router: from secondary keys to one segment per slice.
+
+What lives here: a pure core only. It hashes partition keys, groups puts by slice, and gives every slice the full covering
+range of offsets together with the ids that it must hear, even when the batch brings that slice nothing.
+
+Who may import it: `projector`, `streaming` and `deploy`. What it may import: `keytide`.
+
+Not to be touched lightly: the hash that picks a slice. Entries already stored lie where the old one put them.
+"""

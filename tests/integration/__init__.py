@@ -1,0 +1,1 @@
+"""The real parts together: Kafka broker, LMDB stores, service processes, Spark."""

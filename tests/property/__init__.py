@@ -1,0 +1,1 @@
+"""Generated input, checked against a naive model that is obviously right."""

@@ -1,0 +1,1 @@
+"""Single functions and classes, in memory, in milliseconds."""
