@@ -1,0 +1,229 @@
+"""The system dictionary: what the compacted `metadata` topic says, as typed records.
+
+One record per thing, keyed `<kind>/<name>`, JSON so that an operator can read it with Kafka's own tools. The coordinator's
+leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply` one record at a time) and asks it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from keytide.definition import IndexDefinition
+from keytide.timestamp import Timestamp
+
+IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
+BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
+
+EMITTING: frozenset[str] = frozenset({"BUILDING", "PAUSED", "READY"})
+"""States of an index for which projectors emit."""
+
+
+class ClusterRecord(msgspec.Struct, frozen=True):
+    """Key `cluster`. Written once, by the first leader."""
+
+    id: str
+    secret: str
+    """Hex; signs page and session tokens, so that they are useless on another cluster."""
+    created_at: int
+
+
+class TermRecord(msgspec.Struct, frozen=True):
+    """Key `term`. A claim is written in a transaction that fences the previous leader."""
+
+    term: int
+    holder: str
+    claimed_at: int
+
+
+class KeyspaceRecord(msgspec.Struct, frozen=True):
+    """Key `keyspace/<name>`."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    version: int
+    """Newest catalog version: projectors activate it on each of their partitions (R13)."""
+    incarnation: int = 0
+
+
+class IndexRecord(msgspec.Struct, frozen=True):
+    """Key `index/<id>`; a null value once it is dropped.
+
+    Attributes:
+        version: catalog version from which projectors emit for it; 0 before its first BUILD.
+        placement: for each slice, the ids of the nodes that hold it (the first is asked first).
+        build: the build that is under way or was the last.
+    """
+
+    id: str
+    definition: IndexDefinition
+    state: IndexState
+    version: int
+    placement: list[list[str]]
+    build: str | None
+    created_at: int
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def keyspace(self) -> str:
+        return self.definition.keyspace
+
+    @property
+    def slices(self) -> int:
+        return self.definition.slices
+
+
+class BuildRecord(msgspec.Struct, frozen=True):
+    """Key `build/<id>`: what must survive a restart of the coordinator.
+
+    Attributes:
+        load_timestamp: the end (high watermark) of the source at BUILD (R24).
+        low_watermark: first offsets in the mutation queues; partitions appear as they are activated (R13).
+        backfill_timestamp: how far finished micro-batches have come.
+        final_timestamp: the source's end sampled after the final micro-batch was read (R25); None until then.
+        ended: the coordinator has decided the end and `BuildEnd` is (being) sent (R23).
+        earliest: from where the source could be read.
+    """
+
+    id: str
+    keyspace: str
+    indexes: list[str]
+    state: BuildState
+    load_timestamp: Timestamp
+    started_at: int
+    low_watermark: dict[int, int] = {}
+    backfill_timestamp: Timestamp = Timestamp()
+    final_timestamp: Timestamp | None = None
+    earliest: Timestamp = Timestamp()
+    batches: int = 0
+    ended: bool = False
+    documents_done: int = 0
+    documents_total: int = 0
+    first_read_at: int = 0
+    finished_at: int = 0
+    rate_limit: int = 0
+    """Documents per second; 0 is no limit."""
+    error: str = ""
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    """Key `node/<id>`."""
+
+    id: str
+    url: str
+    first_seen: int
+
+
+Record = ClusterRecord | TermRecord | KeyspaceRecord | IndexRecord | BuildRecord | NodeRecord
+RecordT = TypeVar("RecordT", bound=Record)
+
+_KINDS: dict[str, type[Record]] = {
+    "cluster": ClusterRecord,
+    "term": TermRecord,
+    "keyspace": KeyspaceRecord,
+    "index": IndexRecord,
+    "build": BuildRecord,
+    "node": NodeRecord,
+}
+
+
+def record_key(record: Record) -> str:
+    """The metadata key that `record` is written under."""
+    match record:
+        case ClusterRecord():
+            return "cluster"
+        case TermRecord():
+            return "term"
+        case KeyspaceRecord(name=name):
+            return f"keyspace/{name}"
+        case IndexRecord(id=id_):
+            return f"index/{id_}"
+        case BuildRecord(id=id_):
+            return f"build/{id_}"
+        case NodeRecord(id=id_):
+            return f"node/{id_}"
+
+
+def encode_record(record: Record) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode_record(key: str, value: bytes) -> Record:
+    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` for one this release does not know."""
+    return msgspec.json.decode(value, type=_KINDS[key.split("/", 1)[0]])
+
+
+class Catalog:
+    """All records by key, as of `offset` (the next metadata offset to read)."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.offset = 0
+
+    def apply(self, key: str, value: bytes | None, offset: int) -> Record | None:
+        """Fold one metadata message in. Returns the new record, or None for a deletion."""
+        self.offset = offset + 1
+        if value is None:
+            self.records.pop(key, None)
+            return None
+        record = decode_record(key, value)
+        self.records[key] = record
+        return record
+
+    def copy(self) -> Catalog:
+        """A shallow copy for readers in other threads: records are immutable."""
+        other = Catalog()
+        other.records = dict(self.records)
+        other.offset = self.offset
+        return other
+
+    def _all(self, kind: type[RecordT]) -> list[RecordT]:
+        return [record for _, record in sorted(self.records.items()) if isinstance(record, kind)]
+
+    def _one(self, key: str, kind: type[RecordT]) -> RecordT | None:
+        record = self.records.get(key)
+        return record if isinstance(record, kind) else None
+
+    @property
+    def cluster(self) -> ClusterRecord | None:
+        return self._one("cluster", ClusterRecord)
+
+    @property
+    def term(self) -> int:
+        record = self._one("term", TermRecord)
+        return record.term if record else 0
+
+    def keyspace(self, name: str) -> KeyspaceRecord | None:
+        return self._one(f"keyspace/{name}", KeyspaceRecord)
+
+    def keyspaces(self) -> list[KeyspaceRecord]:
+        return self._all(KeyspaceRecord)
+
+    def index(self, id_: str) -> IndexRecord | None:
+        return self._one(f"index/{id_}", IndexRecord)
+
+    def indexes(self, keyspace: str | None = None) -> list[IndexRecord]:
+        return [record for record in self._all(IndexRecord) if keyspace is None or record.keyspace == keyspace]
+
+    def index_by_name(self, name: str) -> IndexRecord | None:
+        """The index that bears this name now (one that is being dropped no longer does)."""
+        return next((r for r in self._all(IndexRecord) if r.name == name and r.state != "DROPPING"), None)
+
+    def build(self, id_: str) -> BuildRecord | None:
+        return self._one(f"build/{id_}", BuildRecord)
+
+    def builds(self) -> list[BuildRecord]:
+        return self._all(BuildRecord)
+
+    def nodes(self) -> list[NodeRecord]:
+        return self._all(NodeRecord)
+
+    def emitting(self, keyspace: str, version: int) -> list[IndexRecord]:
+        """The indexes that a source partition on which `version` is activated emits for (R13), in id order."""
+        return [r for r in self.indexes(keyspace) if r.state in EMITTING and 0 < r.version <= version]

@@ -1,0 +1,463 @@
+"""Every message that travels through Keytide's own topics, in one place.
+
+Wire format: one version byte, then MessagePack of a tagged array (msgspec `array_like` structs; fields are only ever added at
+the end, with defaults, so that neighbouring versions read each other). Bulk data travels as *columns*: little-endian,
+numpy-compatible byte strings, one per field, thousands of documents per message; a reader touches only what it needs.
+
+Who sends what (topics in `keytide.topics`):
+
+    mutations.<index>   projector -> slice          SegmentBatch (or its parts)
+    backfill.<index>    Spark / coordinator -> slice PutChunk, RemovalChunk, BatchEnd, BuildEnd (or parts)
+    control             leader -> all               StabilityTimestamp, Published
+    reports             all -> coordinators         Progress, Activated, Acknowledged, NodeHeartbeat, BuildProgress
+    metadata            leader -> all               keytide.catalog (JSON, compacted)
+
+Positions are next offsets (exclusive). Times are milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from keytide.errors import CallerError
+from keytide.timestamp import Timestamp
+
+WIRE_VERSION = 1
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base: encoded as an array whose first element is the class name."""
+
+
+# --- mutation queue -----------------------------------------------------------------------------------------------------
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True):
+    """The documents of one segment in offset order, as columns. The same object for every slice of every index: it is how a
+    slice learns that a document it holds has changed, and so removes what it holds under another key.
+
+    Attributes:
+        count: number of versions (n).
+        offsets: u32[n], offset minus the segment's `start`.
+        times: u32[n], record timestamp minus `time_base`; empty when all equal `time_base`; i64[n] when deltas do not fit.
+        time_base: milliseconds.
+        id_lengths: u8[n], bytes of each document id (1 to 250).
+        ids: the document ids, UTF-8, one after the other.
+        hashes: u64[n], xxh3_64 of each document id.
+    """
+
+    count: int
+    offsets: bytes
+    time_base: int
+    times: bytes
+    id_lengths: bytes
+    ids: bytes
+    hashes: bytes
+
+
+class Puts(msgspec.Struct, frozen=True, array_like=True):
+    """The entries that a segment brings to one slice, by ascending ordinal, as columns.
+
+    Attributes:
+        count: number of entries (m); one document has several when the index unnests an array.
+        ordinals: u32[m], index into `Heard`.
+        key_lengths: u16[m], bytes of each canonical key (without the document id).
+        keys: the canonical keys, one after the other.
+        value_lengths: u32[m], or empty when every value is empty.
+        values: the entry values (`keytide.entry`), one after the other.
+    """
+
+    count: int
+    ordinals: bytes
+    key_lengths: bytes
+    keys: bytes
+    value_lengths: bytes = b""
+    values: bytes = b""
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True):
+    """A version that could not be indexed: a line for the skip ledger of the slice `hash(id) % slices` (settled question).
+
+    The version counts as a delete (R12): it is heard by all slices and has no puts.
+    """
+
+    ordinal: int
+    """Index into `Heard`; -1 for a record that has no usable document id (then `offset` alone names it)."""
+    offset: int
+    id: bytes
+    """As much of the record's key as is kept (at most 250 bytes)."""
+    reason: str
+    """Kebab-case: not-json, not-an-object, key-too-large, not-indexable, bad-id, too-deep, ..."""
+    detail: str
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that one source partition did in offsets [start, end), for one slice. With start == end it says only that
+    the projector is alive and where it stands (R14); without `heard` it is the sync message.
+    """
+
+    partition: int
+    epoch: int
+    """Leader epoch of the branch that these offsets were read on, -1 when unknown (R30)."""
+    start: int
+    end: int
+    heard: Heard | None = None
+    puts: Puts | None = None
+    skips: list[Skip] = []
+
+
+class SegmentBatch(_Message, frozen=True, array_like=True):
+    """One projector's poll for one slice: a segment per source partition in the poll."""
+
+    index: str
+    slice: int
+    sender: str
+    """The projector instance, unique per process start."""
+    topic_id: str
+    incarnation: int
+    version: int
+    """Catalog version under which it was projected."""
+    segments: list[Segment]
+    sent_at: int
+    """Milliseconds."""
+
+
+class Part(_Message, frozen=True, array_like=True):
+    """A piece of a message that is larger than one Kafka message may be (R20). `data` of parts 0..count-1 of one (sender,
+    number), joined, is an encoded message. The reader's position moves past them only when all are there.
+    """
+
+    sender: str
+    number: int
+    part: int
+    count: int
+    data: bytes
+
+
+# --- backfill queue -----------------------------------------------------------------------------------------------------
+
+
+class PutChunk(_Message, frozen=True, array_like=True):
+    """A sorted run of entries of one micro-batch, for one slice: in entry key order within and across the `sequence` of one
+    attempt. Columns as in `Puts`, plus each entry's version.
+    """
+
+    build: str
+    index: str
+    slice: int
+    run: str
+    """Driver run: unique per start of the Spark driver."""
+    batch: int
+    attempt: str
+    """Unique per task attempt; the batch end names the ones that won (R22)."""
+    sequence: int
+    count: int
+    partitions: bytes
+    """u32[m], source partition of each entry's version."""
+    offsets: bytes
+    """u64[m], absolute offsets."""
+    times: bytes
+    """i64[m], record timestamps."""
+    id_lengths: bytes
+    ids: bytes
+    key_lengths: bytes
+    keys: bytes
+    value_lengths: bytes = b""
+    values: bytes = b""
+
+
+class RemovalChunk(_Message, frozen=True, array_like=True):
+    """Every document of one task's share of a micro-batch after the first, tombstones and unprojectable versions included
+    (R21), and lines for the skip ledger (in every micro-batch). Removals apply before the puts of the same batch.
+    """
+
+    build: str
+    index: str
+    slice: int
+    run: str
+    batch: int
+    attempt: str
+    sequence: int
+    partition: int
+    base: int
+    """Offsets in `heard` count from here (in place of a segment's start)."""
+    heard: Heard | None
+    skips: list[Skip] = []
+
+
+class BatchEnd(_Message, frozen=True, array_like=True):
+    """The end of one micro-batch for one slice. All chunks of (build, batch) whose attempt is not in `winners` are dropped; when
+    fewer than the named number have arrived, something is lost and the slice waits for the driver's next try.
+    """
+
+    build: str
+    index: str
+    slice: int
+    run: str
+    batch: int
+    start: Timestamp
+    end: Timestamp
+    """The backfill timestamp after this batch."""
+    winners: dict[str, int]
+    """Attempt -> number of chunks that it sent to this slice."""
+
+
+class BuildEnd(_Message, frozen=True, array_like=True):
+    """The coordinator's word that the build is over for this slice (R23): switch to the mutation queue. Idempotent."""
+
+    build: str
+    index: str
+    slice: int
+    term: int
+    batches: int
+    """How many micro-batches there were: the slice obeys only after it has committed the last of them."""
+
+
+# --- control ------------------------------------------------------------------------------------------------------------
+
+
+class StabilityTimestamp(_Message, frozen=True, array_like=True):
+    """A numbered timestamp; its number is the offset of this message in the control topic (R3)."""
+
+    keyspace: str
+    term: int
+    incarnation: int
+    timestamp: Timestamp
+    fresh_at: int
+    """The smallest, over partitions, last time at which the timestamp covered the end that was seen; staleness counts from it."""
+    issued_at: int
+
+
+class Published(_Message, frozen=True, array_like=True):
+    """The newest common snapshot number of each READY index of a keyspace: held by a replica of every slice."""
+
+    keyspace: str
+    term: int
+    incarnation: int
+    numbers: dict[str, int]
+    """Index id -> snapshot number."""
+
+
+# --- reports ------------------------------------------------------------------------------------------------------------
+
+
+class PartitionProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far one source partition is acknowledged by every slice of every active index."""
+
+    partition: int
+    acked: int
+    """Next offset."""
+    epoch: int
+    end: int
+    """The end of the partition as last seen (read_committed), to show the lag."""
+    fresh_at: int
+    """Last time (ms) at which `acked` covered the end that was seen; 0 when never."""
+    version: int
+    """Catalog version that is activated on this partition."""
+
+
+class Progress(_Message, frozen=True, array_like=True):
+    """A projector's acknowledged progress, on change and on every heartbeat (R14)."""
+
+    keyspace: str
+    projector: str
+    topic_id: str
+    incarnation: int
+    partitions: list[PartitionProgress]
+    documents: int
+    """Documents projected since its start."""
+    skipped: dict[str, dict[str, int]]
+    """Index id -> reason -> count, since its start (left-out documents too, by reason)."""
+
+
+class Activated(_Message, frozen=True, array_like=True):
+    """The generation-fenced commit that activates a catalog version on one source partition has succeeded (R13). Repeated on
+    every heartbeat until the metadata shows it."""
+
+    keyspace: str
+    projector: str
+    partition: int
+    version: int
+    offset: int
+    """Segments for the indexes of this version begin here: a component of the low-watermark timestamp."""
+    epoch: int
+
+
+class Acknowledged(_Message, frozen=True, array_like=True):
+    """Slices of one node whose commit of a snapshot number can now be read (R8)."""
+
+    node: str
+    keyspace: str
+    incarnation: int
+    number: int
+    slices: list[tuple[str, int]]
+    """(index id, slice number)."""
+
+
+class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One slice's state in a node's heartbeat."""
+
+    index: str
+    slice: int
+    state: str
+    """BUILDING, CATCHUP, LIVE, STOPPED."""
+    reason: str
+    """Why it is STOPPED, else empty."""
+    timestamp: Timestamp
+    """What it has applied."""
+    number: int
+    """Newest snapshot, -1 when none."""
+    batch: int
+    """Last backfill micro-batch committed, -1 when none."""
+    entries: int
+    bytes: int
+    skipped: int
+    queue_documents: int
+    """Heard and not yet applied."""
+    queue_position: int
+    """First queue offset that a restart would read again (durable, R6)."""
+    gap_drops: int
+    """Segments dropped because they lay beyond the position (R10)."""
+    foreign_partition_ids: int
+    """Documents met in two source partitions."""
+    build: str = ""
+    """The build whose batches `batch` counts, empty when the slice is not building."""
+
+
+class NodeHeartbeat(_Message, frozen=True, array_like=True):
+    """An indexer node is alive; repeated every heartbeat interval."""
+
+    node: str
+    url: str
+    """Where it serves scans, e.g. http://127.0.0.1:8093."""
+    started_at: int
+    sent_at: int
+    slices: list[SliceStatus]
+    memory: int
+    """Resident bytes."""
+    disk_free: int
+    catalog_offset: int
+    """Metadata it has read up to (next offset)."""
+
+
+class BuildProgress(_Message, frozen=True, array_like=True):
+    """What the Spark driver of a build has done. `batches` counts finished micro-batches (their ends are in the queues)."""
+
+    build: str
+    run: str
+    state: str
+    """STARTING, RUNNING, PASSED (past load and low-watermark timestamps; the driver has ended), FAILED."""
+    batches: int
+    timestamp: Timestamp
+    """Backfill timestamp: everything below it is in the backfill queues."""
+    earliest: Timestamp
+    """From where it could read (R29)."""
+    documents: int
+    chunk_entries: dict[str, int]
+    """Index id -> entries sent."""
+    error: str
+    sent_at: int
+    first_read_at: int = 0
+    """When the first micro-batch began to read (R26 counts from here)."""
+
+
+Message = (
+    SegmentBatch
+    | Part
+    | PutChunk
+    | RemovalChunk
+    | BatchEnd
+    | BuildEnd
+    | StabilityTimestamp
+    | Published
+    | Progress
+    | Activated
+    | Acknowledged
+    | NodeHeartbeat
+    | BuildProgress
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_PREFIX = bytes([WIRE_VERSION])
+
+MessageT = TypeVar("MessageT")
+
+
+class UnreadableMessageError(CallerError):
+    """Bytes in one of Keytide's own topics that are no message of a version this program reads."""
+
+    problem_type = "unreadable-message"
+
+
+def encode(message: Message) -> bytes:
+    """The wire form of `message`."""
+    return _PREFIX + _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """The message in `data`.
+
+    Raises:
+        UnreadableMessageError: not a message, or of a newer wire version.
+    """
+    if not data or data[0] != WIRE_VERSION:
+        version = data[0] if data else None
+        raise UnreadableMessageError(
+            f"message of wire version {version}; this program reads version {WIRE_VERSION}",
+            next_step="run the same release on every node",
+        )
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except msgspec.MsgspecError as error:
+        raise UnreadableMessageError(f"not a Keytide message: {error}") from error
+
+
+def split(data: bytes, limit: int, sender: str, number: int) -> list[bytes]:
+    """An encoded message as one or more Kafka values of at most about `limit` bytes (R20)."""
+    if len(data) <= limit:
+        return [data]
+    count = -(-len(data) // limit)
+    return [
+        encode(Part(sender, number, part, count, data[part * limit : (part + 1) * limit])) for part in range(count)
+    ]
+
+
+class Assembler:
+    """Puts parts together again, one instance per queue partition that is read.
+
+    Parts of one message arrive in order from one sender; other senders' messages may lie between them. A part that does not
+    continue what is held starts anew (a resend).
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, tuple[int, int, list[bytes]]] = {}
+
+    def feed(self, data: bytes, position: int) -> tuple[Message, int] | None:
+        """The next whole message and the queue offset of its first part, or None while parts are missing.
+
+        Args:
+            data: a Kafka value.
+            position: its offset in the queue.
+        """
+        message = decode(data)
+        if not isinstance(message, Part):
+            return message, position
+        number, first, pieces = self._pending.get(message.sender, (-1, -1, []))
+        if message.part == 0:
+            number, first, pieces = message.number, position, []
+        elif number != message.number or len(pieces) != message.part:
+            self._pending.pop(message.sender, None)
+            return None
+        pieces.append(message.data)
+        if len(pieces) < message.count:
+            self._pending[message.sender] = (number, first, pieces)
+            return None
+        self._pending.pop(message.sender, None)
+        return decode(b"".join(pieces)), first
+
+    def first_pending(self) -> int | None:
+        """The smallest queue offset that an incomplete message begins at: a restart must read from there (R6)."""
+        return min((first for _, first, _ in self._pending.values()), default=None)

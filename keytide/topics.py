@@ -1,0 +1,39 @@
+"""Names of the topics that a cluster uses (DESIGN §3). Index topics are named by index id, which is never reused (R19)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Topics(NamedTuple):
+    """Topic names of one cluster.
+
+    Attributes:
+        cluster: the prefix, the cluster's name.
+    """
+
+    cluster: str
+
+    @property
+    def metadata(self) -> str:
+        return f"{self.cluster}.metadata"
+
+    @property
+    def control(self) -> str:
+        return f"{self.cluster}.control"
+
+    @property
+    def reports(self) -> str:
+        return f"{self.cluster}.reports"
+
+    def mutations(self, index: str) -> str:
+        return f"{self.cluster}.mutations.{index}"
+
+    def backfill(self, index: str, build: str) -> str:
+        """One topic per build of an index, so that a cancelled build's messages can never reach the next one."""
+        return f"{self.cluster}.backfill.{index}.{build}"
+
+    @property
+    def projector_group(self) -> str:
+        """The consumer group of the projectors; its commits carry the activated catalog version (R13)."""
+        return f"{self.cluster}.projector"
