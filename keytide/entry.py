@@ -1,0 +1,81 @@
+"""One index entry as bytes: its value, and its key in the store when it is long.
+
+Theory of operation
+===================
+An entry is (entry key, value). The entry key is the canonical key and the document id
+(`keytide.collation`). The value holds what the key cannot: the key's forms and the included columns. Nearly
+every entry has neither, and its value is b""; otherwise it is the msgpack array [forms, include_json |
+nil], where `include_json` is a JSON object as the projector wrote it, passed on to rows untouched.
+
+LMDB keys are at most 511 bytes (as built by default), and stores put a byte or two of their own there. An
+entry whose canonical key and id come to more than INLINE_LIMIT is *long*: the store keeps it in a second
+table under `long_key`, with the full entry key in the value. A long key begins with the first LONG_PREFIX
+bytes of the canonical key (its *group*, `long_group`), so the long table is in key order but for entries of
+one group, which the scan sorts by their full entry keys. The digest keeps entries of one group apart.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from keytide.errors import InvariantViolationError
+
+MAX_ID_BYTES: Final = 250
+"""Longest document id, in bytes of UTF-8."""
+MAX_KEY_BYTES: Final = 16 * 1024
+"""Longest canonical key; a document with a longer one is in the skip ledger as `key-too-large`."""
+INLINE_LIMIT: Final = 500
+"""Longest entry key that is an LMDB key as it is."""
+LONG_PREFIX: Final = 400
+"""Bytes of the canonical key that a long key begins with."""
+DIGEST_BYTES: Final = 16
+"""Bytes of the digest that a long key ends with."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[bytes, bytes | None]).decode
+
+
+def pack_value(forms: bytes, include_json: bytes | None = None) -> bytes:
+    """An entry's value; b"" when there is nothing to hold.
+
+    Args:
+        forms: from `keytide.collation.key_forms`.
+        include_json: the included columns as a JSON object; None when the index includes none.
+    """
+    if not forms and include_json is None:
+        return b""
+    return _encode((forms, include_json))
+
+
+def unpack_value(value: bytes) -> tuple[bytes, bytes | None]:
+    """The forms and included columns of an entry's value.
+
+    Raises:
+        InvariantViolationError: `value` was not made by `pack_value`.
+    """
+    if not value:
+        return b"", None
+    try:
+        return _decode(value)
+    except msgspec.DecodeError as error:
+        raise InvariantViolationError(
+            "EntryDecodes", f"{error} in {value[:80].hex()} ({len(value)} bytes)"
+        ) from error
+
+
+def is_long(canonical_length: int, id_length: int) -> bool:
+    """Whether an entry with these lengths, in bytes, goes to the long table."""
+    return canonical_length + id_length > INLINE_LIMIT
+
+
+def long_key(canonical: bytes, docid: bytes) -> bytes:
+    """The key of a long entry in the long table: its group, then a digest of its entry key (<= 416 bytes)."""
+    return canonical[:LONG_PREFIX] + blake2b(canonical + docid, digest_size=DIGEST_BYTES).digest()
+
+
+def long_group(key: bytes) -> bytes:
+    """The group of a long key: the first LONG_PREFIX bytes (or all) of the canonical keys that share it."""
+    return key[:-DIGEST_BYTES]
