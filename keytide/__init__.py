@@ -1,12 +1,14 @@
 """The vocabulary that every part of Keytide shares: one word per thing, one thing per word.
 
-What lives here: vector timestamps, index definitions and their SQL, the order-preserving key encoding, every wire message,
-topic names, settings, the three families of errors; the client that users import and the `keytide` command.
+What lives here: vector timestamps, index definitions and their SQL, the order-preserving key encoding, every
+wire message, topic names, settings, the three families of errors; the client that users import and the
+`keytide` command.
 
-Who may import it: every package. What it may import: none of the services. Only `keytide.cli` reaches `deploy`, from inside
-the commands that start a cluster. The vocabulary proper (collation, timestamp, messages, definition, types, errors, entry)
-is pure: no clock, no randomness, no threads, no Kafka, no LMDB.
+Who may import it: every package. What it may import: none of the services. Only `keytide.cli` reaches
+`deploy`, from inside the commands that start a cluster. The vocabulary proper (collation, timestamp,
+messages, definition, types, errors, entry) is pure: no clock, no randomness, no threads, no Kafka, no LMDB.
 
-Not to be touched lightly: the key encoding (`collation`, `entry`) is on the disks of running clusters, and the messages
-(`messages`) are in their queues. A change to either needs a new tag or version, and a reader for the old one.
+Not to be touched lightly: the key encoding (`collation`, `entry`) is on the disks of running clusters, and
+the messages (`messages`) are in their queues. A change to either needs a new tag or version, and a reader for
+the old one.
 """

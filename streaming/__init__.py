@@ -1,12 +1,13 @@
-"""Work over whole topics, by Spark Structured Streaming: backfill now; verification and repair by the same read.
+"""Work over whole topics, by Spark Structured Streaming: backfill now; verification and repair by the same
+read.
 
-What lives here: the job that reads a keyspace from its earliest offset in checkpointed micro-batches, projects with the
-projector's own core, keeps the newest version of each document, sorts by slice and key, and writes chunks and batch ends
-into the backfill queues.
+What lives here: the job that reads a keyspace from its earliest offset in checkpointed micro-batches,
+projects with the projector's own core, keeps the newest version of each document, sorts by slice and key, and
+writes chunks and batch ends into the backfill queues.
 
-Who may import it: `deploy`; it also runs as a program of its own under Spark. What it may import: `keytide` and the pure
-cores of `projector` and `router`.
+Who may import it: `deploy`; it also runs as a program of its own under Spark. What it may import: `keytide`
+and the pure cores of `projector` and `router`.
 
-Not to be touched lightly: `failOnDataLoss` stays on (a build over a hole must fail, not guess), and a micro-batch may run
-twice, so its output must be the same both times.
+Not to be touched lightly: `failOnDataLoss` stays on (a build over a hole must fail, not guess), and a
+micro-batch may run twice, so its output must be the same both times.
 """
