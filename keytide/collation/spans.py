@@ -114,7 +114,7 @@ def prefix_span(
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """The same entries as disjoint spans in order; overlapping and touching ones become one, empty ones go."""
+    """The same entries as disjoint spans in order; overlapping or touching ones become one, empty ones go."""
     merged: list[Span] = []
     for following in sorted((one for one in spans if not one.empty), key=lambda one: one.low):
         last = merged[-1] if merged else None
