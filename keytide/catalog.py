@@ -1,7 +1,8 @@
 """The system dictionary: what the compacted `metadata` topic says, as typed records.
 
-One record per thing, keyed `<kind>/<name>`, JSON so that an operator can read it with Kafka's own tools. The coordinator's
-leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply` one record at a time) and asks it.
+One record per thing, keyed `<kind>/<name>`, JSON so that an operator can read it with Kafka's own tools. The
+coordinator's leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply` one
+record at a time) and asks it.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(key: str, value: bytes) -> Record:
-    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` for one this release does not know."""
+    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` for one this
+    release does not know."""
     return msgspec.json.decode(value, type=_KINDS[key.split("/", 1)[0]])
 
 
@@ -209,7 +211,9 @@ class Catalog:
         return self._one(f"index/{id_}", IndexRecord)
 
     def indexes(self, keyspace: str | None = None) -> list[IndexRecord]:
-        return [record for record in self._all(IndexRecord) if keyspace is None or record.keyspace == keyspace]
+        return [
+            record for record in self._all(IndexRecord) if keyspace is None or record.keyspace == keyspace
+        ]
 
     def index_by_name(self, name: str) -> IndexRecord | None:
         """The index that bears this name now (one that is being dropped no longer does)."""
@@ -225,5 +229,6 @@ class Catalog:
         return self._all(NodeRecord)
 
     def emitting(self, keyspace: str, version: int) -> list[IndexRecord]:
-        """The indexes that a source partition on which `version` is activated emits for (R13), in id order."""
+        """The indexes that a source partition on which `version` is activated emits for (R13), in id
+        order."""
         return [r for r in self.indexes(keyspace) if r.state in EMITTING and 0 < r.version <= version]

@@ -1,13 +1,17 @@
 """The three families of errors, and `invariant`, the assertion that stays on in production.
 
-Every error that Keytide raises on purpose belongs to one of three families (after h11, which says whose fault it was, and
-distributed's worker state machine, whose exceptions carry the entity's story):
+Every error that Keytide raises on purpose belongs to one of three families (after h11, which says whose fault
+it was, and distributed's worker state machine, whose exceptions carry the entity's story):
 
-* `RetryableError`: something outside is away for a while (a broker, a node, a snapshot that is not there yet). Try again.
-* `CallerError`: the other side asked for something that cannot be had. It says what to do next; trying again is no use.
-* `InvariantViolationError`: our bug. The process that finds it stops and tells the story; it never goes on with wrong data.
+* `RetryableError`: something outside is away for a while (a broker, a node, a snapshot that is not there
+yet). Try again.
+* `CallerError`: the other side asked for something that cannot be had. It says what to do next; trying again
+is no use.
+* `InvariantViolationError`: our bug. The process that finds it stops and tells the story; it never goes on
+with wrong data.
 
-HTTP servers turn the first two into RFC 9457 problem details through `problem_type`, `status` and `next_step`.
+HTTP servers turn the first two into RFC 9457 problem details through `problem_type`, `status` and
+`next_step`.
 """
 
 from __future__ import annotations
@@ -95,7 +99,8 @@ def invariant(condition: object, name: str, story: str | Callable[[], str] = "")
 
     Args:
         condition: what must be true.
-        name: the invariant's name as ARCHITECTURE.md lists it (Untorn, Monotonic, Stable, Mirror, Published, Contiguous, ...).
+        name: the invariant's name as ARCHITECTURE.md lists it (Untorn, Monotonic, Stable, Mirror, Published,
+        Contiguous, ...).
         story: what happened, or a callable that tells it (called only on failure, so it may be costly).
 
     Raises:

@@ -1,15 +1,16 @@
 """Every message that travels through Keytide's own topics, in one place.
 
-Wire format: one version byte, then MessagePack of a tagged array (msgspec `array_like` structs; fields are only ever added at
-the end, with defaults, so that neighbouring versions read each other). Bulk data travels as *columns*: little-endian,
-numpy-compatible byte strings, one per field, thousands of documents per message; a reader touches only what it needs.
+Wire format: one version byte, then MessagePack of a tagged array (msgspec `array_like` structs; fields are
+only ever added at the end, with defaults, so that neighbouring versions read each other). Bulk data travels
+as *columns*: little-endian, numpy-compatible byte strings, one per field, thousands of documents per message;
+a reader touches only what it needs.
 
 Who sends what (topics in `keytide.topics`):
 
     mutations.<index>   projector -> slice          SegmentBatch (or its parts)
     backfill.<index>    Spark / coordinator -> slice PutChunk, RemovalChunk, BatchEnd, BuildEnd (or parts)
     control             leader -> all               StabilityTimestamp, Published
-    reports             all -> coordinators         Progress, Activated, Acknowledged, NodeHeartbeat, BuildProgress
+    reports             all -> coordinators          Progress, Activated, Acknowledged, NodeHeartbeat, ...
     metadata            leader -> all               keytide.catalog (JSON, compacted)
 
 Positions are next offsets (exclusive). Times are milliseconds since the epoch.
@@ -31,17 +32,19 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base: encoded as an array whose first element is the class name."""
 
 
-# --- mutation queue -----------------------------------------------------------------------------------------------------
+# --- mutation queue -------------------------------------------------------------------------------
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
-    """The documents of one segment in offset order, as columns. The same object for every slice of every index: it is how a
-    slice learns that a document it holds has changed, and so removes what it holds under another key.
+    """The documents of one segment in offset order, as columns. The same object for every slice of every
+    index: it is how a slice learns that a document it holds has changed, and so removes what it holds under
+    another key.
 
     Attributes:
         count: number of versions (n).
         offsets: u32[n], offset minus the segment's `start`.
-        times: u32[n], record timestamp minus `time_base`; empty when all equal `time_base`; i64[n] when deltas do not fit.
+        times: u32[n], record timestamp minus `time_base`; empty when all equal `time_base`; i64[n] when
+        deltas do not fit.
         time_base: milliseconds.
         id_lengths: u8[n], bytes of each document id (1 to 250).
         ids: the document ids, UTF-8, one after the other.
@@ -78,7 +81,8 @@ class Puts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True):
-    """A version that could not be indexed: a line for the skip ledger of the slice `hash(id) % slices` (settled question).
+    """A version that could not be indexed: a line for the skip ledger of the slice `hash(id) % slices`
+    (settled question).
 
     The version counts as a delete (R12): it is heard by all slices and has no puts.
     """
@@ -94,8 +98,8 @@ class Skip(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that one source partition did in offsets [start, end), for one slice. With start == end it says only that
-    the projector is alive and where it stands (R14); without `heard` it is the sync message.
+    """Everything that one source partition did in offsets [start, end), for one slice. With start == end it
+    says only that the projector is alive and where it stands (R14); without `heard` it is the sync message.
     """
 
     partition: int
@@ -125,8 +129,9 @@ class SegmentBatch(_Message, frozen=True, array_like=True):
 
 
 class Part(_Message, frozen=True, array_like=True):
-    """A piece of a message that is larger than one Kafka message may be (R20). `data` of parts 0..count-1 of one (sender,
-    number), joined, is an encoded message. The reader's position moves past them only when all are there.
+    """A piece of a message that is larger than one Kafka message may be (R20). `data` of parts 0..count-1 of
+    one (sender, number), joined, is an encoded message. The reader's position moves past them only when all
+    are there.
     """
 
     sender: str
@@ -136,12 +141,12 @@ class Part(_Message, frozen=True, array_like=True):
     data: bytes
 
 
-# --- backfill queue -----------------------------------------------------------------------------------------------------
+# --- backfill queue -------------------------------------------------------------------------------
 
 
 class PutChunk(_Message, frozen=True, array_like=True):
-    """A sorted run of entries of one micro-batch, for one slice: in entry key order within and across the `sequence` of one
-    attempt. Columns as in `Puts`, plus each entry's version.
+    """A sorted run of entries of one micro-batch, for one slice: in entry key order within and across the
+    `sequence` of one attempt. Columns as in `Puts`, plus each entry's version.
     """
 
     build: str
@@ -169,8 +174,9 @@ class PutChunk(_Message, frozen=True, array_like=True):
 
 
 class RemovalChunk(_Message, frozen=True, array_like=True):
-    """Every document of one task's share of a micro-batch after the first, tombstones and unprojectable versions included
-    (R21), and lines for the skip ledger (in every micro-batch). Removals apply before the puts of the same batch.
+    """Every document of one task's share of a micro-batch after the first, tombstones and unprojectable
+    versions included (R21), and lines for the skip ledger (in every micro-batch). Removals apply before the
+    puts of the same batch.
     """
 
     build: str
@@ -188,8 +194,9 @@ class RemovalChunk(_Message, frozen=True, array_like=True):
 
 
 class BatchEnd(_Message, frozen=True, array_like=True):
-    """The end of one micro-batch for one slice. All chunks of (build, batch) whose attempt is not in `winners` are dropped; when
-    fewer than the named number have arrived, something is lost and the slice waits for the driver's next try.
+    """The end of one micro-batch for one slice. All chunks of (build, batch) whose attempt is not in
+    `winners` are dropped; when fewer than the named number have arrived, something is lost and the slice
+    waits for the driver's next try.
     """
 
     build: str
@@ -205,7 +212,8 @@ class BatchEnd(_Message, frozen=True, array_like=True):
 
 
 class BuildEnd(_Message, frozen=True, array_like=True):
-    """The coordinator's word that the build is over for this slice (R23): switch to the mutation queue. Idempotent."""
+    """The coordinator's word that the build is over for this slice (R23): switch to the mutation queue.
+    Idempotent."""
 
     build: str
     index: str
@@ -215,7 +223,7 @@ class BuildEnd(_Message, frozen=True, array_like=True):
     """How many micro-batches there were: the slice obeys only after it has committed the last of them."""
 
 
-# --- control ------------------------------------------------------------------------------------------------------------
+# --- control --------------------------------------------------------------------------------------
 
 
 class StabilityTimestamp(_Message, frozen=True, array_like=True):
@@ -226,12 +234,14 @@ class StabilityTimestamp(_Message, frozen=True, array_like=True):
     incarnation: int
     timestamp: Timestamp
     fresh_at: int
-    """The smallest, over partitions, last time at which the timestamp covered the end that was seen; staleness counts from it."""
+    """The smallest, over partitions, last time at which the timestamp covered the end that was seen;
+    staleness counts from it."""
     issued_at: int
 
 
 class Published(_Message, frozen=True, array_like=True):
-    """The newest common snapshot number of each READY index of a keyspace: held by a replica of every slice."""
+    """The newest common snapshot number of each READY index of a keyspace: held by a replica of every
+    slice."""
 
     keyspace: str
     term: int
@@ -240,7 +250,7 @@ class Published(_Message, frozen=True, array_like=True):
     """Index id -> snapshot number."""
 
 
-# --- reports ------------------------------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 class PartitionProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -273,8 +283,8 @@ class Progress(_Message, frozen=True, array_like=True):
 
 
 class Activated(_Message, frozen=True, array_like=True):
-    """The generation-fenced commit that activates a catalog version on one source partition has succeeded (R13). Repeated on
-    every heartbeat until the metadata shows it."""
+    """The generation-fenced commit that activates a catalog version on one source partition has succeeded
+    (R13). Repeated on every heartbeat until the metadata shows it."""
 
     keyspace: str
     projector: str
@@ -343,7 +353,8 @@ class NodeHeartbeat(_Message, frozen=True, array_like=True):
 
 
 class BuildProgress(_Message, frozen=True, array_like=True):
-    """What the Spark driver of a build has done. `batches` counts finished micro-batches (their ends are in the queues)."""
+    """What the Spark driver of a build has done. `batches` counts finished micro-batches (their ends are in
+    the queues)."""
 
     build: str
     run: str
@@ -421,15 +432,16 @@ def split(data: bytes, limit: int, sender: str, number: int) -> list[bytes]:
         return [data]
     count = -(-len(data) // limit)
     return [
-        encode(Part(sender, number, part, count, data[part * limit : (part + 1) * limit])) for part in range(count)
+        encode(Part(sender, number, part, count, data[part * limit : (part + 1) * limit]))
+        for part in range(count)
     ]
 
 
 class Assembler:
     """Puts parts together again, one instance per queue partition that is read.
 
-    Parts of one message arrive in order from one sender; other senders' messages may lie between them. A part that does not
-    continue what is held starts anew (a resend).
+    Parts of one message arrive in order from one sender; other senders' messages may lie between them. A part
+    that does not continue what is held starts anew (a resend).
     """
 
     def __init__(self) -> None:
@@ -459,5 +471,6 @@ class Assembler:
         return decode(b"".join(pieces)), first
 
     def first_pending(self) -> int | None:
-        """The smallest queue offset that an incomplete message begins at: a restart must read from there (R6)."""
+        """The smallest queue offset that an incomplete message begins at: a restart must read from there
+        (R6)."""
         return min((first for _, first, _ in self._pending.values()), default=None)

@@ -1,7 +1,8 @@
-"""Every setting and every limit, with its reason: `keytide.toml`, overridden by `KEYTIDE_*` environment variables (nested with two
-underscores, e.g. `KEYTIDE_INDEXER__PORT`), overridden by flags.
+"""Every setting and every limit, with its reason: `keytide.toml`, overridden by `KEYTIDE_*` environment
+variables (nested with two underscores, e.g. `KEYTIDE_INDEXER__PORT`), overridden by flags.
 
-There is a limit on every queue, batch, page, lease and wait; they all live here (after TigerBeetle: put a limit on everything).
+There is a limit on every queue, batch, page, lease and wait; they all live here (after TigerBeetle: put a
+limit on everything).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class KafkaSettings(BaseModel):
     bootstrap: str = Field("127.0.0.1:9092", description="bootstrap servers, comma separated")
 
     def client(self, **overrides: Any) -> dict[str, Any]:
-        """A librdkafka configuration: the pass-through settings, then `overrides` (underscores stand for dots)."""
+        """A librdkafka configuration: the pass-through settings, then `overrides` (underscores stand for
+        dots)."""
         config: dict[str, Any] = {"bootstrap.servers": self.bootstrap}
         config.update(self.model_extra or {})
         config.update({name.replace("_", "."): value for name, value in overrides.items()})
@@ -43,20 +45,33 @@ class KafkaSettings(BaseModel):
 class TopicSettings(_Section):
     replication_factor: int = Field(1, description="of Keytide's own topics; 3 on a real cluster")
     message_max_bytes: int = Field(32 * MIB, description="largest Kafka message in Keytide's own topics")
-    part_bytes: int = Field(8 * MIB, description="messages larger than this are split (R20); well below message_max_bytes")
+    part_bytes: int = Field(
+        8 * MIB, description="messages larger than this are split (R20); well below message_max_bytes"
+    )
     segment_target_bytes: int = Field(
-        4 * MIB, description="a segment batch is cut at an offset boundary near this size, so that a slice's memory moves in small steps"
+        4 * MIB,
+        description="a segment batch is cut at an offset boundary near this size, to keep a slice's memory even",
     )
 
 
 class ProjectorSettings(_Section):
-    batch_documents: int = Field(10_000, description="documents per poll: one decode call, one message per slice")
+    batch_documents: int = Field(
+        10_000, description="documents per poll: one decode call, one message per slice"
+    )
     linger_ms: int = Field(5, description="longest wait for a batch to fill when the stream is quiet")
-    in_flight_batches: int = Field(8, description="polls sent and not yet acknowledged; bounds memory and what a reset resends")
-    commit_interval_ms: int = Field(1_000, description="between commits of acknowledged offsets; bounds what is resent after a crash")
+    in_flight_batches: int = Field(
+        8, description="polls sent and not yet acknowledged; bounds memory and what a reset resends"
+    )
+    commit_interval_ms: int = Field(
+        1_000, description="between commits of acknowledged offsets; bounds what is resent after a crash"
+    )
     heartbeat_ms: int = Field(250, description="empty segments and progress for every owned partition (R14)")
-    session_timeout_ms: int = Field(10_000, description="after which a dead projector's partitions move to another")
-    queue_unavailable_s: int = Field(60, description="how long one unavailable queue partition may hold back a keyspace (R18)")
+    session_timeout_ms: int = Field(
+        10_000, description="after which a dead projector's partitions move to another"
+    )
+    queue_unavailable_s: int = Field(
+        60, description="how long one unavailable queue partition may hold back a keyspace (R18)"
+    )
 
 
 class IndexerSettings(_Section):
@@ -64,38 +79,61 @@ class IndexerSettings(_Section):
     port: int = Field(8093, description="scan endpoint; 0 picks a free port")
     node_id: str = Field("", description="kept in the data folder when empty")
     slice_queue_documents: int = Field(
-        400_000, description="documents a slice holds before it applies them unnumbered (R4): bounds memory at any backlog"
+        400_000,
+        description="documents a slice holds before it applies them unnumbered (R4)",
     )
     slice_queue_bytes: int = Field(48 * MIB, description="the same in bytes of messages held")
-    snapshots_kept: int = Field(8, description="the ring of snapshots of each slice, beside the newest common one")
-    gap_limit_s: int = Field(60, description="how long a gap may stay unfilled before the slice stops and says so (R10)")
+    snapshots_kept: int = Field(
+        8, description="the ring of snapshots of each slice, beside the newest common one"
+    )
+    gap_limit_s: int = Field(
+        60, description="how long a gap may stay unfilled before the slice stops and says so (R10)"
+    )
     heartbeat_ms: int = Field(500, description="node heartbeats")
     delta_entries: int = Field(1_000_000, description="entries in a delta before it is folded into the base")
-    delta_age_s: int = Field(30, description="a delta with anything in it is folded at this age, so that a restart replays little")
+    delta_age_s: int = Field(
+        30, description="a delta with anything in it is folded at this age, so that a restart replays little"
+    )
     base_map_bytes: int = Field(1 << 38, description="address space of a base (sparse; not memory, not disk)")
     delta_map_bytes: int = Field(1 << 33, description="address space and most disk of a delta")
-    check_mirror: bool = Field(False, description="check entries against the back index after every commit (tests; slow)")
+    check_mirror: bool = Field(
+        False, description="check entries against the back index after every commit (tests; slow)"
+    )
 
 
 class CoordinatorSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(8091, description="admin API and web page; 0 picks a free port")
     interval_ms: int = Field(10, description="shortest time between stability timestamps when there is news")
-    heartbeat_ms: int = Field(200, description="a timestamp is issued at least this often, changed or not (R7)")
-    pacing_limit_ms: int = Field(2_000, description="longest wait for a live slice to hold the last timestamp before the next is issued")
-    node_timeout_ms: int = Field(3_000, description="a node without a heartbeat for this long is not live and leaves pacing")
+    heartbeat_ms: int = Field(
+        200, description="a timestamp is issued at least this often, changed or not (R7)"
+    )
+    pacing_limit_ms: int = Field(
+        2_000,
+        description="longest wait for a live slice to hold the last timestamp before the next is issued",
+    )
+    node_timeout_ms: int = Field(
+        3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
+    )
     request_timeout_s: int = Field(30, description="longest wait of an admin request for Kafka or a node")
 
 
 class BuildSettings(_Section):
     spark_master: str = Field("local[*]", description="Spark master of backfills")
     driver_memory: str = Field("2g", description="heap of the Spark driver (and of local executors)")
-    batch_documents: int = Field(2_000_000, description="documents per micro-batch: what a killed build does again at most")
+    batch_documents: int = Field(
+        2_000_000, description="documents per micro-batch: what a killed build does again at most"
+    )
     chunk_bytes: int = Field(1 * MIB, description="size of a sorted chunk in the backfill queue")
     concurrent: int = Field(2, description="builds at once in the cluster")
     concurrent_per_node: int = Field(1, description="builds at once on one node")
-    transaction_limit_s: int = Field(900, description="an open transaction below the load timestamp fails the build after this long (R24)")
-    restarts: int = Field(5, description="how often a dead Spark driver is started again from its checkpoint before the build fails")
+    transaction_limit_s: int = Field(
+        900, description="an open transaction below the load timestamp fails the build after this long (R24)"
+    )
+    restarts: int = Field(
+        5,
+        description="how often a dead Spark driver is started again before the build fails",
+    )
     spark_options: dict[str, str] = Field(default_factory=dict, description="further Spark configuration")
 
 
@@ -109,7 +147,9 @@ class ScanSettings(_Section):
 
 
 class SecuritySettings(_Section):
-    tokens: dict[str, list[str]] = Field(default_factory=dict, description="API token -> scopes (read, admin)")
+    tokens: dict[str, list[str]] = Field(
+        default_factory=dict, description="API token -> scopes (read, admin)"
+    )
     tls_certificate: str = ""
     tls_key: str = ""
 

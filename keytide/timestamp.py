@@ -1,11 +1,12 @@
-"""Vector timestamps: for every source partition of a keyspace, the next offset and the branch that it belongs to.
+"""Vector timestamps: for every source partition of a keyspace, the next offset and the branch that it belongs
+to.
 
-A timestamp names a moment of the whole keyspace: everything below its offsets has happened, nothing at or past them has.
-A missing component is offset 0 (a partition that was added later starts there). Timestamps are only partially ordered:
-`covers` is "at or past in every partition".
+A timestamp names a moment of the whole keyspace: everything below its offsets has happened, nothing at or
+past them has. A missing component is offset 0 (a partition that was added later starts there). Timestamps are
+only partially ordered: `covers` is "at or past in every partition".
 
-Source: the timestamp vectors of Couchbase's secondary index design (`secondary/docs/design/markdown/terminology.md`), with
-(leader epoch, topic id) in the place of the vbuuid.
+Source: the timestamp vectors of Couchbase's secondary index design
+(`secondary/docs/design/markdown/terminology.md`), with (leader epoch, topic id) in the place of the vbuuid.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         places: partition number to `Place`; a partition that is not named is at offset 0.
-        topic_id: Kafka's id of the topic, "" when unknown. A topic that was deleted and made anew has another one.
+        topic_id: Kafka's id of the topic, "" when unknown. A topic that was deleted and made anew has another
+        one.
     """
 
     places: dict[int, Place] = {}
@@ -83,7 +85,8 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
         return Timestamp({**self.places, partition: place}, self.topic_id)
 
     def documents_to(self, other: Timestamp) -> int:
-        """How many offsets lie between this and a later timestamp (0 for partitions where it is not later)."""
+        """How many offsets lie between this and a later timestamp (0 for partitions where it is not
+        later)."""
         return sum(max(0, place.offset - self.offset(p)) for p, place in other.places.items())
 
 

@@ -1,4 +1,5 @@
-"""Names of the topics that a cluster uses (DESIGN §3). Index topics are named by index id, which is never reused (R19)."""
+"""Names of the topics that a cluster uses (DESIGN §3). Index topics are named by index id, which is never
+reused (R19)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Topics(NamedTuple):
         return f"{self.cluster}.mutations.{index}"
 
     def backfill(self, index: str, build: str) -> str:
-        """One topic per build of an index, so that a cancelled build's messages can never reach the next one."""
+        """One topic per build of an index, so that a cancelled build's messages can never reach the next
+        one."""
         return f"{self.cluster}.backfill.{index}.{build}"
 
     @property

@@ -9,13 +9,15 @@ Partition = NewType("Partition", int)
 Offset = NewType("Offset", int)
 """A place in a Kafka partition; where a range is meant, always the next offset (exclusive)."""
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""Kafka's leader epoch, -1 when unknown: with the topic id it names the branch of history that an offset belongs to."""
+"""Kafka's leader epoch, -1 when unknown: with the topic id it names the branch of history that an offset
+belongs to."""
 SnapshotNumber = NewType("SnapshotNumber", int)
 """Number of a stability timestamp: the offset of its broadcast in the control topic (R3)."""
 SliceNumber = NewType("SliceNumber", int)
 NodeId = NewType("NodeId", str)
 IndexId = NewType("IndexId", str)
-"""Never reused (R19): names topics, folders, messages and tokens. An index's name may be given to another index after a DROP."""
+"""Never reused (R19): names topics, folders, messages and tokens. An index's name may be given to another
+index after a DROP."""
 KeyspaceName = NewType("KeyspaceName", str)
 """The name of the source topic."""
 BuildId = NewType("BuildId", str)
@@ -24,6 +26,7 @@ Term = NewType("Term", int)
 Incarnation = NewType("Incarnation", int)
 """Counts rollbacks of a keyspace; a snapshot is named by (number, incarnation)."""
 CatalogVersion = NewType("CatalogVersion", int)
-"""Counts changes of what projectors must emit (BUILD, DROP, topology); activation of an index is a commit that carries it (R13)."""
+"""Counts changes of what projectors must emit (BUILD, DROP, topology); activation of an index is a commit
+that carries it (R13)."""
 Millis = NewType("Millis", int)
 """Milliseconds since the epoch."""

@@ -1,0 +1,106 @@
+"""Which snapshot a stable scan reads. Pure.
+
+The endpoint knows, from `control`, the newest number that every slice of an index holds (Published) and the
+timestamp behind each recent number. A request may demand more: a session that has seen a later number,
+offsets that must be included, a bound on staleness. `unmet` says what is still missing, in words that end in
+an error or an explanation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from indexer.scan.request import Demands
+from keytide.errors import CallerError, RetryableError
+from keytide.timestamp import Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A snapshot as `control` announced it."""
+
+    number: int
+    incarnation: int
+    timestamp: Timestamp
+    fresh_at: int
+
+
+class TimestampNotReachedError(RetryableError):
+    """The wait for a demanded moment ran out."""
+
+    problem_type = "timestamp-not-reached"
+    status = 504
+
+
+class HistoryChangedError(CallerError):
+    """A rollback has taken back what the session saw, or the demanded offset lies on a lost branch."""
+
+    problem_type = "history-changed"
+    status = 409
+
+
+class SnapshotGoneError(CallerError):
+    """The snapshot of a page token is no longer held."""
+
+    problem_type = "snapshot-gone"
+    status = 410
+
+
+class IndexNotReadyError(RetryableError):
+    """The index has no snapshot to answer from."""
+
+    problem_type = "index-not-ready"
+    status = 503
+
+
+def check_incarnation(seen: tuple[int, int] | None, incarnation: int) -> None:
+    """Raise `HistoryChangedError` if a session saw another incarnation of the keyspace."""
+    if seen is not None and seen[1] != incarnation:
+        raise HistoryChangedError(
+            "the source lost acknowledged records, the index was rolled back: what the session saw may be undone",
+            next_step="read again what depends on it, then go on without the session token",
+        )
+
+
+def check_partitions(at_least: dict[int, int | dict[str, int]] | None, partitions: int) -> dict[int, int]:
+    """`at_least` as plain next offsets.
+
+    Raises:
+        CallerError (422): a partition that the keyspace does not have, or an offset below 0.
+    """
+    wanted: dict[int, int] = {}
+    for partition, place in (at_least or {}).items():
+        offset = place if isinstance(place, int) else place.get("offset", -1)
+        if not 0 <= partition < partitions:
+            raise CallerError(
+                f"the keyspace has no partition {partition}, it has {partitions}",
+                status=422,
+                problem_type="unknown-partition",
+            )
+        if offset < 0:
+            raise CallerError(f"at_least of partition {partition} is no offset", status=422)
+        wanted[partition] = offset
+    return wanted
+
+
+def unmet(
+    stamp: Stamp | None, demands: Demands, seen: tuple[int, int] | None, at_least: dict[int, int], now: int
+) -> str | None:
+    """What `stamp` lacks for a request, or None when it satisfies it.
+
+    Args:
+        stamp: the newest published snapshot; None when there is none.
+        seen: (number, incarnation) that the session has seen of this keyspace.
+        at_least: from `check_partitions`.
+        now: milliseconds.
+    """
+    if stamp is None:
+        return "a snapshot that all slices hold"
+    if seen is not None and stamp.number < seen[0]:
+        return f"snapshot {seen[0]}, which the session has seen (newest: {stamp.number})"
+    for partition, offset in at_least.items():
+        if stamp.timestamp.offset(partition) < offset:
+            return f"offset {offset} of partition {partition} (indexed: {stamp.timestamp.offset(partition)})"
+    if demands.max_staleness_ms is not None and now - stamp.fresh_at > demands.max_staleness_ms:
+        return f"a snapshot at most {demands.max_staleness_ms} ms old (newest: {now - stamp.fresh_at} ms)"
+    return None

@@ -1,0 +1,76 @@
+"""The seam between a node's ingest thread and its scan endpoint: what a scan may see of the node.
+
+The ingest thread owns the slices and changes them; the endpoint, in the asyncio thread, only ever sees
+snapshots through a `NodeView`. All methods may be called from the asyncio thread and return at once; nothing
+here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from keytide.catalog import Catalog
+from keytide.timestamp import Timestamp
+
+
+class ReadableSnapshot(Protocol):
+    """One slice at one commit. The holder calls `release` exactly once.
+
+    Attributes:
+        number: the snapshot number, -1 for an unnumbered state (tip).
+        timestamp: everything below it is in, nothing past it.
+    """
+
+    number: int
+    timestamp: Timestamp
+
+    def rows(
+        self,
+        low: bytes,
+        high: bytes | None,
+        reverse: bool = False,
+        limit: int | None = None,
+        start_after: bytes | None = None,
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Blocks of (entry key, value) in entry key order."""
+
+    def count(self, low: bytes, high: bytes | None) -> int:
+        """How many entries lie in [low, high)."""
+
+    def release(self) -> None:
+        """Give the snapshot back."""
+
+
+class NodeView(Protocol):
+    """What the scan endpoint knows of its node."""
+
+    @property
+    def node_id(self) -> str: ...
+
+    def catalog(self) -> Catalog:
+        """The system dictionary as last read; not to be changed."""
+
+    def published(self, index: str) -> int | None:
+        """Newest common snapshot number of a READY index (id), from the leader's `Published`."""
+
+    def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
+        """(incarnation, timestamp, fresh_at) of a recent number, from the leader's `StabilityTimestamp`."""
+
+    def acquire(self, index: str, slice_number: int, number: int) -> ReadableSnapshot | None:
+        """The slice's snapshot of that number; None when it is not held (any more)."""
+
+    def tip(self, index: str, slice_number: int) -> ReadableSnapshot | None:
+        """The slice's newest committed state; None when the slice is not on this node or not open."""
+
+    def newest(self, index: str, slice_number: int) -> int:
+        """Newest snapshot number that the slice holds, -1 when none."""
+
+    def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
+        """Keep a snapshot until a time (ms) for `holder` (renewing is allowed); False when it is not held."""
+
+    def node_url(self, node: str) -> str | None:
+        """Where another node serves, None when unknown."""
+
+    def on_published(self, callback: Callable[[], None]) -> None:
+        """Call back (from any thread) whenever a published number or the catalog changes."""
