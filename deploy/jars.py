@@ -1,0 +1,274 @@
+"""The Java parts: the broker's jars and Spark's Kafka connector, fetched once into a cache of the user's.
+
+Theory of operation: pyspark carries the Apache Ivy jar, so Java and pip are all that is needed to resolve
+`ivy.xml` (two configurations, `broker` and `spark`) from Maven Central. The result is a folder named after
+what was asked for (a digest of `ivy.xml` and the Spark version), so that another version of Keytide finds or
+makes its own. It is filled beside its place and moved there by one rename, under a lock, so that neither an
+interruption nor a second process ever leaves half a folder; a manifest with names and sizes makes the second
+call a matter of a few `stat`s. Ivy's own download cache lies next to it until all is there: an interrupted
+download goes on where it stopped.
+
+The cache is `$KEYTIDE_CACHE`, or `$XDG_CACHE_HOME/keytide`, or `~/.cache/keytide`. A machine without a
+network can be given a copy of that folder. `KEYTIDE_MAVEN_URL` names a mirror of Maven Central to use
+instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+from xml.sax.saxutils import quoteattr
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from deploy.java import Java, find_java
+from keytide.errors import ConfigurationError, KeytideError, RetryableError
+
+IVY_FILE = Path(__file__).with_name("ivy.xml")
+CONFIGURATIONS = ("broker", "spark")
+MANIFEST = "manifest.json"
+
+_SETTINGS = """\
+<ivysettings>
+  <settings defaultResolver="central"/>
+  <caches defaultCacheDir={cache}/>
+  <resolvers><ibiblio name="central" m2compatible="true"{root}/></resolvers>
+</ivysettings>
+"""
+_FOUND = re.compile(r"^\s*found (\S+) in ")
+_DONE = re.compile(r"\[SUCCESSFUL ?\] (\S+)")
+_TROUBLE = re.compile(
+    r"(WARN|ERROR|not found|timed out|refused|Unknown ?Host|SSL|PKIX|proxy|denied|No space)", re.I
+)
+
+
+class JarsError(RetryableError):
+    """The Java parts could not be fetched; the message has Ivy's own words, `next_step` what to try."""
+
+    problem_type = "java-parts-unavailable"
+
+
+def broker_classpath() -> list[Path]:
+    """The jars that a Kafka broker runs on, fetched at the first call.
+
+    Raises:
+        JavaError: no usable Java to fetch them with.
+        JarsError: the download failed.
+    """
+    return _jars("broker")
+
+
+def spark_jars() -> list[Path]:
+    """The jars of Spark's Kafka connector, for `spark.jars`; fetched and failing as in `broker_classpath`."""
+    return _jars("spark")
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where downloads are kept between checkouts."""
+    env = os.environ if environ is None else environ
+    if own := env.get("KEYTIDE_CACHE"):
+        return Path(own).expanduser()
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "keytide"
+
+
+def jars_folder() -> Path:
+    """The folder that holds exactly the jars that this `ivy.xml` and this pyspark ask for."""
+    asked = IVY_FILE.read_bytes() + version("pyspark").encode()
+    return cache_folder() / "jars" / hashlib.sha256(asked).hexdigest()[:16]
+
+
+def fetch() -> Path:
+    """Make sure that the jars are there; returns their folder. Instant when they are.
+
+    Raises:
+        JavaError: no usable Java to fetch them with.
+        JarsError: the download failed.
+    """
+    folder = jars_folder()
+    if is_complete(folder):
+        return folder
+    java = find_java()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.parent / "lock"):
+        if not is_complete(folder):  # else another process was faster
+            _fetch_into(folder, java)
+    return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every jar of the folder's manifest is there at its full size."""
+    manifest = _manifest(folder)
+    return all(manifest.get(name) for name in CONFIGURATIONS) and all(
+        _size(folder / name / jar) == size for name in CONFIGURATIONS for jar, size in manifest[name].items()
+    )
+
+
+def _jars(configuration: str) -> list[Path]:
+    folder = fetch()
+    return [folder / configuration / jar for jar in sorted(_manifest(folder)[configuration])]
+
+
+def _manifest(folder: Path) -> dict[str, dict[str, int]]:
+    """Configuration to jar name to size in bytes; empty when there is no readable manifest."""
+    try:
+        manifest: dict[str, dict[str, int]] = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; it goes with the process, however that ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Another process is fetching the Java parts; waiting for it.", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_into(folder: Path, java: Java) -> None:
+    """Resolve beside `folder`, write the manifest, and move the result into its place."""
+    downloads = folder.parent / "ivy"
+    for left in folder.parent.glob("fetching-*"):  # by a process that was killed: we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as made:
+        work = Path(made)
+        settings = work / "ivysettings.xml"
+        mirror = os.environ.get("KEYTIDE_MAVEN_URL")
+        root = f" root={quoteattr(mirror)}" if mirror else ""
+        settings.write_text(_SETTINGS.format(cache=quoteattr(str(downloads)), root=root))
+        ready = work / "ready"
+        _run_ivy(java, settings, ready, folder)
+        manifest = {
+            name: {jar.name: _size(jar) for jar in (ready / name).glob("*.jar")} for name in CONFIGURATIONS
+        }
+        (ready / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        if not is_complete(ready):
+            raise JarsError("Ivy ended well but left no jars.", next_step=_next_step(folder))
+        shutil.rmtree(folder, ignore_errors=True)  # there only when damaged
+        ready.rename(folder)
+    shutil.rmtree(downloads, ignore_errors=True)
+
+
+def _run_ivy(java: Java, settings: Path, ready: Path, folder: Path) -> None:
+    """Run Ivy, showing its progress; raise with the telling lines of its output when it fails."""
+    pattern = f"{ready}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
+    command = [str(java.path), *proxy_options(os.environ), f"-Dspark.version={version('pyspark')}"]
+    command += ["-jar", str(_ivy_jar()), "-ivy", str(IVY_FILE), "-settings", str(settings)]
+    command += ["-confs", *CONFIGURATIONS, "-retrieve", pattern]
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as ivy:
+        if ivy.stdout is not None:
+            with _progress() as (progress, task):
+                for line in ivy.stdout:
+                    lines.append(line.rstrip())
+                    _show(progress, task, line)
+    if ivy.returncode != 0:
+        telling = [line.strip() for line in lines if _TROUBLE.search(line)] or lines
+        raise JarsError(
+            "The Java parts (Kafka broker, Spark's Kafka connector) could not be fetched:\n  "
+            + "\n  ".join(dict.fromkeys(telling[-12:])),
+            next_step=_next_step(folder),
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Progress, TaskID]]:
+    """A bar on a terminal; elsewhere two plain lines."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        print("Fetching the Java parts (once per machine, about 55 MB) ...", file=sys.stderr, flush=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Java parts: asking which are needed", total=None)
+        yield progress, task
+    if not console.is_terminal:
+        done = progress.tasks[task]
+        print(f"Java parts: {done.completed:.0f} jars fetched in {done.elapsed or 0:.0f} s", file=sys.stderr)
+
+
+def _show(progress: Progress, task: TaskID, line: str) -> None:
+    """Count what Ivy says: first one `found` line per module, then one `[SUCCESSFUL]` line per jar."""
+    state = progress.tasks[task]
+    if _FOUND.match(line):
+        found = state.fields.get("found", 0) + 1
+        progress.update(task, found=found, description=f"Java parts: {found} needed")
+    elif done := _DONE.search(line):
+        name = done.group(1).rpartition("!")[2]
+        progress.update(task, total=state.fields.get("found"), advance=1, description=f"Java parts: {name}")
+
+
+def _ivy_jar() -> Path:
+    """The Ivy jar inside the pyspark package."""
+    spec = find_spec("pyspark")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    jars = [jar for place in places for jar in Path(place, "jars").glob("ivy-*.jar")]
+    if not jars:
+        raise ConfigurationError(
+            "The pyspark package has no Ivy jar.", next_step="Install again: make clean setup"
+        )
+    return jars[0]
+
+
+def proxy_options(env: Mapping[str, str]) -> list[str]:
+    """Java's proxy properties for `HTTPS_PROXY`, which Java does not read by itself.
+
+    None when JAVA_TOOL_OPTIONS names a proxy already. Names in `NO_PROXY` become Java's list, which knows
+    `*.` for suffixes.
+    """
+    value = env.get("HTTPS_PROXY") or env.get("https_proxy")
+    if not value or "proxyHost" in env.get("JAVA_TOOL_OPTIONS", ""):
+        return []
+    proxy = urlsplit(value if "//" in value else f"//{value}")
+    if not proxy.hostname:
+        return []
+    options = [f"-Dhttps.proxyHost={proxy.hostname}", f"-Dhttps.proxyPort={proxy.port or 443}"]
+    except_for = [name.strip() for name in (env.get("NO_PROXY") or env.get("no_proxy") or "").split(",")]
+    if names := [f"*{name}" if name.startswith(".") else name for name in except_for if name]:
+        options.append(f"-Dhttp.nonProxyHosts={'|'.join(names)}")
+    return options
+
+
+def _next_step(folder: Path) -> str:
+    return f"""\
+Check that this machine reaches Maven Central, then try again; what was fetched so far is kept.
+If it sits behind
+  - a proxy: set HTTPS_PROXY, or JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=... -Dhttps.proxyPort=..."
+  - its own certificates: JAVA_TOOL_OPTIONS="-Djavax.net.ssl.trustStore=FILE"
+  - a mirror: set KEYTIDE_MAVEN_URL to its address
+Without a network, copy the folder {folder}
+from a machine that has it."""
+
+
+if __name__ == "__main__":
+    try:
+        print(fetch())
+    except KeytideError as error:
+        sys.exit(f"{error.message}\n{error.next_step}")

@@ -1,0 +1,288 @@
+"""Child processes that are watched while they start and never outlive their parent.
+
+Theory of operation: on Linux each child asks the kernel for SIGKILL at its parent's end (PR_SET_PDEATHSIG),
+which works even when the parent is killed with -9. The kernel ties that to the parent *thread*, so every
+child is forked by one daemon thread that lives as long as the process; else a child started from a worker
+thread would die with that thread. Elsewhere a tiny shell holds the read end of a pipe, and kills the child's
+group when the pipe breaks.
+
+Each child leads its own process group: Ctrl-C at the terminal reaches the parent only, which stops its
+children in order, and what the child itself started can be swept up after it. Output goes to a log file,
+whose last lines are part of the error when a child dies early.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from keytide.errors import CallerError, KeytideError, RetryableError
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05
+_GUARDIAN = 'read -r _; kill -9 -- "-$0"'  # `read` returns when the pipe breaks: the parent is gone
+
+
+class ChildDiedError(KeytideError):
+    """A child ended while somebody waited for it to get ready; the message has the end of its log."""
+
+    problem_type = "process-died"
+
+
+class NotReadyError(RetryableError):
+    """A child is alive but what was waited for did not happen in time."""
+
+    problem_type = "process-not-ready"
+
+
+class Child:
+    """One child process, started at most once at a time.
+
+    Args:
+        name: what people call it, used in messages.
+        argv: program and arguments.
+        log: file that takes its output; appended to, so that a restart keeps the story.
+        env: its whole environment; this process's when None.
+        cwd: its working folder; this process's when None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.argv = [str(part) for part in argv]
+        self.log = log
+        self.env = None if env is None else dict(env)
+        self.cwd = cwd
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def start(self) -> Self:
+        """Start it.
+
+        Raises:
+            CallerError: if it runs already, or its program cannot be run.
+        """
+        if self.running:
+            raise CallerError(f"{self.name} runs already, as process {self.pid}.")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._log_start = out.tell()
+            try:
+                self._process = _spawner().run(lambda: self._fork(out.fileno()))
+            except OSError as error:
+                raise CallerError(f"{self.name} cannot be started: {error}") from error
+        if not sys.platform.startswith("linux"):
+            self._guardian = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARDIAN, str(self._process.pid)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+        return self
+
+    def _fork(self, out: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            cwd=self.cwd,
+            process_group=0,
+            preexec_fn=_die_with_parent(),
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also its group's; of the last run when it has ended.
+
+        Raises:
+            CallerError: if it was never started.
+        """
+        if self._process is None:
+            raise CallerError(f"{self.name} was never started.")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status (negative: the signal that ended it); None while it runs, or was never started."""
+        return None if self._process is None else self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end, `timeout` seconds at most; its exit status, or None when it still runs."""
+        if self._process is None:
+            return None
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def terminate(self, timeout: float = 10.0) -> int | None:
+        """Ask it to end (SIGTERM), after `timeout` seconds kill it; sweep up its group; its exit status."""
+        if self._process is None:
+            return None
+        if self.running:
+            self._process.terminate()
+            self.wait(timeout)
+        return self.kill()
+
+    def kill(self) -> int | None:
+        """End it and what it started at once (SIGKILL to its group); its exit status. Harmless afterwards."""
+        if self._process is None:
+            return None
+        with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._guardian is not None:
+            self._guardian.kill()
+            self._guardian.communicate()
+            self._guardian = None
+        return self._process.wait()
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of what it wrote in its present (or last) run."""
+        try:
+            with self.log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, end - 200 * lines))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def wait_until(self, condition: Callable[[], bool], limit: float, what: str) -> None:
+        """Wait until `condition` holds.
+
+        Args:
+            condition: polled; must return quickly.
+            limit: seconds.
+            what: words for the message, such as "answers on port 9092".
+
+        Raises:
+            ChildDiedError: it ended first.
+            NotReadyError: `limit` passed first. It is left running: whoever started it decides.
+        """
+        deadline = time.monotonic() + limit
+        while not condition():
+            if (status := self.returncode) is not None:
+                raise ChildDiedError(
+                    f"{self.name} ended with status {status} before it {what}. "
+                    f"The end of {self.log}:\n{self.tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise NotReadyError(
+                    f"{self.name} runs, but {limit:.0f} s were not enough until it {what}. "
+                    f"The end of {self.log}:\n{self.tail()}"
+                )
+            time.sleep(_POLL_S)
+
+    def __enter__(self) -> Self:
+        return self if self.running else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.terminate()
+
+
+def free_ports(count: int = 1) -> list[int]:
+    """Loopback ports that nobody listens on, all different.
+
+    From below the range that the kernel gives to outgoing connections (32768 and up on Linux), so that a
+    server which is restarted finds its port still free.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_700)
+        if port not in found and is_free(port):
+            found.append(port)
+    return found
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the loopback `port` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+class _Spawner:
+    """The one thread that forks: the kernel's parent-death signal is tied to the thread that did."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], queue.SimpleQueue[object]]]
+        self._jobs = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="spawner", daemon=True).start()
+
+    def run(self, job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        answer: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._jobs.put((job, answer))
+        result = answer.get()
+        if isinstance(result, subprocess.Popen):
+            return result
+        if isinstance(result, BaseException):
+            raise result
+        raise TypeError(result)
+
+    def _work(self) -> None:
+        while True:
+            job, answer = self._jobs.get()
+            try:
+                answer.put(job())
+            except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, which raises it
+                answer.put(error)
+
+
+_spawner_made: _Spawner | None = None
+_spawner_lock = threading.Lock()
+
+
+def _spawner() -> _Spawner:
+    global _spawner_made
+    with _spawner_lock:
+        if _spawner_made is None or _spawner_made.pid != os.getpid():  # a fork does not inherit threads
+            _spawner_made = _Spawner()
+        return _spawner_made
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the child does between fork and exec; looked up before the fork, so that it only makes calls."""
+    if not sys.platform.startswith("linux"):
+        return None
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call: the signal will never come
+            os._exit(1)
+
+    return ask
