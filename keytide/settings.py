@@ -50,7 +50,7 @@ class TopicSettings(_Section):
     )
     segment_target_bytes: int = Field(
         4 * MIB,
-        description="a segment batch is cut at an offset boundary near this size, to keep a slice's memory even",
+        description="a segment batch is cut near this size, to keep a slice's memory even",
     )
 
 

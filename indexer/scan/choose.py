@@ -57,7 +57,7 @@ def check_incarnation(seen: tuple[int, int] | None, incarnation: int) -> None:
     """Raise `HistoryChangedError` if a session saw another incarnation of the keyspace."""
     if seen is not None and seen[1] != incarnation:
         raise HistoryChangedError(
-            "the source lost acknowledged records, the index was rolled back: what the session saw may be undone",
+            "the source lost records and the index was rolled back: what the session saw may be undone",
             next_step="read again what depends on it, then go on without the session token",
         )
 

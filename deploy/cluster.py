@@ -1,0 +1,286 @@
+"""A local cluster: Kafka (embedded, or one that runs already), a coordinator, projectors and indexer nodes,
+each a process.
+
+This is the composition root: the only place that knows all parts. A part that dies is started again after a
+short pause; everything ends with this process, even when it is killed. Ports and names are kept in the data
+folder, so that a cluster that is started again is found where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from deploy.jars import spark_jars
+from deploy.kafka import EmbeddedKafka
+from deploy.process import Child, free_ports, is_free
+from keytide.errors import CallerError
+
+READY_LIMIT_S = 60.0
+_RESTART_PAUSE_S = 1.0
+STATE_FILE = "cluster.json"
+
+Say = Callable[[str], None]
+
+
+class LocalCluster:
+    """All parts of a cluster on this machine.
+
+    Args:
+        data_dir: kept across restarts.
+        kafka: bootstrap servers of a running Kafka; None starts the embedded one.
+        nodes: indexer nodes.
+        projectors: projector processes.
+        name: cluster name, the prefix of its topics.
+        settings: further settings as environment variables (`KEYTIDE_...`) for every part.
+        coordinator_port, node_port: wanted ports (a node's is the first of a row); the ones of the last
+        start, or free
+            ones, when they are taken or 0.
+        supervise: start parts again that die.
+        spark: fetch Spark's connector jars at the start (builds need them).
+        say: told what happens, a line at a time.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        kafka: str | None = None,
+        nodes: int = 2,
+        projectors: int = 1,
+        name: str = "keytide",
+        settings: Mapping[str, str] | None = None,
+        coordinator_port: int = 0,
+        node_port: int = 0,
+        supervise: bool = True,
+        spark: bool = True,
+        say: Say = lambda _: None,
+    ) -> None:
+        self.data_dir = data_dir.resolve()
+        self.name = name
+        self._external = kafka
+        self._embedded = EmbeddedKafka(self.data_dir / "kafka") if kafka is None else None
+        self._settings = dict(settings or {})
+        self._supervise = supervise
+        self._spark = spark
+        self._say = say
+        self._stopping = threading.Event()
+        self._held: set[str] = set()
+        self._supervisor: threading.Thread | None = None
+        self._counts = {"projectors": projectors, "nodes": nodes}
+        self._wanted = (coordinator_port, node_port)
+        self.ports: dict[str, int] = {}
+        self.services: dict[str, Child] = {}
+
+    @property
+    def bootstrap(self) -> str:
+        """Kafka's bootstrap servers."""
+        return self._external or (self._embedded.bootstrap if self._embedded else "")
+
+    @property
+    def broker(self) -> EmbeddedKafka:
+        """The embedded broker.
+
+        Raises:
+            CallerError: the cluster uses a Kafka of its own accord.
+        """
+        if self._embedded is None:
+            raise CallerError("this cluster uses a Kafka that it did not start")
+        return self._embedded
+
+    @property
+    def coordinator_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['coordinator']}"
+
+    @property
+    def node_urls(self) -> list[str]:
+        return [
+            f"http://127.0.0.1:{port}"
+            for name, port in sorted(self.ports.items())
+            if name.startswith("node-")
+        ]
+
+    def start(self) -> Self:
+        """Start everything, in order, and wait until it serves.
+
+        Raises:
+            KeytideError: a part cannot be started; the message has the end of its log.
+        """
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            if self._embedded is not None:
+                self._say("starting Kafka")
+                self._embedded.start()
+            jars = ",".join(map(str, spark_jars())) if self._spark else ""
+            self._choose_ports()
+            self._define(jars)
+            self._write_state()
+            for name, child in self.services.items():
+                self._say(f"starting {name}")
+                child.start()
+            for name in self.services:
+                self.wait_ready(name)
+        except BaseException:
+            self.stop()
+            raise
+        if self._supervise:
+            self._supervisor = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+            self._supervisor.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop everything in order: projectors, nodes, coordinator, Kafka."""
+        self._stopping.set()
+        if self._supervisor is not None:
+            self._supervisor.join()
+        order = sorted(
+            self.services, key=lambda name: (name.startswith("coordinator"), name.startswith("node-"))
+        )
+        for name in order:
+            self._say(f"stopping {name}")
+            self.services[name].terminate()
+        if self._embedded is not None:
+            self._say("stopping Kafka")
+            self._embedded.stop()
+
+    def kill(self, name: str) -> None:
+        """End one part as a power failure would, and leave it so until `restart` (for tests)."""
+        self._held.add(name)
+        self.services[name].kill()
+
+    def restart(self, name: str) -> None:
+        """Start a part again and wait until it serves."""
+        child = self.services[name]
+        if child.running:
+            child.terminate()
+        child.start()
+        self.wait_ready(name)
+        self._held.discard(name)
+
+    def wait_ready(self, name: str, limit: float = READY_LIMIT_S) -> None:
+        """Wait until a part serves."""
+        child = self.services[name]
+        port = self.ports.get(name)
+        if port is None:
+            child.wait_until(lambda: "ready" in child.tail(200), limit, "was ready")
+        else:
+            child.wait_until(lambda: _answers(port), limit, f"answered on port {port}")
+
+    def _choose_ports(self) -> None:
+        """The ports of the last start where they are free, else wanted or free ones."""
+        last: dict[str, int] = self._read_state().get("ports", {})
+        names = ["coordinator", *(f"node-{number}" for number in range(1, self._counts["nodes"] + 1))]
+        wanted = dict(
+            zip(
+                names,
+                [
+                    self._wanted[0],
+                    *(self._wanted[1] + n if self._wanted[1] else 0 for n in range(len(names))),
+                ],
+                strict=False,
+            )
+        )
+        taken: set[int] = set()
+        for name in names:
+            for port in (wanted[name], last.get(name, 0), *free_ports(8)):
+                if port and port not in taken and is_free(port):
+                    self.ports[name] = port
+                    taken.add(port)
+                    break
+
+    def _define(self, jars: str) -> None:
+        logs = self.data_dir / "logs"
+
+        def service(name: str, module: str, folder: str, **extra: str) -> None:
+            environment = {
+                **os.environ,
+                "KEYTIDE_CLUSTER": self.name,
+                "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
+                "KEYTIDE_DATA_DIR": str(self.data_dir / folder),
+                "KEYTIDE_SPARK_JARS": jars,
+                "PYTHONUNBUFFERED": "1",
+                **self._settings,
+                **extra,
+            }
+            self.services[name] = Child(
+                name, [sys.executable, "-m", module], log=logs / f"{name}.log", env=environment
+            )
+
+        service(
+            "coordinator",
+            "coordinator",
+            "coordinator",
+            KEYTIDE_COORDINATOR__PORT=str(self.ports["coordinator"]),
+        )
+        for number in range(1, self._counts["nodes"] + 1):
+            name = f"node-{number}"
+            service(
+                name,
+                "indexer",
+                name,
+                KEYTIDE_INDEXER__PORT=str(self.ports[name]),
+                KEYTIDE_INDEXER__NODE_ID=name,
+            )
+        for number in range(1, self._counts["projectors"] + 1):
+            service(f"projector-{number}", "projector", f"projector-{number}")
+
+    def _watch(self) -> None:
+        """Start parts again that died."""
+        while not self._stopping.wait(_RESTART_PAUSE_S):
+            for name, child in self.services.items():
+                if not child.running and name not in self._held and not self._stopping.is_set():
+                    self._say(
+                        f"{name} ended with status {child.returncode}; starting it again (log: {child.log})"
+                    )
+                    child.start()
+            if self._embedded is not None and not self._embedded.running and "kafka" not in self._held:
+                self._say("Kafka ended; starting it again")
+                self._embedded.start()
+
+    def _read_state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads((self.data_dir / STATE_FILE).read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return state
+
+    def _write_state(self) -> None:
+        """What `keytide down` and clients on this machine look up."""
+        state = {
+            "pid": os.getpid(),
+            "started_at": time.time(),
+            "cluster": self.name,
+            "kafka": self.bootstrap,
+            "ports": self.ports,
+            "coordinator": self.coordinator_url,
+            "nodes": self.node_urls,
+        }
+        file = self.data_dir / STATE_FILE
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(state, indent=2))
+        new.replace(file)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _answers(port: int) -> bool:
+    """Whether a part says that it is ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
