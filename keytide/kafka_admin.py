@@ -1,0 +1,182 @@
+"""Questions to Kafka's admin API, and the few things that are made or removed through it.
+
+Theory of operation: each call sends one request and waits for its answer, so none of them belongs on a hot
+path. A thing that does not exist is an ordinary answer; everything else that goes wrong is
+`KafkaUnavailableError`, to be tried again. Times are in seconds. `AdminClient` may be shared between threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
+
+from keytide.errors import RetryableError
+from keytide.settings import Settings
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+REQUEST_TIMEOUT_S = 30.0
+
+COMMON: dict[str, Any] = {
+    "socket_nagle_disable": True,
+    "socket_keepalive_enable": True,
+    "reconnect_backoff_ms": 50,
+    "reconnect_backoff_max_ms": 1_000,
+}
+"""librdkafka settings of every client; underscores stand for dots."""
+
+
+class KafkaUnavailableError(RetryableError):
+    """Kafka did not answer in time, or refused for a reason that passes."""
+
+    problem_type = "kafka-unavailable"
+
+
+def log_error(error: KafkaError) -> None:
+    """librdkafka's connection troubles: it goes on trying by itself, so they are news, not failures."""
+    log.log(logging.ERROR if error.fatal() else logging.INFO, "kafka: %s", error)
+
+
+def error_code(error: BaseException) -> int | None:
+    """The librdkafka error code inside a `KafkaException`, else None."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0].code()
+    return None
+
+
+class TopicInfo(NamedTuple):
+    """What the broker says of a topic."""
+
+    name: str
+    id: str
+    """Kafka's topic id: another one after the topic is deleted and made anew (R15)."""
+    partitions: int
+
+
+def admin(settings: Settings, **overrides: Any) -> AdminClient:
+    """An admin client; `overrides` are librdkafka settings, underscores for dots."""
+    config = settings.kafka.client(**{**COMMON, "error_cb": log_error, **overrides})
+    return AdminClient(config, logger=log)
+
+
+def _result(future: Future[_T], timeout: float) -> _T:
+    """The future's result; Kafka's own errors pass, a time-out becomes `KafkaUnavailableError`."""
+    try:
+        return future.result(timeout)
+    except TimeoutError as error:
+        raise KafkaUnavailableError(f"Kafka did not answer within {timeout:.0f} s") from error
+
+
+def describe_topics(
+    client: AdminClient, names: Iterable[str], timeout: float = REQUEST_TIMEOUT_S
+) -> dict[str, TopicInfo]:
+    """Topics by name; those that do not exist are left out.
+
+    Raises:
+        KafkaUnavailableError: no answer, or a topic whose description is not to be had now.
+    """
+    names = list(names)
+    if not names:
+        return {}
+    found: dict[str, TopicInfo] = {}
+    futures = client.describe_topics(TopicCollection(names), request_timeout=timeout)
+    for name, future in futures.items():
+        try:
+            description = _result(future, timeout)
+        except KafkaException as error:
+            if error_code(error) in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                continue
+            raise KafkaUnavailableError(f"topic {name} cannot be described: {error}") from error
+        found[name] = TopicInfo(name, str(description.topic_id), len(description.partitions))
+    return found
+
+
+def list_offsets(
+    client: AdminClient,
+    topic: str,
+    partitions: Iterable[int],
+    *,
+    earliest: bool = False,
+    read_committed: bool = True,
+    timeout: float = REQUEST_TIMEOUT_S,
+) -> dict[int, int]:
+    """Offsets by partition.
+
+    Args:
+        earliest: the log's start in place of its end.
+        read_committed: the end for a read_committed reader (the last stable offset, below the first open
+            transaction); False gives the high watermark.
+
+    Raises:
+        KafkaUnavailableError: no answer for one of the partitions.
+    """
+    where = OffsetSpec.earliest if earliest else OffsetSpec.latest
+    spec: OffsetSpec = where()  # type: ignore[no-untyped-call]
+    level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+    wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+    if not wanted:
+        return {}
+    futures = client.list_offsets(wanted, isolation_level=level, request_timeout=timeout)
+    try:
+        return {place.partition: int(_result(future, timeout).offset) for place, future in futures.items()}
+    except KafkaException as error:
+        raise KafkaUnavailableError(f"offsets of {topic} are not to be had: {error}") from error
+
+
+def topic_config(client: AdminClient, topic: str, timeout: float = REQUEST_TIMEOUT_S) -> dict[str, str]:
+    """The topic's settings by name (`cleanup.policy`, `delete.retention.ms`, ...), defaults included."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    try:
+        entries = _result(client.describe_configs([resource], request_timeout=timeout)[resource], timeout)
+    except KafkaException as error:
+        raise KafkaUnavailableError(f"settings of {topic} are not to be had: {error}") from error
+    return {name: entry.value for name, entry in entries.items()}
+
+
+def create_topic(
+    client: AdminClient,
+    name: str,
+    partitions: int,
+    replication_factor: int = 1,
+    config: Mapping[str, str] | None = None,
+    timeout: float = REQUEST_TIMEOUT_S,
+) -> bool:
+    """Create a topic; True when it was made now, False when it existed.
+
+    Raises:
+        KafkaUnavailableError: refused or no answer.
+    """
+    topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
+    try:
+        _result(client.create_topics([topic], request_timeout=timeout)[name], timeout)
+    except KafkaException as error:
+        if error_code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise KafkaUnavailableError(f"topic {name} cannot be created: {error}") from error
+    return True
+
+
+def delete_topic(client: AdminClient, name: str, timeout: float = REQUEST_TIMEOUT_S) -> bool:
+    """Delete a topic; False when it did not exist.
+
+    Raises:
+        KafkaUnavailableError: refused or no answer.
+    """
+    try:
+        _result(client.delete_topics([name], request_timeout=timeout)[name], timeout)
+    except KafkaException as error:
+        if error_code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        raise KafkaUnavailableError(f"topic {name} cannot be deleted: {error}") from error
+    return True
