@@ -27,17 +27,16 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Pro
 
 from keytide.catalog import Catalog, Record
 from keytide.kafka_admin import (
-    COMMON,
     REQUEST_TIMEOUT_S,
     KafkaUnavailableError,
     TopicInfo,
     admin,
+    client_config,
     create_topic,
     delete_topic,
     describe_topics,
     error_code,
     list_offsets,
-    log_error,
     topic_config,
 )
 from keytide.settings import Settings
@@ -73,7 +72,6 @@ def consumer(settings: Settings, *, group: str | None = None, **overrides: Any) 
             position outside the log is a message with an error, never a silent jump.
     """
     config: dict[str, Any] = {
-        **COMMON,
         "group_id": group or f"{settings.cluster}.reader",
         "enable_auto_commit": False,
         "enable_auto_offset_store": False,
@@ -84,10 +82,9 @@ def consumer(settings: Settings, *, group: str | None = None, **overrides: Any) 
         "fetch_queue_backoff_ms": 2,
         "fetch_error_backoff_ms": 50,
         "queued_max_messages_kbytes": 64 * 1024,
-        "error_cb": log_error,
         **overrides,
     }
-    return Consumer(settings.kafka.client(**config), logger=log)
+    return Consumer(client_config(settings, **config), logger=log)
 
 
 def producer(settings: Settings, **overrides: Any) -> Producer:
@@ -97,17 +94,15 @@ def producer(settings: Settings, **overrides: Any) -> Producer:
     callbacks.
     """
     config: dict[str, Any] = {
-        **COMMON,
         "enable_idempotence": True,
         "linger_ms": 0,
         "message_max_bytes": settings.topics.message_max_bytes,
         "queue_buffering_max_kbytes": 256 * 1024,
         "retry_backoff_ms": 50,
         "allow_auto_create_topics": False,
-        "error_cb": log_error,
         **overrides,
     }
-    return Producer(settings.kafka.client(**config), logger=log)
+    return Producer(client_config(settings, **config), logger=log)
 
 
 def drain(source: Consumer, limit: int, timeout: float, linger: float = 0.0) -> list[Message]:

@@ -64,10 +64,19 @@ class TopicInfo(NamedTuple):
     partitions: int
 
 
+def client_config(settings: Settings, **overrides: Any) -> dict[str, Any]:
+    """A librdkafka configuration: the user's pass-through settings, what all clients share, then `overrides`.
+
+    Underscores in the names stand for dots, but for callables (`on_commit`), whose names have them.
+    """
+    values = {**COMMON, **overrides}
+    callbacks = {name: values.pop(name) for name in list(values) if callable(values[name])}
+    return {**settings.kafka.client(**values), "error_cb": log_error, **callbacks}
+
+
 def admin(settings: Settings, **overrides: Any) -> AdminClient:
     """An admin client; `overrides` are librdkafka settings, underscores for dots."""
-    config = settings.kafka.client(**{**COMMON, "error_cb": log_error, **overrides})
-    return AdminClient(config, logger=log)
+    return AdminClient(client_config(settings, **overrides), logger=log)
 
 
 def _result(future: Future[_T], timeout: float) -> _T:
