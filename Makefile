@@ -1,0 +1,79 @@
+# Needs make, Python 3.11 or newer and Java 17 or 21; everything else goes into .venv and a cache in the home folder.
+#
+#   make demo    the whole thing on real flights, in five minutes (KEEP=1 leaves it running)
+#   make test    every test                      make check   the fast ones, with linters and types
+#   make up      a local cluster on ./keytide-data (ARGS="--nodes 3")
+#   make bench   benchmarks (ARGS="live --json") make soak    the long fault run
+#   make setup   only .venv                      make clean   remove what these made, but no data
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+COMPILE = CUSTOM_COMPILE_COMMAND="make requirements" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
+	--allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
+PYTEST := $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help setup jars check test demo up bench soak requirements format clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+setup: $(STAMP)
+
+# Build tools first: pyspark comes as source, and is built with these pinned ones instead of whatever is newest today.
+$(STAMP): requirements.txt requirements-build.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Keytide needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
+		echo "Install it (Debian, Ubuntu: sudo apt-get install python3 python3-venv), or say where: make PYTHON=/path/to/python3" >&2; \
+		exit 1; fi
+	@if [ ! -x $(BIN)/python ] || ! $(BIN)/python -c '' 2>/dev/null; then \
+		echo "Making $(VENV) with $$($(PYTHON) --version) ..."; \
+		$(PYTHON) -m venv --clear $(VENV) || { echo "On Debian and Ubuntu: sudo apt-get install python3-venv" >&2; exit 1; }; fi
+	@echo "Installing Python packages (once; about a minute) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+jars: $(STAMP)
+	@$(BIN)/python -m deploy.jars >/dev/null
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests/unit tests/property tests/simulation
+
+test: check jars
+	$(PYTEST) tests/integration tests/browser
+
+demo: jars
+	@$(BIN)/keytide demo $(ARGS)
+
+up: jars
+	@$(BIN)/keytide up $(ARGS)
+
+bench: jars
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+soak: jars
+	$(PYTEST) -m fault tests/integration --timeout=3600
+
+# Compiles pyproject.toml into the two pinned lists; the only thing that changes versions.
+requirements: $(STAMP)
+	$(COMPILE) --extra demo --extra dev --output-file requirements.txt pyproject.toml
+	$(COMPILE) --only-build-deps --build-deps-for editable --output-file requirements-build.txt pyproject.toml
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -not -path './keytide-data/*' -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""The real broker for integration tests: one for the session, and topics of their own for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from deploy.kafka import EmbeddedKafka
+
+TopicFactory = Callable[..., str]
+"""`topic(partitions=1, name="topic", **config)` makes a topic and returns its full name."""
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A running broker. A test that stops or kills the broker starts its own instead."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def _topic_numbers() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, _topic_numbers: Iterator[int]) -> Iterator[TopicFactory]:
+    """Makes topics with names that nobody used before; deletes them after the test."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    made: list[str] = []
+
+    def make(partitions: int = 1, name: str = "topic", **config: str | int) -> str:
+        full = f"{name}-{next(_topic_numbers)}"
+        settings = {key.replace("_", "."): str(value) for key, value in config.items()}
+        new = NewTopic(full, num_partitions=partitions, replication_factor=1, config=settings)
+        admin.create_topics([new])[full].result(30)
+        made.append(full)
+        return full
+
+    yield make
+    if made:
+        for deletion in admin.delete_topics(made).values():
+            deletion.result(30)

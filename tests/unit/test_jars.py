@@ -1,0 +1,83 @@
+"""The cache of Java parts: where it lies, when it counts as whole, and what a failed download says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.jars import (
+    CONFIGURATIONS,
+    MANIFEST,
+    JarsError,
+    cache_folder,
+    fetch,
+    is_complete,
+    jars_folder,
+    proxy_options,
+)
+
+
+def whole(folder: Path) -> Path:
+    """A folder with one jar of 3 bytes per configuration, and its manifest."""
+    for name in CONFIGURATIONS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a.jar").write_bytes(b"abc")
+    (folder / MANIFEST).write_text(json.dumps({name: {"a.jar": 3} for name in CONFIGURATIONS}))
+    return folder
+
+
+def test_cache_folder_by_environment() -> None:
+    assert cache_folder({"KEYTIDE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/keytide")
+    assert cache_folder({}) == Path.home() / ".cache" / "keytide"
+
+
+def test_a_whole_folder_is_complete(tmp_path: Path) -> None:
+    assert is_complete(whole(tmp_path / "jars"))
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing jar", "short jar", "no manifest", "half a manifest", "empty part"]
+)
+def test_a_damaged_folder_is_not(tmp_path: Path, damage: str) -> None:
+    folder = whole(tmp_path / "jars")
+    match damage:
+        case "missing jar":
+            (folder / "spark" / "a.jar").unlink()
+        case "short jar":
+            (folder / "broker" / "a.jar").write_bytes(b"ab")
+        case "no manifest":
+            (folder / MANIFEST).unlink()
+        case "half a manifest":
+            (folder / MANIFEST).write_text('{"broker": {"a.jar"')
+        case _:
+            (folder / MANIFEST).write_text(json.dumps({"broker": {"a.jar": 3}, "spark": {}}))
+    assert not is_complete(folder)
+
+
+def test_proxy_of_the_environment_becomes_java_options() -> None:
+    env = {"HTTPS_PROXY": "http://proxy.example:3128", "NO_PROXY": "localhost, .corp.example"}
+    assert proxy_options(env) == [
+        "-Dhttps.proxyHost=proxy.example",
+        "-Dhttps.proxyPort=3128",
+        "-Dhttp.nonProxyHosts=localhost|*.corp.example",
+    ]
+    assert proxy_options({"https_proxy": "proxy.example:80"})[0] == "-Dhttps.proxyHost=proxy.example"
+    assert proxy_options({**env, "JAVA_TOOL_OPTIONS": "-Dhttps.proxyHost=other"}) == []
+    assert proxy_options({}) == []
+
+
+def test_a_failed_download_says_what_to_do_and_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYTIDE_CACHE", str(tmp_path))
+    monkeypatch.setenv("KEYTIDE_MAVEN_URL", (tmp_path / "empty-mirror").as_uri())
+    with pytest.raises(JarsError, match="could not be fetched") as caught:
+        fetch()
+    assert "kafka_2.13" in caught.value.message
+    for hint in ("proxy", "KEYTIDE_MAVEN_URL", str(jars_folder())):
+        assert hint in caught.value.next_step
+    assert not jars_folder().exists()
+    assert list((tmp_path / "jars").glob("fetching-*")) == []

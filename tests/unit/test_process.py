@@ -1,0 +1,137 @@
+"""Child processes: they tell why they died, sweep up after themselves, and never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.process import Child, ChildDiedError, NotReadyError, free_ports, is_free
+from keytide.errors import CallerError
+
+SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
+
+
+def python(tmp_path: Path, code: str) -> Child:
+    return Child("a child", [sys.executable, "-c", textwrap.dedent(code)], log=tmp_path / "log")
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit: float = 20.0) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not after {limit} s: {what}")
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def says(child: Child, word: str) -> Callable[[], bool]:
+    return lambda: word in child.tail()
+
+
+def test_it_starts_writes_to_its_log_and_ends_on_demand(tmp_path: Path) -> None:
+    with python(tmp_path, SLEEPER) as child:
+        child.wait_until(says(child, "ready"), 20, "says ready")
+        assert (child.running, child.returncode) == (True, None)
+        assert os.getpgid(child.pid) == child.pid
+        with pytest.raises(CallerError, match="runs already"):
+            child.start()
+    assert not child.running
+    assert child.returncode == -signal.SIGTERM
+    assert child.terminate() == -signal.SIGTERM
+
+
+def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="cannot be started"):
+        Child("nothing", [tmp_path / "no-such-program"], log=tmp_path / "log").start()
+
+
+def test_early_death_is_told_with_the_end_of_its_own_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("from an earlier run\n")
+    child = python(tmp_path, "import sys; print('the reason'); sys.exit(3)").start()
+    with pytest.raises(ChildDiedError, match=r"ended with status 3 before it is ready") as caught:
+        child.wait_until(lambda: False, 20, "is ready")
+    assert "the reason" in caught.value.message
+    assert "earlier run" not in caught.value.message
+    assert (tmp_path / "log").read_text().startswith("from an earlier run\n")
+
+
+def test_too_slow_is_not_dead(tmp_path: Path) -> None:
+    with python(tmp_path, SLEEPER) as child:
+        with pytest.raises(NotReadyError, match="not enough until it is ready"):
+            child.wait_until(lambda: False, 0.1, "is ready")
+        assert child.running
+
+
+def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    ignore = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    )
+    child = python(tmp_path, ignore).start()
+    child.wait_until(says(child, "ready"), 20, "says ready")
+    assert child.terminate(timeout=0.2) == -signal.SIGKILL
+
+
+def test_what_the_child_started_is_swept_up(tmp_path: Path) -> None:
+    child = python(
+        tmp_path,
+        f"""
+        import subprocess, sys, time
+        print(subprocess.Popen([sys.executable, "-c", {SLEEPER!r}]).pid, flush=True)
+        time.sleep(600)
+        """,
+    ).start()
+    child.wait_until(says(child, "ready"), 20, "has a child that is ready")
+    grandchild = int(child.tail().split()[0])
+    assert not gone(grandchild)
+    child.terminate()
+    wait_for(lambda: gone(grandchild), "the grandchild is gone")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_it_dies_with_its_parent(tmp_path: Path, sent: signal.Signals) -> None:
+    parent_code = f"""
+        import sys, time
+        from pathlib import Path
+        from deploy.process import Child
+        log = Path({str(tmp_path / "child.log")!r})
+        child = Child("child", [sys.executable, "-c", {SLEEPER!r}], log=log).start()
+        print(child.pid, flush=True)
+        time.sleep(600)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(parent_code)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not gone(pid)
+        parent.send_signal(sent)
+    wait_for(lambda: gone(pid), "the child is gone")
+
+
+def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    child = python(tmp_path, SLEEPER)
+    starter = threading.Thread(target=child.start)
+    starter.start()
+    starter.join()
+    with child:
+        child.wait_until(says(child, "ready"), 20, "says ready")
+        assert child.running
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(is_free(port) for port in ports)
+    assert max(ports) < 32_768
