@@ -1,0 +1,309 @@
+"""The demo, start to end: a cluster in a temporary folder, the flights, three indexes built while the year
+goes by, questions, an independent check of every row, a table of what happened."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from deploy.cluster import LocalCluster
+from deploy.demo import flights as source
+from deploy.demo.feed import TimeLapse, send_all
+from deploy.demo.oracle import Row, differences, expected_rows, read_versions
+from keytide.cli.admin import Admin
+from keytide.client import Client
+
+TOPIC = "flights"
+PARTITIONS = 4
+YEAR_S = 100.0
+"""The time-lapse of the year, at full size."""
+ALL_FLIGHTS = 336_776
+PAGE = 20_000
+
+STATEMENTS = {
+    "arrivals": """CREATE INDEX arrivals ON flights (destination, arrival DESC) INCLUDE (flight, origin,
+    arrival_delay)
+        WITH (slices=4, defer_build=true) WHERE status = 'arrived'""",
+    "long_delays": """CREATE INDEX long_delays ON flights (departure_delay DESC, carrier) INCLUDE (flight,
+    destination, scheduled)
+        WITH (slices=2, defer_build=true) WHERE departure_delay >= 120""",
+    "by_airport": """CREATE INDEX by_airport ON flights (UNNEST(airports), status) WITH (slices=4,
+    defer_build=true)""",
+}
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the closing table says."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, what: str, figure: str) -> None:
+        self.lines.append((what, figure))
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A whole index as scanned."""
+
+    index: str
+    snapshot: int | None
+    offsets: dict[int, int]
+    rows: list[Row]
+    seconds: float
+
+
+def run(keep: bool = False, flights: int = ALL_FLIGHTS) -> int:
+    """Tell the story. Exit status 0 when every check holds.
+
+    Args:
+        keep: leave the cluster running at the end, until Ctrl-C.
+        flights: how many of the year's flights.
+    """
+    console = Console()
+    console.rule("[bold]Keytide: the flights that left New York in 2013")
+    folder = Path(tempfile.mkdtemp(prefix="keytide-demo-"))
+    interrupted = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        cluster = LocalCluster(
+            folder, say=lambda line: console.print(f"  {line}", style="dim", highlight=False)
+        )
+        stack.enter_context(cluster)
+        console.print(f"web page: [link]{cluster.coordinator_url}[/link]\n", highlight=False)
+        good = _tell(console, cluster, flights, stack)
+        if keep:
+            console.print(
+                f"\nit runs on: web page {cluster.coordinator_url}, scans {', '.join(cluster.node_urls)}"
+            )
+            console.print("Ctrl-C stops it", style="dim")
+            try:
+                interrupted.wait()
+            except KeyboardInterrupt:
+                console.print()
+    return 0 if good else 1
+
+
+def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack) -> bool:
+    facts = _Facts()
+    began = time.monotonic()
+    admin = Admin(cluster.coordinator_url)
+    client = stack.enter_context(Client(cluster.node_urls[0]))
+    rows = source.load(count)
+
+    console.print(
+        "[bold]1. The year as scheduled[/bold]: every flight is a document, written with kafka-python"
+    )
+    _make_topic(cluster.bootstrap)
+    with _bar(console) as bar:
+        task = bar.add_task("documents", total=len(rows))
+        took = time.monotonic()
+        sent = send_all(
+            cluster.bootstrap, TOPIC, source.scheduled(rows), lambda n: bar.update(task, completed=n)
+        )
+        took = time.monotonic() - took
+    facts.add("flights written as scheduled", f"{sent:,} in {took:.1f} s")
+
+    console.print(
+        "\n[bold]2. The year goes by[/bold]: flights depart, arrive or are cancelled, in time-lapse"
+    )
+    changes = source.updates(rows)
+    lapse = TimeLapse(cluster.bootstrap, TOPIC, changes, max(20.0, YEAR_S * len(rows) / ALL_FLIGHTS))
+    lapse.start()
+    stack.callback(lapse.stop)
+
+    console.print(
+        "\n[bold]3. Three indexes[/bold], built together by one Spark read of the topic while updates flow"
+    )
+    for statement in STATEMENTS.values():
+        console.print(f"  {' '.join(statement.split())};", style="cyan", highlight=False)
+        admin.call("POST", "/v1/statements", {"statement": statement})
+    took = time.monotonic()
+    build = _build(console, admin, lapse, len(changes))
+    took = time.monotonic() - took
+    at_ready = lapse.sent
+    facts.add(
+        "build of three indexes", f"{build['documents_done']:,} documents read, READY after {took:.1f} s"
+    )
+    facts.add("updates written meanwhile", f"{at_ready:,}")
+
+    console.print("\n[bold]4. Questions while updates flow[/bold]")
+    _ask(console, client, lapse)
+    early = [_take(client, name) for name in STATEMENTS]
+
+    console.print("\n[bold]5. The rest of the year[/bold]")
+    with _bar(console) as bar:
+        task = bar.add_task(source.day_of(lapse.now), total=len(changes), completed=lapse.sent)
+        while lapse.running:
+            bar.update(task, completed=lapse.sent, description=source.day_of(lapse.now))
+            time.sleep(0.1)
+        bar.update(task, completed=lapse.sent, description="31 December")
+    lapse.join()
+    facts.add("departures, arrivals, cancellations", f"{lapse.sent:,}")
+    ends = _ends(cluster.bootstrap)
+    caught = time.monotonic()
+    late = [
+        _take(client, name, at_least={str(p): o for p, o in ends.items()}, timeout_ms=60_000)
+        for name in STATEMENTS
+    ]
+    facts.add(
+        "from the last update to scans that include it",
+        f"{(time.monotonic() - caught) * 1000:,.0f} ms (with reading all rows)",
+    )
+    _ask(console, client, lapse)
+
+    console.print(
+        "\n[bold]6. Proof[/bold]: the topic read again with kafka-python and plain Python, every row compared"
+    )
+    good = _prove(console, cluster.bootstrap, early, late, facts)
+    skipped = sum(int(index.get("skipped") or 0) for index in admin.call("GET", "/v1/indexes"))
+    facts.add("documents in the skip ledgers", str(skipped))
+    facts.add("whole demo, after the set-up", f"{time.monotonic() - began:.0f} s")
+    console.print()
+    _closing_table(console, facts, admin)
+    console.print(
+        "[bold green]every index equals its source[/bold green]"
+        if good
+        else "[bold red]DIFFERENCES FOUND[/bold red]"
+    )
+    return good
+
+
+def _make_topic(bootstrap: str) -> None:
+    futures = AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+    futures[TOPIC].result(timeout=30)
+
+
+def _ends(bootstrap: str) -> dict[int, int]:
+    """Next offsets of the topic, by an ordinary consumer."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
+    ends = consumer.end_offsets([TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)])
+    consumer.close()
+    return {place.partition: offset for place, offset in ends.items()}
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("  {task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def _build(console: Console, admin: Admin, lapse: TimeLapse, updates: int) -> dict[str, Any]:
+    """Build all indexes in one go, showing the build and the year side by side."""
+    build: dict[str, Any] = admin.call("POST", "/v1/builds", {"indexes": list(STATEMENTS)})
+    with _bar(console) as bar:
+        building = bar.add_task("build", total=build.get("documents_total") or None)
+        year = bar.add_task("updates", total=updates)
+        while build["state"] not in ("READY", "FAILED", "CANCELLED"):
+            build = admin.call("GET", f"/v1/builds/{build['id']}")
+            total = build.get("documents_total") or None
+            bar.update(
+                building, completed=build["documents_done"], total=total, description=build["state"].lower()
+            )
+            bar.update(year, completed=lapse.sent, description=source.day_of(lapse.now))
+            time.sleep(0.1)
+    if build["state"] != "READY":
+        raise SystemExit(f"the build is {build['state']}: {build['error']}")
+    return build
+
+
+def _ask(console: Console, client: Client, lapse: TimeLapse) -> None:
+    """Questions that a reader understands, each one scan."""
+    day = source.day_of(lapse.now)
+    console.print(f"  it is {day}, 2013")
+    arrivals = list(
+        client.scan("arrivals", low=["ORD", "2013-01-05T00:00"], high=["ORD", "2013-01-05T23:59"], limit=10)
+    )
+    lines = Table(title="the ten latest arrivals into O'Hare on 5 January", title_justify="left")
+    for name in ("landed", "flight", "from", "minutes late"):
+        lines.add_column(name)
+    for row in arrivals:
+        late = row.include.get("arrival_delay")
+        lines.add_row(
+            str(row.key[1])[11:],
+            row.include["flight"],
+            row.include["origin"],
+            "-" if late is None else str(late),
+        )
+    console.print(lines)
+    delays = list(client.scan("long_delays", limit=5))
+    lines = Table(title="the five longest departure delays so far", title_justify="left")
+    for name in ("minutes", "flight", "to", "scheduled"):
+        lines.add_column(name)
+    for row in delays:
+        lines.add_row(
+            str(row.key[0]), row.include["flight"], row.include["destination"], row.include["scheduled"]
+        )
+    console.print(lines)
+    for status in ("arrived", "cancelled", "scheduled"):
+        counted = client.count("by_airport", equals=["JFK", status])
+        console.print(
+            f"  flights at JFK with status {status}: {counted.count:,} (snapshot {counted.snapshot})"
+        )
+
+
+def _take(client: Client, index: str, **demands: Any) -> _Taken:
+    """A whole index, page by page, from one snapshot."""
+    began = time.monotonic()
+    page = client.page(index, limit=PAGE, columns=["key", "id"], **demands)
+    snapshot, offsets = page.snapshot, {int(p): place["offset"] for p, place in page.timestamp.items()}
+    rows: list[Row] = [(row.key, row.id) for row in page.rows]
+    while page.page is not None:
+        page = client.page(index, page=page.page)
+        rows += [(row.key, row.id) for row in page.rows]
+    return _Taken(index, snapshot, offsets, rows, time.monotonic() - began)
+
+
+def _prove(console: Console, bootstrap: str, early: list[_Taken], late: list[_Taken], facts: _Facts) -> bool:
+    """Compare every scan with the topic at its own timestamp."""
+    takes = sorted([*early, *late], key=lambda taken: sum(taken.offsets.values()))
+    with _bar(console) as bar:
+        total = sum(takes[-1].offsets.values())
+        task = bar.add_task("topic", total=total)
+        states = read_versions(
+            bootstrap, TOPIC, [taken.offsets for taken in takes], lambda n: bar.update(task, completed=n)
+        )
+    good = True
+    for taken, state in zip(takes, states, strict=True):
+        wrong = differences(expected_rows(taken.index, state), taken.rows)
+        moment = "during the year" if any(taken is one for one in early) else "at its end"
+        verdict = "zero differences" if not wrong else f"{len(wrong)}+ differences"
+        console.print(
+            f"  {taken.index:12} {moment:16} snapshot {taken.snapshot}: {len(taken.rows):,} rows, {verdict}"
+        )
+        for line in wrong:
+            console.print(f"    {line}", style="red", highlight=False)
+        facts.add(
+            f"{taken.index}, {moment}", f"{len(taken.rows):,} rows read in {taken.seconds:.1f} s, {verdict}"
+        )
+        good = good and not wrong
+    return good
+
+
+def _closing_table(console: Console, facts: _Facts, admin: Admin) -> None:
+    table = Table(title="What happened", title_justify="left")
+    table.add_column("what")
+    table.add_column("figure")
+    for what, figure in facts.lines:
+        table.add_row(what, figure)
+    for index in admin.call("GET", "/v1/indexes"):
+        table.add_row(
+            f"index {index['name']}",
+            f"{index['state']}, {index['entries']:,} entries, {index['slices']} slices",
+        )
+    console.print(table)

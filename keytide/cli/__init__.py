@@ -1,0 +1,12 @@
+"""The `keytide` command: HTTP to a cluster for everything but `up`, `down`, `demo` and `doctor`, which use
+`deploy`.
+
+    app      the commands
+    admin    the coordinator's REST API, and where it is
+    output   tables, progress bars, JSON, errors
+    local    up, down, demo: the only place in `keytide` that reaches `deploy`, and only when called
+"""
+
+from keytide.cli.app import app
+
+__all__ = ["app"]

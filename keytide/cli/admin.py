@@ -1,0 +1,106 @@
+"""The coordinator's REST API (CONTRACT §4) for the command, and how the command finds the cluster.
+
+Where: `--url`, else `KEYTIDE_URL`, else the cluster that `keytide up` keeps in the data folder, else the
+default port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from keytide.cli.output import progress
+from keytide.client import problem_error
+from keytide.errors import CallerError, RetryableError
+
+DEFAULT_URL = "http://127.0.0.1:8091"
+FINISHED = frozenset({"READY", "FAILED", "CANCELLED"})
+
+
+def find_url(url: str | None, data_dir: Path) -> str:
+    """The coordinator's URL."""
+    if url or os.environ.get("KEYTIDE_URL"):
+        return url or os.environ["KEYTIDE_URL"]
+    try:
+        state = json.loads((data_dir / "cluster.json").read_text())
+        return str(state["coordinator"])
+    except (OSError, ValueError, KeyError):
+        return DEFAULT_URL
+
+
+class Admin:
+    """Calls the coordinator.
+
+    Args:
+        url: its address.
+        token: API token with scope `admin`, "" when the cluster has none.
+    """
+
+    def __init__(self, url: str, token: str = "") -> None:
+        token = token or os.environ.get("KEYTIDE_TOKEN", "")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = url
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=60)
+
+    def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """The answer's JSON.
+
+        Raises:
+            RetryableError: the coordinator does not answer.
+            KeytideError: its problem document.
+        """
+        wanted = {name: value for name, value in query.items() if value is not None}
+        try:
+            response = self._http.request(method, path, json=body, params=wanted)
+        except httpx.TransportError as error:
+            raise RetryableError(
+                f"no coordinator answers at {self.url}: {error}",
+                next_step="start a cluster with `keytide up`, or say where it is with --url",
+            ) from error
+        if response.is_success:
+            return response.json() if response.content else None
+        raise problem_error(response)
+
+    def node_url(self) -> str:
+        """The scan endpoint of some live node."""
+        nodes = [node for node in self.call("GET", "/v1/nodes") if node.get("live", True)]
+        if not nodes:
+            raise RetryableError(
+                "no indexer node is alive", next_step="see `keytide node list` and the nodes' logs"
+            )
+        return str(nodes[0]["url"])
+
+    def wait_for_build(self, build: str, quiet: bool = False) -> dict[str, Any]:
+        """Follow a build with a progress bar until it is over; its last state.
+
+        Raises:
+            CallerError: it failed or was cancelled.
+        """
+        with progress() as bar:
+            bar.disable = quiet
+            task = bar.add_task(f"build {build}", total=None, rate="")
+            while True:
+                state: dict[str, Any] = self.call("GET", f"/v1/builds/{build}")
+                rate = f"{state['rate']:,.0f} documents/s" if state.get("rate") else ""
+                bar.update(
+                    task,
+                    description=f"{', '.join(state['indexes'])} {state['state']}",
+                    completed=state.get("documents_done") or 0,
+                    total=state.get("documents_total") or None,
+                    rate=rate,
+                )
+                if state["state"] in FINISHED:
+                    break
+                time.sleep(0.2)
+        if state["state"] != "READY":
+            raise CallerError(
+                f"build {build} is {state['state']}: {state.get('error') or 'no reason given'}",
+                problem_type="build-failed",
+                next_step=f"see `keytide build show {build}`",
+            )
+        return state

@@ -1,0 +1,339 @@
+"""The commands (CONTRACT §4). Each is a thin layer over one REST call; `--json` prints what the server
+said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keytide.cli import local
+from keytide.cli.admin import Admin, find_url
+from keytide.cli.output import facts, friendly_errors, out, print_json, table
+from keytide.client import Client
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Url = Annotated[
+    str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
+]
+DataDir = Annotated[
+    Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
+]
+DEFAULT_DATA_DIR = Path("keytide-data")
+
+app = typer.Typer(
+    name="keytide",
+    help="Secondary indexes over change streams in Kafka, scanned at one consistent moment.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+index_app = typer.Typer(help="Indexes.", no_args_is_help=True)
+build_app = typer.Typer(help="Builds of indexes.", no_args_is_help=True)
+node_app = typer.Typer(help="Indexer nodes.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
+app.add_typer(build_app, name="build")
+app.add_typer(node_app, name="node")
+local.add_to(app)
+
+INDEX_COLUMNS = (
+    "name",
+    "keyspace",
+    "state",
+    "slices",
+    "entries",
+    "bytes",
+    "skipped",
+    "lag_documents",
+    "snapshot",
+)
+BUILD_COLUMNS = (
+    "id",
+    "indexes",
+    "state",
+    "documents_done",
+    "documents_total",
+    "percent",
+    "rate",
+    "eta_s",
+    "error",
+)
+NODE_COLUMNS = ("id", "url", "live", "slices", "entries", "memory", "disk_free")
+
+
+def _admin(url: str | None, data_dir: Path = DEFAULT_DATA_DIR) -> Admin:
+    return Admin(find_url(url, data_dir))
+
+
+def _cells(document: dict[str, Any], columns: Iterable[str]) -> list[object]:
+    values: list[object] = []
+    for column in columns:
+        value = document.get(column)
+        values.append(", ".join(map(str, value)) if isinstance(value, list) else value)
+    return values
+
+
+def _list(
+    path: str, title: str, columns: tuple[str, ...], url: str | None, data_dir: Path, as_json: bool
+) -> None:
+    with friendly_errors(as_json):
+        rows = _admin(url, data_dir).call("GET", path)
+        if as_json:
+            print_json(rows)
+        else:
+            table(title, columns, [_cells(row, columns) for row in rows])
+
+
+def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
+    with friendly_errors(as_json):
+        document = _admin(url, data_dir).call("GET", path)
+        if as_json:
+            print_json(document)
+        else:
+            facts(title, document)
+
+
+@app.command()
+def sql(
+    statement: Annotated[str | None, typer.Argument(help="a statement; without it, a prompt")] = None,
+    wait: Annotated[bool, typer.Option(help="wait for a build that the statement starts")] = True,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Run CREATE INDEX, DROP INDEX or BUILD INDEX."""
+    admin = _admin(url, data_dir)
+
+    def run(text: str) -> None:
+        with friendly_errors(as_json):
+            answer = admin.call("POST", "/v1/statements", {"statement": text})
+            if wait and answer.get("build"):
+                answer["build_state"] = admin.wait_for_build(_build_id(answer["build"]), quiet=as_json)[
+                    "state"
+                ]
+            if as_json:
+                print_json(answer)
+            else:
+                facts("", answer)
+
+    if statement is not None:
+        run(statement)
+        return
+    _prompt(run)
+
+
+def _build_id(build: Any) -> str:
+    return str(build["id"] if isinstance(build, dict) else build)
+
+
+def _prompt(run: Callable[[str], None]) -> None:
+    """Read statements that end in a semicolon; history in ~/.keytide_history."""
+    history = Path.home() / ".keytide_history"
+    try:
+        import readline
+
+        if history.exists():
+            readline.read_history_file(history)
+    except ImportError:
+        readline = None  # type: ignore[assignment]
+    out.print("Statements end with a semicolon; Ctrl-D ends.")
+    pending: list[str] = []
+    while True:
+        try:
+            pending.append(input("keytide> " if not pending else "     ...> "))
+        except EOFError:
+            break
+        except KeyboardInterrupt:
+            pending.clear()
+            out.print()
+            continue
+        text = "\n".join(pending).strip()
+        if not text.rstrip(";").strip():
+            pending.clear()
+        elif text.endswith(";"):
+            pending.clear()
+            try:
+                run(text.rstrip(";"))
+            except typer.Exit:
+                pass
+    if readline is not None:
+        readline.write_history_file(history)
+    out.print()
+
+
+@index_app.command("list")
+def index_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """All indexes."""
+    _list("/v1/indexes", "Indexes", INDEX_COLUMNS, url, data_dir, as_json)
+
+
+@index_app.command("show")
+def index_show(
+    name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """One index."""
+    _show(f"/v1/indexes/{name}", f"Index {name}", url, data_dir, as_json)
+
+
+@index_app.command("build")
+def index_build(
+    names: list[str],
+    rate: Annotated[int | None, typer.Option(help="documents per second at most")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")] = False,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Build deferred indexes of one keyspace together, reading the source once."""
+    with friendly_errors(as_json):
+        admin = _admin(url, data_dir)
+        body: dict[str, Any] = {"indexes": names}
+        if rate is not None:
+            body["rate_limit"] = rate
+        build = admin.call("POST", "/v1/builds", body)
+        if wait:
+            build = admin.wait_for_build(build["id"], quiet=as_json)
+        if as_json:
+            print_json(build)
+        else:
+            facts(f"Build {build['id']}", build)
+
+
+@index_app.command("drop")
+def index_drop(
+    name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """Drop an index; a build of it is cancelled."""
+    with friendly_errors(as_json):
+        _admin(url, data_dir).call("DELETE", f"/v1/indexes/{name}")
+        if as_json:
+            print_json({"dropped": name})
+        else:
+            out.print(f"index {name} is being dropped")
+
+
+@build_app.command("list")
+def build_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """All builds, newest last."""
+    _list("/v1/builds", "Builds", BUILD_COLUMNS, url, data_dir, as_json)
+
+
+@build_app.command("show")
+def build_show(
+    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """One build."""
+    _show(f"/v1/builds/{build}", f"Build {build}", url, data_dir, as_json)
+
+
+@build_app.command("cancel")
+def build_cancel(
+    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """Cancel a build."""
+    with friendly_errors(as_json):
+        answer = _admin(url, data_dir).call("POST", f"/v1/builds/{build}/cancel")
+        if as_json:
+            print_json(answer)
+        else:
+            out.print(f"build {build} is cancelled")
+
+
+@node_app.command("list")
+def node_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """All indexer nodes."""
+    _list("/v1/nodes", "Nodes", NODE_COLUMNS, url, data_dir, as_json)
+
+
+@app.command()
+def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """The cluster at a glance: stability timestamps, indexes, builds, nodes."""
+    with friendly_errors(as_json):
+        admin = _admin(url, data_dir)
+        parts = {
+            name: admin.call("GET", f"/v1/{name}") for name in ("stability", "indexes", "builds", "nodes")
+        }
+        if as_json:
+            print_json(parts)
+            return
+        facts(
+            "Stability",
+            parts["stability"] if isinstance(parts["stability"], dict) else {"": parts["stability"]},
+        )
+        table("Indexes", INDEX_COLUMNS, [_cells(row, INDEX_COLUMNS) for row in parts["indexes"]])
+        table("Builds", BUILD_COLUMNS, [_cells(row, BUILD_COLUMNS) for row in parts["builds"]])
+        table("Nodes", NODE_COLUMNS, [_cells(row, NODE_COLUMNS) for row in parts["nodes"]])
+
+
+def _key(text: str | None) -> list[Any] | None:
+    """Key parts from the command line: a JSON array, or one plain value."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return value if isinstance(value, list) else [value]
+
+
+@app.command()
+def scan(
+    index: str,
+    equals: Annotated[
+        str | None, typer.Option(help='leading key parts: a value, or a JSON array like ["ORD", 3]')
+    ] = None,
+    low: Annotated[str | None, typer.Option(help="lower bound")] = None,
+    high: Annotated[str | None, typer.Option(help="upper bound")] = None,
+    inclusion: Annotated[str, typer.Option(help="both, low, high or neither")] = "both",
+    prefix: Annotated[str | None, typer.Option(help="strings that begin so")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="descending")] = False,
+    limit: Annotated[int, typer.Option(help="rows at most")] = 20,
+    tip: Annotated[
+        bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")
+    ] = False,
+    count: Annotated[bool, typer.Option("--count", help="only count")] = False,
+    node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Rows of an index in key order, from one snapshot."""
+    with friendly_errors(as_json), Client(node or _admin(url, data_dir).node_url()) as client:
+        selection: dict[str, Any] = {
+            "equals": _key(equals),
+            "low": _key(low),
+            "high": _key(high),
+            "inclusion": inclusion,
+            "prefix": prefix,
+            "consistency": "tip" if tip else "stable",
+        }
+        if count:
+            counted = client.count(index, **selection)
+            if as_json:
+                print_json(
+                    {"count": counted.count, "snapshot": counted.snapshot, "timestamp": counted.timestamp}
+                )
+            else:
+                out.print(f"{counted.count:,} entries at snapshot {counted.snapshot}")
+            return
+        page = client.page(index, reverse=reverse, limit=limit, **selection)
+        if as_json:
+            rows = [{"key": row.key, "id": row.id, "include": row.include} for row in page.rows]
+            print_json(
+                {"rows": rows, "snapshot": page.snapshot, "timestamp": page.timestamp, "page": page.page}
+            )
+            return
+        shown = [
+            [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
+            for row in page.rows
+        ]
+        table(f"{index} at snapshot {page.snapshot}", ("key", "id", "include"), shown)
+        if page.page is not None:
+            out.print("there are more rows: raise --limit", style="dim")
+
+
+def main() -> None:
+    """Entry point."""
+    app()

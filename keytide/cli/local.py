@@ -1,0 +1,71 @@
+"""`up`, `down`, `demo`, `doctor`: what needs this machine's own parts. `deploy` is imported only when one of
+them is called, so that the command works where only the client is wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keytide.cli.output import friendly_errors
+
+
+def up(
+    data_dir: Annotated[Path, typer.Option(help="kept across restarts")] = Path("keytide-data"),
+    kafka: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="a running Kafka instead of the embedded one")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="indexer nodes")] = 2,
+    projectors: Annotated[int, typer.Option(min=1, help="projector processes")] = 1,
+    cluster: Annotated[str, typer.Option(help="cluster name: prefix of its topics")] = "keytide",
+    port: Annotated[int, typer.Option(help="coordinator: admin API and web page")] = 8091,
+    node_port: Annotated[int, typer.Option(help="first node's scan endpoint; the others follow")] = 8093,
+    detach: Annotated[bool, typer.Option("--detach", help="go on in the background")] = False,
+) -> None:
+    """Start a local cluster and keep it running until Ctrl-C (or `keytide down`)."""
+    from deploy.up import UpOptions, run
+    from deploy.up import detach as start_detached
+
+    options = UpOptions(data_dir, kafka, nodes, projectors, cluster, port, node_port)
+    with friendly_errors():
+        raise typer.Exit(start_detached(options) if detach else run(options))
+
+
+def down(data_dir: Annotated[Path, typer.Option(help="of the cluster")] = Path("keytide-data")) -> None:
+    """Stop the local cluster that runs on a data folder."""
+    from deploy.up import down as stop_cluster
+
+    with friendly_errors():
+        stop_cluster(data_dir)
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", envvar="KEEP", help="leave the cluster running at the end")
+    ] = False,
+    flights: Annotated[int, typer.Option(min=1_000, help="how many of the 336,776 flights")] = 336_776,
+) -> None:
+    """Index the flights of 2013 while they depart and arrive, and prove every index equal to the source."""
+    from deploy.demo import run
+
+    with friendly_errors():
+        raise typer.Exit(run(keep=keep, flights=flights))
+
+
+def doctor(
+    kafka: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Kafka to check")] = None,
+    data_dir: Annotated[Path, typer.Option(help="data folder of `keytide up`")] = Path("keytide-data"),
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Check Java, Kafka, topics and the cluster, and say what to do."""
+    from deploy.doctor import run
+
+    with friendly_errors(as_json):
+        raise typer.Exit(run(kafka, data_dir, as_json))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    for command in (up, down, demo, doctor):
+        app.command()(command)
