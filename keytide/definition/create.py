@@ -1,0 +1,234 @@
+"""CREATE INDEX: its frame, clauses and options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from sqlglot.tokenizer_core import Token, TokenType
+
+from keytide.definition.errors import NotThereYetError
+from keytide.definition.expression import (
+    DocumentId,
+    Expression,
+    Node,
+    Path,
+    Predicate,
+    Unnest,
+    depth,
+    same,
+    walk,
+)
+from keytide.definition.index import DEFAULT_SLICES, MAX_KEY_PARTS, MAX_SLICES, IndexDefinition, KeyPart
+from keytide.definition.names import index_name, keyspace_name, not_there_yet, refuse
+from keytide.definition.render import path_name, render_expression
+from keytide.definition.sql import ExpressionReader
+from keytide.definition.tokens import Cursor
+
+_MAX_NODES: Final = 10_000
+_MAX_DEPTH: Final = 50
+_CLAUSES: Final = ("INCLUDE", "PARTITION BY", "WITH", "WHERE")
+
+
+class _Clauses:
+    """What the clauses after the column list say."""
+
+    def __init__(self) -> None:
+        self.include: tuple[Path, ...] = ()
+        self.partition: Expression | None = None
+        self.where: Predicate | None = None
+        self.slices = DEFAULT_SLICES
+        self.include_missing = False
+        self.defer_build = False
+
+
+class CreateReader:
+    """Reads one CREATE INDEX."""
+
+    def __init__(self, at: Cursor) -> None:
+        self._at = at
+        self._expressions = ExpressionReader(at.text)
+
+    def read(self) -> tuple[IndexDefinition, bool]:
+        """The definition, and whether IF NOT EXISTS was said; the cursor stands behind CREATE."""
+        at = self._at
+        not_there_yet(self._at, "UNIQUE", "UNIQUE indexes", "Leave UNIQUE out.")
+        at.expect("INDEX")
+        refuse(self._at, "CONCURRENTLY", "CONCURRENTLY is not needed: a build never stops writes")
+        if_not_exists = at.accept("IF", "NOT", "EXISTS")
+        name = index_name(self._at)
+        at.expect("ON")
+        keyspace = keyspace_name(self._at)
+        refuse(self._at, "USING", "USING is not needed: there is one kind of index")
+        columns = at.mark()
+        keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
+        clauses = self._clauses()
+        definition = IndexDefinition(
+            name=name,
+            keyspace=keyspace,
+            statement=self._at.text.strip(),
+            keys=keys,
+            partition=clauses.partition or keys[0].expression,
+            include=clauses.include,
+            where=clauses.where,
+            slices=clauses.slices,
+            include_missing=clauses.include_missing,
+            defer_build=clauses.defer_build,
+        )
+        self._validate(definition, columns)
+        return definition, if_not_exists
+
+    def _key(self, tokens: Sequence[Token]) -> KeyPart:
+        words = [token.text.upper() for token in tokens[-2:]]
+        if len(words) == 2 and words[0] == "NULLS" and words[1] in ("FIRST", "LAST"):
+            raise self._at.error(
+                f"NULLS {words[1]} is not supported: missing and null come first, with DESC last",
+                tokens[-2],
+                tokens[-1],
+            )
+        descending = False
+        if len(tokens) > 1 and tokens[-1].token_type in (TokenType.ASC, TokenType.DESC):
+            descending = tokens[-1].token_type == TokenType.DESC
+            tokens = tokens[:-1]
+        expression = self._expressions.expression(tokens)
+        self._limit(expression, tokens)
+        if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
+            raise self._at.error("a key must say something about the document", tokens[0], tokens[-1])
+        return KeyPart(expression, descending)
+
+    def _limit(self, node: Node, tokens: Sequence[Token]) -> None:
+        if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
+            raise self._at.error("the expression is too large", tokens[0], tokens[-1])
+
+    def _validate(self, definition: IndexDefinition, columns: Token | None) -> None:
+        """What only the whole statement shows; `columns` is where errors about the column list point."""
+        if len(definition.keys) > MAX_KEY_PARTS:
+            raise self._at.error(f"an index has at most {MAX_KEY_PARTS} key parts", columns)
+        arrays = [n for part in definition.keys for n in walk(part.expression) if isinstance(n, Unnest)]
+        if len(arrays) > 1:
+            raise self._at.error(
+                "an index has at most one UNNEST", columns, next_step="Make one index for each array."
+            )
+        unnests = any(isinstance(node, Unnest) for node in walk(definition.partition))
+        if unnests and definition.partition_part is None:
+            raise self._at.error(
+                "UNNEST in HASH must be written as in the key", columns, next_step="Or use HASH(id)."
+            )
+        for ordinal, part in enumerate(definition.keys):
+            if any(same(part.expression, other.expression) for other in definition.keys[:ordinal]):
+                raise self._at.error(
+                    f"{render_expression(part.expression)} stands twice in the key",
+                    columns,
+                    next_step="Leave one out.",
+                )
+
+    # --- clauses ----------------------------------------------------------------------------------
+
+    def _clauses(self) -> _Clauses:
+        at = self._at
+        clauses = _Clauses()
+        seen: set[str] = set()
+        while (token := at.next_token) is not None and not at.peek(";"):
+            clause = next((c for c in _CLAUSES if at.accept(*c.split())), None)
+            if clause is None:
+                raise at.error(
+                    f"{token.text!r} does not fit here",
+                    next_step="After the key come INCLUDE, PARTITION BY, WITH and WHERE.",
+                )
+            if clause in seen:
+                raise at.error(f"{clause} stands twice", token)
+            seen.add(clause)
+            if clause == "INCLUDE":
+                clauses.include = self._include()
+            elif clause == "PARTITION BY":
+                clauses.partition = self._partition()
+            elif clause == "WITH":
+                self._options(clauses)
+            else:
+                clauses.where = self._where(token)
+        return clauses
+
+    def _include(self) -> tuple[Path, ...]:
+        paths: list[Path] = []
+        for tokens in self._at.parenthesised("a path"):
+            path = self._expressions.expression(tokens)
+            if isinstance(path, DocumentId):
+                raise self._at.error("id need not be included: every row has it", tokens[0])
+            if not isinstance(path, Path):
+                raise self._at.error("INCLUDE takes paths", tokens[0], tokens[-1])
+            if path_name(path) in map(path_name, paths):
+                raise self._at.error(f"{path_name(path)} stands twice", tokens[0], tokens[-1])
+            paths.append(path)
+        return tuple(paths)
+
+    def _partition(self) -> Expression:
+        not_there_yet(
+            self._at, "RANGE", "PARTITION BY RANGE", "Use PARTITION BY HASH(expression) or HASH(id)."
+        )
+        self._at.expect("HASH", next_step="Write PARTITION BY HASH(expression) or HASH(id).")
+        expressions = list(self._at.parenthesised("an expression"))
+        if len(expressions) != 1:
+            raise self._at.error("HASH takes one expression", expressions[1][0], expressions[-1][-1])
+        expression = self._expressions.expression(expressions[0])
+        self._limit(expression, expressions[0])
+        if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
+            raise self._at.error(
+                "HASH must say something about the document", expressions[0][0], expressions[0][-1]
+            )
+        return expression
+
+    def _where(self, word: Token) -> Predicate:
+        tokens = self._at.take_until(lambda at: any(at.peek_clause(c) for c in _CLAUSES) or at.peek(";"))
+        if not tokens:
+            raise self._at.error("WHERE needs a condition", word)
+        predicate = self._expressions.predicate(tokens)
+        self._limit(predicate, tokens)
+        if any(isinstance(node, Unnest) for node in walk(predicate)):
+            raise self._at.error("UNNEST cannot stand in WHERE", tokens[0], tokens[-1])
+        return predicate
+
+    def _options(self, clauses: _Clauses) -> None:
+        seen: set[str] = set()
+        for tokens in self._at.parenthesised("an option, as in slices=8"):
+            name = tokens[0].text.lower()
+            if len(tokens) == 1:
+                value, at = "true", tokens[0]  # as PostgreSQL reads an option without a value
+            elif len(tokens) == 3 and tokens[1].token_type == TokenType.EQ:
+                value, at = tokens[2].text.lower(), tokens[2]
+            else:
+                raise self._at.error("an option is name=value", tokens[0], tokens[-1])
+            if name in seen:
+                raise self._at.error(f"{name} stands twice", tokens[0])
+            seen.add(name)
+            if name == "slices":
+                clauses.slices = self._number(at, value, 1, MAX_SLICES)
+            elif name == "replicas":
+                if self._number(at, value, 0, 100) > 0:
+                    raise NotThereYetError(
+                        "replicas are not there yet",
+                        self._at.text,
+                        at.start,
+                        at.end + 1,
+                        next_step="Write replicas=0.",
+                    )
+            elif name == "defer_build":
+                clauses.defer_build = self._boolean(at, value)
+            elif name == "include_missing":
+                clauses.include_missing = self._boolean(at, value)
+            else:
+                raise self._at.error(
+                    f"there is no option {tokens[0].text}",
+                    tokens[0],
+                    next_step="There are slices, replicas, defer_build and include_missing.",
+                )
+
+    def _number(self, token: Token, value: str, low: int, high: int) -> int:
+        if not re.fullmatch("[0-9]{1,9}", value) or not low <= int(value) <= high:
+            raise self._at.error(f"this must be a whole number from {low} to {high}", token)
+        return int(value)
+
+    def _boolean(self, token: Token, value: str) -> bool:
+        if value not in ("true", "on", "false", "off"):
+            raise self._at.error("this must be true or false", token)
+        return value in ("true", "on")

@@ -1,0 +1,63 @@
+"""What can be wrong with a statement, and where: every error carries its place, and shows it with a caret."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from keytide.errors import CallerError
+
+_WINDOW: Final = 100
+"""Characters of a line that are shown at most."""
+
+
+class InvalidStatementError(CallerError):
+    """A statement that says nothing Keytide understands.
+
+    Attributes:
+        reason: what is wrong, in one line, without the place.
+        line: from 1.
+        column: from 1, in characters.
+        caret: the line of the statement, and below it a caret under the place.
+    """
+
+    problem_type = "invalid-statement"
+    status = 422
+
+    def __init__(
+        self, reason: str, text: str, start: int, end: int | None = None, *, next_step: str = ""
+    ) -> None:
+        """
+        Args:
+            text: the whole statement.
+            start: where the wrong part begins, a position in `text`.
+            end: where it ends (exclusive); one character by default.
+        """
+        start = max(0, min(start, len(text)))
+        self.reason = reason
+        self.line = text.count("\n", 0, start) + 1
+        self.column = start - (text.rfind("\n", 0, start) + 1) + 1
+        self.caret = _caret(text, start, start + 1 if end is None else end)
+        super().__init__(
+            f"{reason} (line {self.line}, column {self.column})\n{self.caret}",
+            next_step=next_step,
+            line=self.line,
+            column=self.column,
+            caret=self.caret,
+        )
+
+
+class NotThereYetError(InvalidStatementError):
+    """A statement that is understood, and asks for something that this release does not have."""
+
+    problem_type = "not-there-yet"
+
+
+def _caret(text: str, start: int, end: int) -> str:
+    begin = text.rfind("\n", 0, start) + 1
+    stop = text.find("\n", start)
+    stop = len(text) if stop < 0 else stop
+    left = max(begin, start - _WINDOW // 2)
+    shown = text[left : min(stop, left + _WINDOW)]
+    marks = max(1, min(end, stop, left + _WINDOW) - start)
+    printable = "".join(character if character.isprintable() else " " for character in shown)
+    return f"  {printable}\n  {' ' * (start - left)}{'^' * marks}"

@@ -1,0 +1,111 @@
+"""What an index is: `IndexDefinition`, immutable, written as JSON into the cluster's metadata."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from keytide.definition.expression import DocumentId, Expression, Path, Predicate, Unnest, same, walk
+from keytide.definition.render import path_name, render_expression, render_name, render_predicate
+
+DEFAULT_SLICES: Final = 8
+MAX_SLICES: Final = 1024
+MAX_KEY_PARTS: Final = 32
+"""As in PostgreSQL."""
+
+
+class KeyPart(msgspec.Struct, frozen=True):
+    """One part of an index's key."""
+
+    expression: Expression
+    descending: bool = False
+
+
+class IndexDefinition(msgspec.Struct, frozen=True):
+    """An index as its CREATE INDEX says it. Its id, state and placement are in the catalog.
+
+    Attributes:
+        name: what users call it.
+        keyspace: the source topic.
+        statement: the statement as it was given.
+        keys: the parts of the key, the leading one first.
+        partition: entries go to slices by the hash of this expression's encoded value (ascending); by
+            default the leading key.
+        include: paths whose values rows bring along.
+        where: only documents for which this is true are indexed; None for all.
+        include_missing: documents without the leading key (or without elements to unnest) are indexed as
+            MISSING.
+        defer_build: CREATE INDEX only writes the definition; BUILD INDEX starts the build.
+    """
+
+    name: str
+    keyspace: str
+    statement: str
+    keys: tuple[KeyPart, ...]
+    partition: Expression
+    include: tuple[Path, ...] = ()
+    where: Predicate | None = None
+    slices: int = DEFAULT_SLICES
+    replicas: int = 0
+    unique: bool = False
+    include_missing: bool = False
+    defer_build: bool = False
+
+    @property
+    def descending(self) -> tuple[bool, ...]:
+        """For each key part whether its order is inverted; empty when none is, as `keytide.collation` takes
+        it."""
+        directions = tuple(part.descending for part in self.keys)
+        return directions if any(directions) else ()
+
+    @property
+    def unnest(self) -> Unnest | None:
+        """The array whose elements are indexed one by one, if there is one."""
+        for part in self.keys:
+            for node in walk(part.expression):
+                if isinstance(node, Unnest):
+                    return node
+        return None
+
+    @property
+    def include_names(self) -> tuple[str, ...]:
+        """The included columns as rows name them."""
+        return tuple(path_name(path) for path in self.include)
+
+    @property
+    def partition_part(self) -> int | None:
+        """Which key part the partitioning goes by; None when it is none of them.
+
+        A scan that fixes this part with `equals` needs one slice only: hash(encode_part(value)) % slices.
+        """
+        for ordinal, part in enumerate(self.keys):
+            if same(part.expression, self.partition):
+                return ordinal
+        return None
+
+    @property
+    def partitioned_by_id(self) -> bool:
+        return isinstance(self.partition, DocumentId)
+
+    @property
+    def normal_statement(self) -> str:
+        """The statement in its normal form: equal definitions give equal text."""
+        keys = ", ".join(
+            render_expression(part.expression) + (" DESC" if part.descending else "") for part in self.keys
+        )
+        lines = [f"CREATE INDEX {_outer_name(self.name)} ON {_outer_name(self.keyspace)} ({keys})"]
+        if self.include:
+            lines.append(f"INCLUDE ({', '.join(map(render_expression, self.include))})")
+        lines.append(f"PARTITION BY HASH({render_expression(self.partition)})")
+        options = [f"slices={self.slices}"]
+        options += ["include_missing=true"] if self.include_missing else []
+        options += ["defer_build=true"] if self.defer_build else []
+        lines.append(f"WITH ({', '.join(options)})")
+        if self.where is not None:
+            lines.append(f"WHERE {render_predicate(self.where)}")
+        return " ".join(lines)
+
+
+def _outer_name(name: str) -> str:
+    return render_name(name)

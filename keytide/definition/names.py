@@ -1,0 +1,64 @@
+"""Names of indexes and keyspaces in statements, and words that are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from sqlglot.tokenizer_core import Token
+
+from keytide.definition.errors import NotThereYetError
+from keytide.definition.tokens import Cursor
+
+_INDEX_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+_KEYSPACE: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+"""Kafka's rule for topics."""
+
+
+def index_name(at: Cursor) -> str:
+    """The name of an index that stands here."""
+    tokens = at.name("the name of an index")
+    name = at.joined(tokens)
+    check_index_name(at, name, tokens)
+    return name
+
+
+def check_index_name(at: Cursor, name: str, tokens: Sequence[Token]) -> None:
+    if not _INDEX_NAME.fullmatch(name):
+        raise at.error(
+            f"{name!r} cannot be the name of an index",
+            tokens[0],
+            tokens[-1],
+            next_step="A letter or _, then letters, digits, _, . and -; at most 128 characters.",
+        )
+
+
+def keyspace_name(at: Cursor) -> str:
+    """The name of a keyspace that stands here."""
+    tokens = at.name("the name of a keyspace")
+    name = at.joined(tokens)
+    if not _KEYSPACE.fullmatch(name) or name in (".", ".."):
+        raise at.error(
+            f"{name!r} cannot be the name of a keyspace",
+            tokens[0],
+            tokens[-1],
+            next_step="A keyspace is a Kafka topic: letters, digits, . _ and -, at most 249 characters.",
+        )
+    return name
+
+
+def refuse(at: Cursor, word: str, reason: str) -> None:
+    """Refuse a word of PostgreSQL's that has no meaning here."""
+    if at.peek(word):
+        raise at.error(reason, next_step="Leave it out.")
+
+
+def not_there_yet(at: Cursor, word: str, what: str, next_step: str) -> None:
+    """Refuse what a later release will have, by its name."""
+    token = at.next_token
+    if token is not None and at.peek(word):
+        verb = "are" if what.endswith("s") else "is"
+        raise NotThereYetError(
+            f"{what} {verb} not there yet", at.text, token.start, token.end + 1, next_step=next_step
+        )

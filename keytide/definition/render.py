@@ -1,0 +1,116 @@
+"""Expressions and definitions back to SQL, in one normal form: what `show` prints and what error messages
+quote."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from keytide.definition.expression import (
+    And,
+    Binary,
+    Call,
+    Cast,
+    Comparison,
+    DocumentId,
+    Expression,
+    In,
+    IsMissing,
+    IsNull,
+    Like,
+    Literal,
+    Negate,
+    Not,
+    Or,
+    Path,
+    Predicate,
+    Truth,
+    Unnest,
+)
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED: Final = frozenset(
+    """
+    AND ANY ARRAY AS ASC BETWEEN BY CASE CAST COLLATE CREATE DESC DISTINCT DIV ELSE END ESCAPE EXISTS
+    FALSE FROM GROUP HAVING ILIKE IN INCLUDE INDEX INTERVAL IS JOIN LIKE LIMIT MISSING NOT NULL OFFSET
+    ON OR ORDER OVER PARTITION SELECT SOME TABLE THEN TRUE UNION UNIQUE UNNEST USING VALUES WHEN WHERE
+    WITH XOR
+    """.split()  # noqa: SIM905 - a list of words reads better as words
+)
+_TYPE_NAMES: Final = {"text": "text", "bigint": "bigint", "double": "double precision", "boolean": "boolean"}
+
+
+def render_name(name: str, *, first: bool = False) -> str:
+    """A name in a path, quoted when it must be; `id` as the first step is quoted, for bare it is the
+    document id."""
+    plain = _PLAIN.fullmatch(name) and name.upper() not in _RESERVED and not (first and name == "id")
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def path_name(path: Path | DocumentId) -> str:
+    """A path as users write it without need of quotes, `address.city`: the name of an included column in a
+    row."""
+    if isinstance(path, DocumentId):
+        return "id"
+    text = ""
+    for step in path.steps:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def render_expression(node: Expression) -> str:
+    """The SQL of a value expression; operators are put in parentheses."""
+    match node:
+        case Path(steps=steps):
+            text = ""
+            for step in steps:
+                if isinstance(step, int):
+                    text += f"[{step}]"
+                else:
+                    text += f".{render_name(step)}" if text else render_name(step, first=True)
+            return text
+        case DocumentId():
+            return "id"
+        case Literal(value=value):
+            return _constant(value)
+        case Unnest(operand=operand):
+            return f"UNNEST({render_expression(operand)})"
+        case Call(function=function, arguments=arguments):
+            return f"{function.upper()}({', '.join(map(render_expression, arguments))})"
+        case Cast(operand=operand, type=type_):
+            return f"CAST({render_expression(operand)} AS {_TYPE_NAMES[type_]})"
+        case Binary(operator=operator, left=left, right=right):
+            return f"({render_expression(left)} {operator} {render_expression(right)})"
+        case Negate(operand=operand):
+            return f"(- {render_expression(operand)})"
+
+
+def render_predicate(node: Predicate) -> str:
+    """The SQL of a condition."""
+    match node:
+        case Comparison(operator=operator, left=left, right=right):
+            return f"{render_expression(left)} {operator} {render_expression(right)}"
+        case And(operands=operands):
+            return "(" + " AND ".join(map(render_predicate, operands)) + ")"
+        case Or(operands=operands):
+            return "(" + " OR ".join(map(render_predicate, operands)) + ")"
+        case Not(operand=inner):
+            return f"NOT ({render_predicate(inner)})"
+        case In(operand=operand, choices=choices):
+            return f"{render_expression(operand)} IN ({', '.join(map(render_expression, choices))})"
+        case Like(operand=operand, pattern=pattern, escape=escape):
+            ending = "" if escape == "\\" else f" ESCAPE {_constant(escape)}"
+            return f"({render_expression(operand)} LIKE {_constant(pattern)}{ending})"
+        case IsNull(operand=operand):
+            return f"{render_expression(operand)} IS NULL"
+        case IsMissing(operand=operand):
+            return f"{render_expression(operand)} IS MISSING"
+        case Truth(operand=operand):
+            return render_expression(operand)
+
+
+def _constant(value: bool | int | float | str | None) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return json.dumps(value).upper() if value is None or isinstance(value, bool) else repr(value)

@@ -1,0 +1,146 @@
+"""Statements: CREATE INDEX, DROP INDEX, BUILD INDEX.
+
+Theory of operation
+===================
+sqlglot's tokenizer cuts the text. The frame of a statement (clauses, names, options), much of which
+PostgreSQL does not have, is read here from the tokens; every expression in it goes, as a run of tokens, to
+sqlglot's expression parser (`sql`), so all places are places in the whole text. Clauses after the column
+list may come in any order. What is understood but not there yet is refused by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlglot.errors import TokenError
+from sqlglot.tokenizer_core import Token
+
+from keytide.definition.create import CreateReader
+from keytide.definition.errors import InvalidStatementError, NotThereYetError
+from keytide.definition.index import IndexDefinition
+from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
+from keytide.definition.tokens import Cursor
+from keytide.definition.values import Dialect
+
+MAX_STATEMENT: Final = 100_000
+"""Characters of a statement."""
+
+
+class CreateIndex(msgspec.Struct, frozen=True):
+    definition: IndexDefinition
+    if_not_exists: bool = False
+
+
+class DropIndex(msgspec.Struct, frozen=True):
+    name: str
+    if_exists: bool = False
+
+
+class BuildIndex(msgspec.Struct, frozen=True):
+    keyspace: str
+    names: tuple[str, ...]
+
+
+Statement = CreateIndex | DropIndex | BuildIndex
+
+
+def parse_statement(text: str) -> Statement:
+    """The one statement in `text`; a semicolon may end it.
+
+    Raises:
+        InvalidStatementError: it cannot be understood; says why and where.
+        NotThereYetError: it can, and asks for what this release does not have.
+    """
+    if len(text) > MAX_STATEMENT:
+        raise InvalidStatementError(f"a statement has at most {MAX_STATEMENT} characters", "", 0)
+    try:
+        text.encode()
+        tokens = Dialect().tokenize(text)
+    except UnicodeEncodeError as error:
+        raise InvalidStatementError(
+            "the statement is not valid Unicode", text[: error.start], error.start
+        ) from error
+    except TokenError as error:
+        raise _unfinished(text) from error
+    return _StatementReader(text, tokens).statement()
+
+
+def _unfinished(text: str) -> InvalidStatementError:
+    """An error at the quote or comment that is not closed (the tokenizer only says that there is one)."""
+    at = 0
+    for match in re.finditer(
+        r"--[^\n]*|/\*.*?(\*/|\Z)|'(?:[^']|'')*('|\Z)|\"(?:[^\"]|\"\")*(\"|\Z)", text, re.DOTALL
+    ):
+        at = match.start()
+        if not match[0].startswith("--") and not any(match.groups()):
+            break
+    else:
+        return InvalidStatementError("the statement cannot be read", text, 0)
+    return InvalidStatementError("what begins here is not closed", text, at)
+
+
+class _StatementReader:
+    def __init__(self, text: str, tokens: Sequence[Token]) -> None:
+        self._at = Cursor(text, tokens)
+
+    def statement(self) -> Statement:
+        at = self._at
+        first = at.next_token
+        if first is None:
+            raise at.error(
+                "there is no statement", next_step="Write CREATE INDEX, DROP INDEX or BUILD INDEX."
+            )
+        statement: Statement
+        if at.accept("CREATE"):
+            statement = CreateIndex(*CreateReader(at).read())
+        elif at.accept("DROP"):
+            statement = self._drop()
+        elif at.accept("BUILD"):
+            statement = self._build()
+        elif at.peek("EXPLAIN") or at.peek("SELECT"):
+            word = first.text.upper()
+            raise NotThereYetError(
+                f"{word} is not there yet",
+                self._at.text,
+                first.start,
+                first.end + 1,
+                next_step="Scan an index: POST /v1/indexes/{name}/scan on a node, or `keytide scan`.",
+            )
+        else:
+            raise at.error(
+                f"{first.text!r} begins no statement",
+                next_step="Write CREATE INDEX, DROP INDEX or BUILD INDEX.",
+            )
+        while at.accept(";"):
+            pass
+        if at.next_token is not None:
+            raise at.error(
+                f"{at.next_token.text!r} does not fit here", next_step="Send one statement at a time."
+            )
+        return statement
+
+    def _drop(self) -> DropIndex:
+        self._at.expect("INDEX")
+        refuse(self._at, "CONCURRENTLY", "CONCURRENTLY is not needed: DROP INDEX never stops writes")
+        if_exists = self._at.accept("IF", "EXISTS")
+        name = index_name(self._at)
+        refuse(self._at, "CASCADE", "CASCADE is not needed: nothing depends on an index")
+        refuse(self._at, "RESTRICT", "RESTRICT is not needed: nothing depends on an index")
+        return DropIndex(name, if_exists)
+
+    def _build(self) -> BuildIndex:
+        at = self._at
+        at.expect("INDEX")
+        at.expect("ON", next_step="Write BUILD INDEX ON keyspace (name, ...).")
+        keyspace = keyspace_name(self._at)
+        names: list[str] = []
+        for tokens in at.parenthesised("the name of an index"):
+            name = at.joined(tokens)
+            check_index_name(self._at, name, tokens)
+            if name in names:
+                raise at.error(f"{name} stands twice", tokens[0], tokens[-1])
+            names.append(name)
+        return BuildIndex(keyspace, tuple(names))
