@@ -1,0 +1,66 @@
+"""`python -m benchmarks [NAME ...] [--json] [--documents N]`: measure, print a table, keep the figures in
+`benchmarks/results/`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import latency, throughput
+from benchmarks.harness import Result, say
+
+ALL: dict[str, Callable[[], Result]] = {
+    "live": throughput.live,
+    "churn": throughput.churn,
+    "indexes": throughput.indexes,
+    "backfill": throughput.backfill,
+    "scan": latency.scan,
+    "gather": latency.gather,
+    "scan-under-load": latency.scan_under_load,
+    "freshness": latency.freshness,
+    "growth": throughput.growth,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(ALL)}; all without a name")
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object per benchmark")
+    parser.add_argument("--documents", type=int, help="instead of the usual number (growth: millions)")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in ALL]
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
+    results: list[Result] = []
+    for name in arguments.names or list(ALL):
+        say(f"== {name}")
+        run = ALL[name]
+        result = run(arguments.documents) if arguments.documents else run()  # type: ignore[call-arg]
+        result.save()
+        results.append(result)
+        say(json.dumps(result.figures))
+    if not arguments.json:
+        _print(results)
+    for result in results if arguments.json else []:
+        print(json.dumps(result.as_json()))
+    return 0
+
+
+def _print(results: list[Result]) -> None:
+    table = Table(title="Benchmarks")
+    for column in ("benchmark", "figures", "load before", "processor shares"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        figures = ", ".join(f"{name} {value:,}" for name, value in result.figures.items())
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in result.shares.items() if share >= 0.01)
+        table.add_row(result.name, figures, str(result.machine.get("load_before")), shares)
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""What every benchmark needs: a cluster in a temporary folder, the machine's state, who used the processor, a
+result on disk.
+
+Figures are only as good as the machine was quiet: each result says how loaded it was before the run, and how
+the processor time of the measured stretch was shared between the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from deploy.cluster import LocalCluster
+from keytide.cli.admin import Admin
+from keytide.client import Client
+from keytide.errors import CallerError
+
+RESULTS = Path(__file__).parent / "results"
+READY_LIMIT_S = 600.0
+
+
+def progress_line(text: str) -> None:
+    """One line that is overwritten, for a person who waits."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
+
+
+def say(text: str) -> None:
+    progress_line("")
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Result:
+    """One benchmark's outcome.
+
+    Attributes:
+        figures: name -> number (documents_per_s, p50_ms, ...).
+        sizes: what it ran on.
+        shares: process -> share of all processor time that the measured processes used.
+    """
+
+    name: str
+    figures: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            **self.figures,
+            **self.machine,
+            "sizes": self.sizes,
+            "shares": self.shares,
+            "notes": self.notes,
+        }
+
+    def save(self) -> None:
+        """Write the figures with the machine's state to `benchmarks/results/`."""
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{self.name}.json").write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
+
+def machine_state() -> dict[str, Any]:
+    """Of this machine, before a run."""
+    return {
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+class Bench:
+    """A cluster to measure.
+
+    Args:
+        nodes: indexer processes.
+        settings: as environment variables.
+    """
+
+    def __init__(self, nodes: int = 2, settings: Mapping[str, str] | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="keytide-bench-"))
+        patient = {
+            "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "300000"
+        }  # a projector is stopped while the topic is filled
+        self.cluster = LocalCluster(
+            self._folder, nodes=nodes, settings={**patient, **(settings or {})}, say=say
+        )
+
+    def __enter__(self) -> Self:
+        self.cluster.start()
+        self.admin = Admin(self.cluster.coordinator_url)
+        self.client = Client(self.cluster.node_urls[0])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.cluster.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def bootstrap(self) -> str:
+        return self.cluster.bootstrap
+
+    def make_topic(self, topic: str, partitions: int) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(timeout=30)
+
+    def create_index(self, statement: str) -> dict[str, Any]:
+        """Run CREATE INDEX and wait until it is READY; the build."""
+        answer = self.admin.call("POST", "/v1/statements", {"statement": statement})
+        return self.wait_build(answer["build"])
+
+    def wait_build(self, build: Any) -> dict[str, Any]:
+        id_ = build["id"] if isinstance(build, dict) else build
+        deadline = time.monotonic() + READY_LIMIT_S
+        while time.monotonic() < deadline:
+            state: dict[str, Any] = self.admin.call("GET", f"/v1/builds/{id_}")
+            progress_line(f"build {state['state']} {state.get('documents_done')}")
+            if state["state"] == "READY":
+                return state
+            if state["state"] in ("FAILED", "CANCELLED"):
+                raise CallerError(f"build {id_} is {state['state']}: {state.get('error')}")
+            time.sleep(0.05)
+        raise CallerError(f"build {id_} is not READY after {READY_LIMIT_S} s")
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """Next offsets of a topic."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": "bench", "enable.auto.commit": False}
+        )
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        found = {
+            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30)[1] for p in partitions
+        }
+        consumer.close()
+        return found
+
+    def wait_indexed(self, index: str, ends: Mapping[int, int], limit_s: float = READY_LIMIT_S) -> None:
+        """Wait until a stable scan includes everything below `ends`."""
+        deadline = time.monotonic() + limit_s
+        wanted = {str(p): o for p, o in ends.items()}
+        while True:
+            try:
+                self.client.page(index, limit=1, at_least=wanted, timeout_ms=10_000)
+                return
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+
+    def pause(self, name: str = "projector-1") -> None:
+        os.kill(self.cluster.services[name].pid, signal.SIGSTOP)
+
+    def resume(self, name: str = "projector-1") -> None:
+        os.kill(self.cluster.services[name].pid, signal.SIGCONT)
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Processor time used so far by each part and by what it started."""
+        pids = {name: child.pid for name, child in self.cluster.services.items() if child.running}
+        pids["kafka"] = self.cluster.broker.pid
+        pids["benchmark"] = os.getpid()
+        used: dict[str, float] = {}
+        for name, pid in pids.items():
+            process = psutil.Process(pid)
+            total = 0.0
+            below = process.children(recursive=True) if name != "benchmark" else []
+            for one in [process, *below]:
+                try:
+                    times = one.cpu_times()
+                    total += times.user + times.system
+                except psutil.NoSuchProcess:
+                    continue
+            used[name] = total
+        return used
+
+    @contextmanager
+    def measured(self, result: Result) -> Iterator[None]:
+        """Fill in who used the processor during the block."""
+        before = self.processor_seconds()
+        yield
+        after = self.processor_seconds()
+        used = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}
+        whole = sum(used.values()) or 1.0
+        result.shares = {name: round(seconds / whole, 3) for name, seconds in sorted(used.items())}
+        result.figures["cpu_seconds"] = round(whole, 1)
+
+    def resident(self) -> dict[str, int]:
+        """Resident memory of each part, MB."""
+        return {
+            name: psutil.Process(child.pid).memory_info().rss // 1_000_000
+            for name, child in self.cluster.services.items()
+            if child.running
+        }
+
+
+def percentiles(samples_ms: list[float]) -> dict[str, float]:
+    """p50, p95, p99 of samples in milliseconds."""
+    ordered = sorted(samples_ms)
+    return {
+        f"p{p}_ms": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 3) for p in (50, 95, 99)
+    }

@@ -1,0 +1,178 @@
+"""How long a reader waits: scans, idle and under load, gathered from two nodes, and freshness."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from confluent_kafka import Message, Producer
+
+from benchmarks.documents import CITIES, PARTITIONS, document, document_id, load
+from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line
+from benchmarks.throughput import BY_CITY, MILLION, TOPIC
+from keytide.errors import invariant
+
+SCANS = 3_000
+PROBES = 300
+
+
+def scan(documents: int = MILLION) -> Result:
+    """Stable scans of 100 rows over HTTP, one connection: all slices on one node."""
+    result = Result("scan", machine=machine_state())
+    with _filled(1, documents) as bench:
+        with bench.measured(result):
+            result.figures.update(percentiles(_scans(bench, SCANS)))
+        result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 1, "scans": SCANS}
+    return result
+
+
+def gather(documents: int = MILLION) -> Result:
+    """The same, gathered from two nodes."""
+    result = Result("gather", machine=machine_state())
+    with _filled(2, documents) as bench:
+        with bench.measured(result):
+            result.figures.update(percentiles(_scans(bench, SCANS)))
+        result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 2, "scans": SCANS}
+    return result
+
+
+def scan_under_load(documents: int = MILLION, per_second: int = 50_000) -> Result:
+    """Stable scans while documents are indexed at a given rate."""
+    result = Result("scan-under-load", machine=machine_state())
+    with _filled(1, documents) as bench, _writing(bench, per_second) as written:
+        with bench.measured(result):
+            result.figures.update(percentiles(_scans(bench, SCANS)))
+        result.figures["offered_documents_per_s"] = written()
+        result.sizes = {
+            "documents": documents,
+            "rows": 100,
+            "slices": 8,
+            "nodes": 1,
+            "documents_per_s": per_second,
+        }
+    return result
+
+
+def freshness(documents: int = 100_000, per_second: int = 20_000) -> Result:
+    """From a record's timestamp to the answer of a stable scan that includes it: idle, then under load."""
+    result = Result("freshness", machine=machine_state())
+    with _filled(2, documents) as bench:
+        idle = percentiles(_probes(bench, PROBES))
+        with _writing(bench, per_second) as written:
+            loaded = percentiles(_probes(bench, PROBES))
+            result.figures["offered_documents_per_s"] = written()
+    result.figures.update(idle)
+    result.figures.update({f"loaded_{name}": value for name, value in loaded.items()})
+    result.sizes = {"documents": documents, "probes": PROBES, "documents_per_s": per_second, "nodes": 2}
+    return result
+
+
+@contextmanager
+def _filled(nodes: int, documents: int) -> Iterator[Bench]:
+    with Bench(nodes=nodes) as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        bench.create_index(BY_CITY)
+        load(bench.bootstrap, TOPIC, range(documents))
+        bench.wait_indexed("by_city", bench.ends(TOPIC))
+        yield bench
+
+
+def _scans(bench: Bench, count: int) -> list[float]:
+    """Milliseconds of each scan, measured at a bare HTTP client."""
+    address = urlsplit(bench.cluster.node_urls[0])
+    connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=30)
+    headers = {"Content-Type": "application/json"}
+    chance = random.Random(7)
+    samples: list[float] = []
+    for number in range(count + 200):
+        low = f"city-{chance.randrange(CITIES - 100):05}"
+        body = json.dumps({"low": [low], "limit": 100}).encode()
+        began = time.perf_counter()
+        connection.request("POST", "/v1/indexes/by_city/scan", body, headers)
+        response = connection.getresponse()
+        answer = response.read()
+        took = (time.perf_counter() - began) * 1000
+        invariant(response.status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
+        if number >= 200:  # warm-up
+            samples.append(took)
+        elif number == 0:
+            invariant(len(json.loads(answer)["rows"]) == 100, "BenchmarkScan", "fewer than 100 rows")
+    connection.close()
+    return samples
+
+
+def _probes(bench: Bench, count: int) -> list[float]:
+    """Milliseconds from a record's timestamp until a scan that must include it has answered."""
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "linger.ms": 0, "acks": "all"})
+    placed: list[tuple[int, int]] = []
+
+    def delivered(error: object, message: Message) -> None:
+        invariant(error is None, "BenchmarkProbe", str(error))
+        placed.append((message.partition() or 0, message.offset() or 0))
+
+    samples: list[float] = []
+    for number in range(count):
+        began = time.time_ns()
+        probe = 10 * MILLION + number
+        producer.produce(
+            TOPIC, document(probe), document_id(probe), timestamp=began // 1_000_000, on_delivery=delivered
+        )
+        producer.flush()
+        partition, offset = placed.pop()
+        bench.client.page("by_city", limit=1, at_least={str(partition): offset + 1}, timeout_ms=30_000)
+        samples.append((time.time_ns() - began) / 1e6)
+        progress_line(f"probe {number}: {samples[-1]:.1f} ms")
+        time.sleep(random.uniform(0.0, 0.02))  # not in step with the stability interval
+    progress_line("")
+    return samples
+
+
+@contextmanager
+def _writing(bench: Bench, per_second: int) -> Iterator[_Rate]:
+    """Updates of existing documents at a rate, in a process of their own, while the block runs."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
+    stop = context.Event()
+    writer = context.Process(target=_write, args=(bench.bootstrap, per_second, counter, stop), daemon=True)
+    writer.start()
+    while counter.value < per_second:  # one second's worth: the stream flows
+        time.sleep(0.05)
+        invariant(writer.is_alive(), "BenchmarkWriter", "the writer died")
+    try:
+        yield _Rate(counter)
+    finally:
+        stop.set()
+        writer.join(30)
+
+
+class _Rate:
+    """Documents per second that a writer has kept up since this was made."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+        self._began, self._first = time.monotonic(), int(counter.value)
+
+    def __call__(self) -> float:
+        written = int(self._counter.value) - self._first
+        return round(written / (time.monotonic() - self._began))
+
+
+def _write(bootstrap: str, per_second: int, counter: Any, stop: threading.Event) -> None:
+    def numbers() -> Iterator[int]:
+        number = 0
+        while not stop.is_set():
+            yield number % 50_000
+            number += 1
+            if number % 500 == 0:
+                counter.value = number
+
+    load(bootstrap, TOPIC, numbers(), version=2, per_second=per_second)

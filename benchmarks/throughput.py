@@ -1,0 +1,130 @@
+"""How fast documents become entries: live, churn, several indexes, backfill, growth."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.documents import PARTITIONS, load
+from benchmarks.harness import Bench, Result, machine_state, say
+from keytide.errors import invariant
+
+TOPIC = "people"
+BY_CITY = "CREATE INDEX by_city ON people (city, age) WITH (slices=8)"
+FIVE = (
+    BY_CITY,
+    "CREATE INDEX by_email ON people (email) WITH (slices=8)",
+    "CREATE INDEX by_status ON people (status, balance DESC) PARTITION BY HASH(id) WITH (slices=8)",
+    "CREATE INDEX by_tag ON people (UNNEST(tags), age) WITH (slices=8)",
+    "CREATE INDEX by_postcode ON people (address.postcode) WITH (slices=8)",
+)
+MILLION = 1_000_000
+
+
+def live(documents: int = MILLION) -> Result:
+    """Insert-only: documents already in Kafka, from the moment that the projector may read until all are in a
+    stable scan."""
+    return _replay("live", [BY_CITY], documents, churn=False)
+
+
+def churn(documents: int = MILLION) -> Result:
+    """The second million of events gives every document a new key."""
+    return _replay("churn", [BY_CITY], documents, churn=True)
+
+
+def indexes(documents: int = MILLION) -> Result:
+    """Five indexes on one keyspace."""
+    return _replay("indexes", list(FIVE), documents, churn=False)
+
+
+def _replay(name: str, statements: list[str], documents: int, churn: bool) -> Result:
+    result = Result(name, machine=machine_state())
+    result.sizes = {
+        "documents": documents,
+        "partitions": PARTITIONS,
+        "indexes": len(statements),
+        "slices": 8,
+        "nodes": 2,
+    }
+    with Bench() as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        for statement in statements:
+            bench.create_index(statement)
+        names = [statement.split()[2] for statement in statements]
+        if churn:
+            load(bench.bootstrap, TOPIC, range(documents))
+            for index in names:
+                bench.wait_indexed(index, bench.ends(TOPIC))
+        bench.pause()
+        load(bench.bootstrap, TOPIC, range(documents), version=1 if churn else 0)
+        ends = bench.ends(TOPIC)
+        with bench.measured(result):
+            began = time.monotonic()
+            bench.resume()
+            for index in names:
+                bench.wait_indexed(index, ends)
+            seconds = time.monotonic() - began
+        result.figures["documents_per_s"] = round(documents / seconds)
+        result.figures["seconds"] = round(seconds, 2)
+        _check_count(bench, names[0], documents)
+        result.sizes["resident_mb"] = bench.resident()
+    return result
+
+
+def backfill(documents: int = MILLION) -> Result:
+    """One Spark build over documents that are already in Kafka, from its first read to READY (Spark's start
+    not counted)."""
+    result = Result("backfill", machine=machine_state())
+    result.sizes = {"documents": documents, "partitions": PARTITIONS, "indexes": 1, "slices": 8, "nodes": 2}
+    with Bench() as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        load(bench.bootstrap, TOPIC, range(documents))
+        with bench.measured(result):
+            build = bench.create_index(BY_CITY)
+        seconds = (build["finished_at"] - (build.get("first_read_at") or build["started_at"])) / 1000
+        result.figures["documents_per_s"] = round(documents / seconds)
+        result.figures["seconds"] = round(seconds, 2)
+        result.figures["seconds_with_spark_start"] = round(
+            (build["finished_at"] - build["started_at"]) / 1000, 2
+        )
+        _check_count(bench, "by_city", documents)
+    return result
+
+
+def growth(millions: int = 10) -> Result:
+    """Live rate of each further million of documents."""
+    result = Result("growth", machine=machine_state())
+    result.sizes = {
+        "documents": millions * MILLION,
+        "partitions": PARTITIONS,
+        "indexes": 1,
+        "slices": 8,
+        "nodes": 2,
+    }
+    with Bench() as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        bench.create_index(BY_CITY)
+        for million in range(millions):
+            bench.pause()
+            load(bench.bootstrap, TOPIC, range(million * MILLION, (million + 1) * MILLION))
+            ends = bench.ends(TOPIC)
+            with bench.measured(result):
+                began = time.monotonic()
+                bench.resume()
+                bench.wait_indexed("by_city", ends)
+                rate = round(MILLION / (time.monotonic() - began))
+            result.figures[f"documents_per_s_at_{million + 1}m"] = rate
+            say(f"million {million + 1}: {rate:,} documents/s, resident MB {bench.resident()}")
+        result.figures["documents_per_s"] = result.figures[f"documents_per_s_at_{millions}m"]
+        first, last = result.figures["documents_per_s_at_1m"], result.figures["documents_per_s"]
+        result.figures["kept_share"] = round(last / first, 3)
+        _check_count(bench, "by_city", millions * MILLION)
+        result.sizes["resident_mb"] = bench.resident()
+    return result
+
+
+def _check_count(bench: Bench, index: str, documents: int) -> None:
+    """A figure for a wrong index is worth nothing."""
+    counted = bench.client.count(index, timeout_ms=60_000).count
+    invariant(
+        counted == documents, "BenchmarkIndex", f"{index} has {counted} entries for {documents} documents"
+    )
