@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from deploy.java import Java, find_java
+from deploy.process import die_with_parent
 from keytide.errors import ConfigurationError, KeytideError, RetryableError
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
@@ -158,45 +159,62 @@ def _fetch_into(folder: Path, java: Java) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as made:
         work = Path(made)
-        settings = work / "ivysettings.xml"
-        mirror = os.environ.get("KEYTIDE_MAVEN_URL")
-        root = f" root={quoteattr(mirror)}" if mirror else ""
-        settings.write_text(_SETTINGS.format(cache=quoteattr(str(downloads)), root=root))
-        ready = work / "ready"
-        _run_ivy(java, settings, ready, folder)
+        going_on = downloads.exists()
+        try:
+            ready = _resolve(java, work / "first", downloads)
+        except JarsError:
+            if not going_on:
+                raise
+            # What an interrupted run left may be what fails now; kept, in case it is the network after all.
+            ready = _resolve(java, work / "second", work / "ivy")
         manifest = {
             name: {jar.name: _size(jar) for jar in (ready / name).glob("*.jar")} for name in CONFIGURATIONS
         }
         (ready / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
         if not is_complete(ready):
-            raise JarsError("Ivy ended well but left no jars.", next_step=_next_step(folder))
+            raise JarsError("Ivy ended well but left no jars.", next_step=_next_step())
         shutil.rmtree(folder, ignore_errors=True)  # there only when damaged
         ready.rename(folder)
     shutil.rmtree(downloads, ignore_errors=True)
 
 
-def _run_ivy(java: Java, settings: Path, ready: Path, folder: Path) -> None:
-    """Run Ivy, showing its progress; raise with the telling lines of its output when it fails."""
-    pattern = f"{ready}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
+def _resolve(java: Java, work: Path, downloads: Path) -> Path:
+    """Run Ivy, showing its progress; the folder with one folder of jars per configuration.
+
+    Raises:
+        JarsError: it failed; with the telling lines of its output.
+    """
+    work.mkdir()
+    mirror = os.environ.get("KEYTIDE_MAVEN_URL")
+    root = f" root={quoteattr(mirror)}" if mirror else ""
+    settings, ready = work / "ivysettings.xml", work / "ready"
+    settings.write_text(_SETTINGS.format(cache=quoteattr(str(downloads)), root=root))
     command = [str(java.path), *proxy_options(os.environ), f"-Dspark.version={version('pyspark')}"]
     command += ["-jar", str(_ivy_jar()), "-ivy", str(IVY_FILE), "-settings", str(settings)]
-    command += ["-confs", *CONFIGURATIONS, "-retrieve", pattern]
+    command += ["-confs", *CONFIGURATIONS]
+    command += ["-retrieve", f"{ready}/[conf]/[artifact]-[revision](-[classifier]).[ext]"]
     lines: list[str] = []
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as ivy:
-        if ivy.stdout is not None:
-            with _progress() as (progress, task):
-                for line in ivy.stdout:
-                    lines.append(line.rstrip())
-                    _show(progress, task, line)
-    if ivy.returncode != 0:
-        telling = [line.strip() for line in lines if _TROUBLE.search(line)] or lines
-        raise JarsError(
-            "The Java parts (Kafka broker, Spark's Kafka connector) could not be fetched:\n  "
-            + "\n  ".join(dict.fromkeys(telling[-12:])),
-            next_step=_next_step(folder),
-        )
+    with _progress() as (progress, task):
+        # Dies with us: were it to go on, the next process would share Ivy's cache with it.
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=die_with_parent(),
+        ) as ivy:
+            for line in ivy.stdout or ():
+                lines.append(line.rstrip())
+                _show(progress, task, line)
+        if ivy.returncode != 0:
+            telling = [line.strip() for line in lines if _TROUBLE.search(line)] or lines
+            raise JarsError(
+                "The Java parts (Kafka broker, Spark's Kafka connector) could not be fetched:\n  "
+                + "\n  ".join(dict.fromkeys(telling[-12:])),
+                next_step=_next_step(),
+            )
+    return ready
 
 
 @contextmanager
@@ -256,14 +274,14 @@ def proxy_options(env: Mapping[str, str]) -> list[str]:
     return options
 
 
-def _next_step(folder: Path) -> str:
+def _next_step() -> str:
     return f"""\
 Check that this machine reaches Maven Central, then try again; what was fetched so far is kept.
 If it sits behind
   - a proxy: set HTTPS_PROXY, or JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=... -Dhttps.proxyPort=..."
   - its own certificates: JAVA_TOOL_OPTIONS="-Djavax.net.ssl.trustStore=FILE"
   - a mirror: set KEYTIDE_MAVEN_URL to its address
-Without a network, copy the folder {folder}
+Without a network, copy the folder {jars_folder()}
 from a machine that has it."""
 
 

@@ -109,7 +109,7 @@ class Child:
             env=self.env,
             cwd=self.cwd,
             process_group=0,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
         )
 
     @property
@@ -273,8 +273,11 @@ def _spawner() -> _Spawner:
         return _spawner_made
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child does between fork and exec; looked up before the fork, so that it only makes calls."""
+def die_with_parent() -> Callable[[], None] | None:
+    """A `preexec_fn` for a child that is to be killed at the end of the thread that forks it; Linux only.
+
+    All is looked up before the fork, so that the child only makes system calls.
+    """
     if not sys.platform.startswith("linux"):
         return None
     parent = os.getpid()

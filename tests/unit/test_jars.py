@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.jars import (
@@ -81,3 +88,20 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing_half(
         assert hint in caught.value.next_step
     assert not jars_folder().exists()
     assert list((tmp_path / "jars").glob("fetching-*")) == []
+
+
+def test_a_killed_fetch_takes_ivy_with_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mirror:  # accepts, and never answers
+        mirror.settimeout(30)
+        url = f"http://127.0.0.1:{mirror.getsockname()[1]}/"
+        env = {**os.environ, "KEYTIDE_CACHE": str(tmp_path), "KEYTIDE_MAVEN_URL": url}
+        command = [sys.executable, "-m", "deploy.jars"]
+        with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as fetcher:
+            asking, _ = mirror.accept()
+            (ivy,) = psutil.Process(fetcher.pid).children()
+            fetcher.send_signal(signal.SIGKILL)
+        with asking:
+            deadline = time.monotonic() + 20
+            while ivy.is_running() and ivy.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline, "Ivy goes on without its parent"
+                time.sleep(0.02)
