@@ -1,0 +1,133 @@
+"""A build in BACKFILL: watching its Spark driver, its source, and how far both timestamps are. Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.buildbook import BuildBook, BuildLimits
+from coordinator.events import DriverExited, Instruction, Note, SampleSource, SourceSampled, StartDriver
+from coordinator.source import open_transactions, reached, target, unbuildable, waiting_words
+from keytide.catalog import BuildRecord
+from keytide.messages import Activated, BuildProgress
+
+WRITE_INTERVAL_MS = 1_000
+"""Between writes of progress alone: it may be lost, the driver reports it again."""
+EXIT_GRACE_MS = 10_000
+"""A driver that has ended well is given this long for its last report to arrive."""
+MAX_BACK_OFF_MS = 30_000
+
+
+class Backfilling:
+    """What happens to a build while it is in BACKFILL."""
+
+    def __init__(self, book: BuildBook, limits: BuildLimits) -> None:
+        self._book = book
+        self._limits = limits
+
+    def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """Write progress now and then; miss a driver that ended without a word."""
+        run = self._book.run(record.id)
+        if now - run.written_at >= WRITE_INTERVAL_MS:
+            run.written_at = now
+            self._book.put(record)
+        if run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
+            return self._died(record, "it ended before it had passed the load timestamp", now)
+        return []
+
+    def activated(self, message: Activated) -> list[Instruction]:
+        """A partition's segments for an index begin at this offset: a component of the low-watermark
+        timestamp. The first word counts (a later, larger offset would be safe as well)."""
+        for record in self._book.all():
+            if record.state != "BACKFILL" or record.keyspace != message.keyspace:
+                continue
+            versions = [index.version for index in self._book.indexes(record)]
+            if message.partition not in record.low_watermark and message.version >= max(versions, default=0):
+                low = {**record.low_watermark, message.partition: message.offset}
+                self._book.note_progress(_counted(replace(record, low_watermark=dict(sorted(low.items())))))
+                self._book.run(record.id).written_at = 0  # the driver waits for it: the next tick writes it
+        return []
+
+    def progress(self, message: BuildProgress, now: int) -> list[Instruction]:
+        """The driver's word. Reports may come twice and late; what they count only grows."""
+        record = self._book.find(message.build, "BACKFILL")
+        run = self._book.run(message.build) if record else None
+        if record is None or run is None or message.sent_at < run.reported_at:
+            return []
+        run.reported_at = message.sent_at
+        record = replace(
+            record,
+            backfill_timestamp=record.backfill_timestamp.merge_max(message.timestamp),
+            batches=max(record.batches, message.batches),
+            earliest=message.earliest if message.earliest.places else record.earliest,
+            first_read_at=record.first_read_at or message.first_read_at,
+        )
+        record = _counted(record, message.documents)
+        self._book.note_progress(record)
+        run.count(now, record.documents_done)
+        if message.state == "FAILED":
+            return self._book.fail(record, message.error or "the Spark driver gave no reason", now)
+        if message.state != "PASSED" or run.sampling:
+            return []
+        if reached(record):
+            run.sampling, run.exited_at = True, 0
+            return [SampleSource(record.keyspace, record.id)]
+        text = (
+            f"the driver says that it has passed, and was to reach {target(record).offsets()}; "
+            f"it has reached {record.backfill_timestamp.offsets()}"
+        )
+        return [Note("warning", "build-not-passed", record.id, text)]
+
+    def watch_source(self, event: SourceSampled) -> list[Instruction]:
+        """A periodic sample of the source: can this build still be right?"""
+        out: list[Instruction] = []
+        for record in self._book.all():
+            if record.keyspace != event.facts.keyspace or record.state not in ("BACKFILL", "PAUSED"):
+                continue
+            reason = unbuildable(record, event.facts)
+            if not reason:
+                waits = waiting_words(open_transactions(record.load_timestamp, event.facts))
+                self._book.run(record.id).waiting_for = waits
+                waited = event.now - record.started_at
+                if waits and waited > self._limits.transaction_limit_ms:
+                    reason = (
+                        f"it has waited {waited // 1000} s for {waits} (setting build.transaction_limit_s)"
+                    )
+            if reason:
+                out += self._book.fail(record, reason, event.now)
+        return out
+
+    def driver_exited(self, event: DriverExited) -> list[Instruction]:
+        """The driver has ended: well (then its last report says PASSED), or it died and is started again on
+        its checkpoint."""
+        record = self._book.find(event.build, "BACKFILL")
+        if record is None or self._book.run(event.build).sampling:
+            return []
+        if event.status == 0:
+            self._book.run(event.build).exited_at = event.now
+            return []
+        how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
+        return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+
+    def _died(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
+        run = self._book.run(record.id)
+        run.exited_at = 0
+        if record.batches > run.restarts_batches:
+            run.restarts, run.restarts_batches = 0, record.batches
+        if run.restarts >= self._limits.restarts:
+            times = run.restarts + 1
+            reason = f"the Spark driver died {times} times without finishing a micro-batch; at last: {story}"
+            return self._book.fail(record, reason, now)
+        delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
+        run.restarts += 1
+        text = f"the Spark driver died and is started again in {delay / 1000:g} s: {story}"
+        return [StartDriver(record.id, delay), Note("warning", "driver-restarted", record.id, text)]
+
+
+def _counted(record: BuildRecord, documents: int = 0) -> BuildRecord:
+    """With how many documents are done, of how many: offsets from the earliest to what the backfill must
+    reach. Within a micro-batch what the driver counts."""
+    wanted = target(record)
+    total = record.earliest.documents_to(wanted)
+    reached_now = record.earliest.documents_to(record.backfill_timestamp.merge_min(wanted))
+    done = max(reached_now, min(documents, total), min(record.documents_done, total))
+    return replace(record, documents_total=total, documents_done=done)

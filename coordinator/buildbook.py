@@ -1,0 +1,180 @@
+"""The book of builds: their records, what is known beside, and the only way to change a state. Pure.
+
+A build is a record in the metadata topic (what must survive) and a `Run` (what this coordinator knows of it
+beside). Every change of state goes through `TRANSITIONS`; anything else is our bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from coordinator.dictionary import Dictionary
+from coordinator.events import Instruction, Note, RemoveBuildFolder, StopDriver
+from coordinator.retire import retire
+from keytide.catalog import BuildRecord, BuildState, IndexRecord
+from keytide.errors import invariant
+
+TRANSITIONS: dict[BuildState, dict[str, BuildState]] = {
+    "QUEUED": {"start": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
+    "BACKFILL": {"end": "CATCHUP", "pause": "PAUSED", "fail": "FAILED", "cancel": "CANCELLED"},
+    "PAUSED": {"resume": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
+    "CATCHUP": {"ready": "READY", "fail": "FAILED", "cancel": "CANCELLED"},
+    "READY": {},
+    "FAILED": {},
+    "CANCELLED": {},
+}
+FINAL: frozenset[str] = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
+FINISHED_KEPT = 50
+"""Finished builds that the dictionary keeps, so that it does not grow for ever."""
+RATE_WINDOW_MS = 15_000
+"""Over which the rate of a build is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLimits:
+    """Settings of builds (reasons in `keytide.settings`).
+
+    Attributes:
+        back_off_ms: wait before a dead driver is started again; doubles with each time.
+    """
+
+    concurrent: int = 2
+    concurrent_per_node: int = 1
+    transaction_limit_ms: int = 900_000
+    restarts: int = 5
+    back_off_ms: int = 1_000
+
+
+@dataclass(slots=True)
+class Run:
+    """What this coordinator knows of a build beside its record.
+
+    Attributes:
+        waiting_for: what it waits for, in words; "" when it works.
+        preparing: its topics are being made.
+        placement: where its slices will be, by index id, until the records say it.
+        sampling: the driver has passed, the source's end is being looked up.
+        reported_at: `sent_at` of the newest report, so that an older one does not count.
+        restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
+        exited_at: when the driver ended well without having said PASSED.
+        written_at: when progress was last written.
+        history: (ms, documents done) of the last reports, for the rate.
+    """
+
+    waiting_for: str = ""
+    preparing: bool = False
+    placement: dict[str, list[list[str]]] = field(default_factory=dict)
+    sampling: bool = False
+    reported_at: int = 0
+    restarts: int = 0
+    restarts_batches: int = -1
+    exited_at: int = 0
+    written_at: int = 0
+    history: list[tuple[int, int]] = field(default_factory=list)
+
+    def count(self, now: int, documents: int) -> None:
+        """Note how many documents are done, for the rate."""
+        self.history.append((now, documents))
+        while len(self.history) > 2 and now - self.history[1][0] >= RATE_WINDOW_MS:
+            del self.history[0]
+
+    def rate(self) -> float:
+        """Documents per second over the last `RATE_WINDOW_MS`; 0 when it cannot be told."""
+        if len(self.history) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self.history[0], self.history[-1]
+        return max(0.0, (last - first) * 1000 / (last_at - first_at)) if last_at > first_at else 0.0
+
+
+class BuildBook:
+    """All builds of a cluster."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self.dictionary = dictionary
+        self._live: dict[str, BuildRecord] = {}
+        self._runs: dict[str, Run] = {}
+
+    def all(self) -> list[BuildRecord]:
+        """The newest state of all builds (progress that is not written yet included), oldest first."""
+        records = [self._live.get(record.id, record) for record in self.dictionary.catalog.builds()]
+        return sorted(records, key=lambda record: (len(record.id), record.id))
+
+    def get(self, id_: str) -> BuildRecord:
+        """The newest state of one build.
+
+        Raises:
+            NoSuchBuildError: there is none.
+        """
+        return self._live.get(id_) or self.dictionary.build(id_)
+
+    def find(self, id_: str, state: BuildState) -> BuildRecord | None:
+        """The build, if it is in this state."""
+        record = self._live.get(id_) or self.dictionary.catalog.build(id_)
+        return record if record is not None and record.state == state else None
+
+    def run(self, id_: str) -> Run:
+        """What is known of a build beside its record."""
+        return self._runs.setdefault(id_, Run())
+
+    def indexes(self, record: BuildRecord) -> list[IndexRecord]:
+        """The records of its indexes; one that has been dropped meanwhile is left out."""
+        found = [self.dictionary.catalog.index(id_) for id_ in record.indexes]
+        return [index for index in found if index is not None]
+
+    def names(self, record: BuildRecord) -> list[str]:
+        """The names of its indexes; the id of one that has been dropped."""
+        known = {index.id: index.name for index in self.indexes(record)}
+        return [known.get(id_, id_) for id_ in record.indexes]
+
+    def note_progress(self, record: BuildRecord) -> None:
+        """Keep a newer state in memory only; `put` writes it."""
+        self._live[record.id] = record
+
+    def put(self, record: BuildRecord) -> None:
+        """Write a newer state."""
+        self._live[record.id] = record
+        self.dictionary.put(record)
+
+    def move(self, record: BuildRecord, action: str, **changes: Any) -> BuildRecord:
+        """Change a build's state, and further fields with it."""
+        state = TRANSITIONS[record.state].get(action)
+        invariant(state, "BuildState", lambda: f"build {record.id} cannot {action} in state {record.state}")
+        moved = replace(record, state=state, **changes)
+        self.put(moved)
+        return moved
+
+    def fail(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build that can never be right; its indexes become FAILED, but for those that are READY
+        already."""
+        record = self.move(record, "fail", error=reason, finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} failed: {reason}"
+        return [*self._abandon(record, "FAILED", reason), Note("error", "build-failed", record.id, text)]
+
+    def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """End a build on request; its indexes are DEFERRED again, but for those that are READY already."""
+        record = self.move(record, "cancel", finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} was cancelled"
+        return [*self._abandon(record, "DEFERRED", ""), Note("info", "build-cancelled", record.id, text)]
+
+    def _abandon(
+        self, record: BuildRecord, state: Literal["DEFERRED", "FAILED"], reason: str
+    ) -> list[Instruction]:
+        out: list[Instruction] = [StopDriver(record.id)]
+        for index in self.indexes(record):
+            if index.state not in ("READY", "DROPPING") and index.build == record.id:
+                out += retire(self.dictionary, index, state, reason)
+        return [*out, *self.finish(record)]
+
+    def finish(self, record: BuildRecord) -> list[Instruction]:
+        """Forget what is only of use while a build runs, and the oldest finished builds."""
+        self._live.pop(record.id, None)
+        self._runs.pop(record.id, None)
+        used = {index.build for index in self.dictionary.catalog.indexes()}
+        over = [build for build in self.all() if build.state in FINAL]
+        for old in over[:-FINISHED_KEPT]:
+            if old.id not in used:
+                self.dictionary.delete(f"build/{old.id}")
+        return [RemoveBuildFolder(record.id)]

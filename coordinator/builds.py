@@ -1,0 +1,151 @@
+"""Builds: from BUILD INDEX to READY, one step at a time. Pure.
+
+Theory of operation. The way of a build (its states and how they change: `buildbook.TRANSITIONS`):
+
+    QUEUED      waits for its turn, for live nodes, for the removal of what an earlier build left (`starting`)
+                -> topics are made, the source is sampled: its end is the load timestamp (R24); slices are
+                   placed; the keyspace's version is raised, so that projectors activate the indexes (R13)
+    BACKFILL    the Spark driver reads; driver, source and both timestamps are watched (`backfilling`)
+                -> both timestamps are passed; the source's end is sampled once more (R25); BuildEnd (R23)
+    CATCHUP     slices read their mutation queues (`finishing`)
+                -> for each index: every slice holds one snapshot past the load timestamp and R25's end
+
+READY, FAILED and CANCELLED are final. After a restart of the coordinator everything goes on from the record:
+a new driver on the same checkpoint, `BuildEnd` once more (it is idempotent), the same low-watermark.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.backfilling import Backfilling
+from coordinator.buildbook import FINAL, BuildBook, BuildLimits
+from coordinator.dictionary import Dictionary
+from coordinator.events import (
+    BuildPrepared,
+    CommonSnapshot,
+    DriverExited,
+    Event,
+    Instruction,
+    Note,
+    PrepareFailed,
+    Reported,
+    SourceSampled,
+    StartDriver,
+    Tick,
+)
+from coordinator.finishing import Finishing
+from coordinator.starting import Starting
+from keytide.catalog import BuildRecord, IndexRecord
+from keytide.messages import Activated, BuildProgress
+from keytide.timestamp import Timestamp
+
+
+class Builds:
+    """The state machine of all builds. Records are read from and put into the dictionary, whose `drain` gives
+    the write that comes before the instructions returned here.
+
+    Args:
+        dictionary: the leader's.
+        limits: settings.
+    """
+
+    def __init__(self, dictionary: Dictionary, limits: BuildLimits) -> None:
+        self.book = BuildBook(dictionary)
+        self._starting = Starting(self.book, limits)
+        self._backfilling = Backfilling(self.book, limits)
+        self._finishing = Finishing(self.book)
+
+    def recover(self) -> list[Instruction]:
+        """What to do, at the start of a term, for builds that were under way."""
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.state == "BACKFILL":
+                out.append(StartDriver(record.id))
+                text = f"build {record.id} goes on from its checkpoint"
+                out.append(Note("info", "build-resumed", record.id, text))
+            elif record.state == "CATCHUP":
+                out.append(self._finishing.build_end(record))
+                self.book.run(record.id).waiting_for = "a snapshot that every slice holds"
+        return out
+
+    def request(self, indexes: list[IndexRecord], rate_limit: int, now: int) -> BuildRecord:
+        """Queue a build of indexes of one keyspace (`ddl` has checked that they can be built)."""
+        dictionary = self.book.dictionary
+        record = BuildRecord(
+            id=f"b{dictionary.number()}",
+            keyspace=indexes[0].keyspace,
+            indexes=[index.id for index in indexes],
+            state="QUEUED",
+            load_timestamp=Timestamp(),
+            started_at=now,
+            rate_limit=rate_limit,
+        )
+        self.book.put(record)
+        for index in indexes:
+            dictionary.put(replace(index, state="BUILDING", build=record.id, reason=""))
+        return record
+
+    def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
+        """One event; what follows.
+
+        Args:
+            live_nodes: ids of the live indexer nodes, sorted.
+        """
+        match event:
+            case Tick(now):
+                return self._tick(live_nodes, now)
+            case Reported(Activated() as message, _):
+                return self._backfilling.activated(message)
+            case Reported(BuildProgress() as message, now):
+                return self._backfilling.progress(message, now)
+            case BuildPrepared():
+                return self._starting.prepared(event)
+            case PrepareFailed():
+                return self._starting.prepare_failed(event)
+            case SourceSampled(_, "", _):
+                return self._backfilling.watch_source(event)
+            case SourceSampled():
+                return self._finishing.source_ends(event)
+            case DriverExited():
+                return self._backfilling.driver_exited(event)
+            case CommonSnapshot():
+                return self._finishing.common(event)
+            case _:
+                return []
+
+    def _tick(self, live_nodes: list[str], now: int) -> list[Instruction]:
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.state == "QUEUED":
+                out += self._starting.try_start(record, live_nodes)
+            elif record.state == "BACKFILL":
+                out += self._backfilling.tick(record, now)
+        return out
+
+    def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """Cancel a build that is not over."""
+        return self.book.cancel(record, now)
+
+    def leave(self, index: IndexRecord, now: int) -> tuple[list[Instruction], list[IndexRecord]]:
+        """An index that is being dropped leaves its build.
+
+        A driver cannot change its indexes, so in BACKFILL that cancels the build; before and after, the
+        others go on.
+
+        Returns:
+            Instructions, and those of its indexes whose build was cancelled although they are wanted.
+        """
+        record = self.book.dictionary.catalog.build(index.build or "")
+        if record is None or record.state in FINAL or index.id not in record.indexes:
+            return [], []
+        record = self.book.get(record.id)
+        others = [id_ for id_ in record.indexes if id_ != index.id]
+        waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
+        if others and (waits or record.state == "CATCHUP"):
+            record = replace(record, indexes=others)
+            self.book.put(record)
+            return ([] if waits else self._finishing.finish_if_ready(record, now)), []
+        out = self.book.cancel(record, now)
+        found = [self.book.dictionary.catalog.index(id_) for id_ in others]
+        return out, [other for other in found if other is not None and other.state == "DEFERRED"]

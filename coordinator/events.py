@@ -1,0 +1,270 @@
+"""What goes into the coordinator's pure cores, and what comes out: events and instructions.
+
+An event carries its own time (`now`, ms since the epoch): the cores have no clock. An instruction says what
+the shell must do; whatever comes of it returns as another event. Instructions of one event are carried out in
+their order, with one exception: `Broadcast`, `Note` and `StopDriver` do not wait for the writes before them
+(a timestamp must not wait for a transaction; see `coordinator.lane`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from keytide.catalog import Record
+from keytide.messages import BuildEnd, Message, Published, StabilityTimestamp
+from keytide.timestamp import Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What Kafka says of a source topic at one moment.
+
+    Attributes:
+        topic_id: "" when the topic does not exist (then everything else is empty).
+        earliest: first offset that is still there, by partition.
+        stable: end for a read_committed reader (last stable offset), by partition.
+        high: high watermark, by partition; above `stable` while a transaction is open.
+        compacted: `cleanup.policy` has compact.
+        delete_retention_ms: how long tombstones are kept, at least, on a compacted topic.
+        min_compaction_lag_ms: how long a record is safe from compaction.
+        sampled_at: ms; taken before the offsets were asked for.
+    """
+
+    keyspace: str
+    topic_id: str
+    earliest: dict[int, int]
+    stable: dict[int, int]
+    high: dict[int, int]
+    compacted: bool
+    delete_retention_ms: int
+    min_compaction_lag_ms: int
+    sampled_at: int
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.topic_id)
+
+    @property
+    def partitions(self) -> int:
+        return len(self.high)
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A message from the reports topic."""
+
+    message: Message
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A stability timestamp is in the control topic: `number` is its offset there."""
+
+    message: StabilityTimestamp
+    number: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class IssueFailed:
+    """A stability timestamp could not be sent."""
+
+    message: StabilityTimestamp
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The newest timestamps and common snapshots that the tail of the control topic has, at the start of a
+    term."""
+
+    stamps: tuple[tuple[int, StabilityTimestamp], ...]
+    published: tuple[Published, ...]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSampled:
+    """Source facts, periodic (`build` empty) or asked for by `SampleSource`."""
+
+    facts: SourceFacts
+    build: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPrepared:
+    """The topics of a build are there; the source was sampled after that."""
+
+    build: str
+    facts: SourceFacts
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """The topics of a build could not be made."""
+
+    build: str
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsDeleted:
+    """All topics of an index that is dropped, cancelled or failed are gone."""
+
+    index: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriverExited:
+    """The Spark driver of a build has ended.
+
+    Attributes:
+        status: exit status; negative: the signal that ended it.
+        tail: the last lines of its log.
+    """
+
+    build: str
+    status: int
+    tail: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSnapshot:
+    """Every slice of an index holds snapshot `number`, whose timestamp is `timestamp`."""
+
+    index: str
+    number: int
+    timestamp: Timestamp
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    now: int
+
+
+Event = (
+    Reported
+    | Issued
+    | IssueFailed
+    | Recovered
+    | SourceSampled
+    | BuildPrepared
+    | PrepareFailed
+    | TopicsDeleted
+    | DriverExited
+    | CommonSnapshot
+    | Tick
+)
+
+# --- instructions -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send to the control topic, at once."""
+
+    message: StabilityTimestamp | Published
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write these records (None: a tombstone) to the metadata topic, in one transaction."""
+
+    records: tuple[tuple[str, Record | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareBuild:
+    """Make the topics (name, partitions), then sample the source: `BuildPrepared` or `PrepareFailed`."""
+
+    build: str
+    keyspace: str
+    topics: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSource:
+    """Sample the source now, for a build: `SourceSampled`."""
+
+    keyspace: str
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendBuildEnd:
+    """Send to backfill queues: (topic, partition, message)."""
+
+    messages: tuple[tuple[str, int, BuildEnd], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopics:
+    """Delete topics; with an index, `TopicsDeleted` when they are gone."""
+
+    topics: tuple[str, ...]
+    index: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartDriver:
+    """Start the Spark driver of a build, not before `delay_ms` from now: `DriverExited` when it ends."""
+
+    build: str
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopDriver:
+    """Stop the Spark driver of a build (also one that was to be started later), without a `DriverExited`."""
+
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveBuildFolder:
+    """Remove the checkpoint of a build that is over (its log stays)."""
+
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that an operator wants to know: a line in `GET /v1/events`.
+
+    Attributes:
+        kind: kebab-case, e.g. index-ready.
+        subject: what it is about: an index, a build, a node, a keyspace.
+    """
+
+    level: Literal["info", "warning", "error"]
+    kind: str
+    subject: str
+    text: str
+
+
+Instruction = (
+    Broadcast
+    | Write
+    | PrepareBuild
+    | SampleSource
+    | SendBuildEnd
+    | DeleteTopics
+    | StartDriver
+    | StopDriver
+    | RemoveBuildFolder
+    | Note
+)

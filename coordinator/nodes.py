@@ -1,0 +1,110 @@
+"""Which indexer nodes live, by their heartbeats. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.events import Instruction, Note
+from keytide.messages import NodeHeartbeat, SliceStatus
+
+
+@dataclass(slots=True)
+class Node:
+    """One node as last heard.
+
+    Attributes:
+        heartbeat: its newest one.
+        heard_at: when that came, by the coordinator's clock.
+        live: a heartbeat came within the limit.
+    """
+
+    heartbeat: NodeHeartbeat
+    heard_at: int
+    live: bool
+
+    def slice(self, index: str, slice_number: int) -> SliceStatus | None:
+        for status in self.heartbeat.slices:
+            if status.index == index and status.slice == slice_number:
+                return status
+        return None
+
+
+class Nodes:
+    """All nodes that were heard in this term.
+
+    Args:
+        timeout_ms: a node without a heartbeat for this long is not live.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self.by_id: dict[str, Node] = {}
+        self._live_slices: dict[tuple[str, str, int], bool] = {}
+
+    def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
+        """Take a heartbeat in. Returns whether it comes from a new start of the node, and what to tell."""
+        node = self.by_id.get(message.node)
+        if node is not None and message.started_at < node.heartbeat.started_at:
+            return False, []  # from before its restart
+        restarted = node is None or message.started_at != node.heartbeat.started_at
+        notes: list[Instruction] = []
+        if node is None or not node.live:
+            notes.append(
+                Note("info", "node-live", message.node, f"node {message.node} serves at {message.url}")
+            )
+        elif restarted:
+            notes.append(
+                Note("warning", "node-restarted", message.node, f"node {message.node} was restarted")
+            )
+        notes += _stopped_slices(node, message)
+        self.by_id[message.node] = Node(message, now, live=True)
+        self._index_slices()
+        return restarted, notes
+
+    def tick(self, now: int) -> list[Instruction]:
+        """Declare silent nodes dead."""
+        notes: list[Instruction] = []
+        for name, node in sorted(self.by_id.items()):
+            if node.live and now - node.heard_at > self._timeout_ms:
+                node.live = False
+                notes.append(
+                    Note(
+                        "warning",
+                        "node-lost",
+                        name,
+                        f"node {name} has been silent for {now - node.heard_at} ms",
+                    )
+                )
+        if notes:
+            self._index_slices()
+        return notes
+
+    def live(self) -> list[str]:
+        """Ids of live nodes, sorted."""
+        return sorted(name for name, node in self.by_id.items() if node.live)
+
+    def slice_serves(self, node: str, index: str, slice_number: int) -> bool:
+        """Whether a replica takes part in pacing: on a live node, reading its queue, with a snapshot."""
+        return self._live_slices.get((node, index, slice_number), False)
+
+    def _index_slices(self) -> None:
+        self._live_slices = {
+            (name, status.index, status.slice): True
+            for name, node in self.by_id.items()
+            if node.live
+            for status in node.heartbeat.slices
+            if status.state == "LIVE" and status.number >= 0
+        }
+
+
+def _stopped_slices(before: Node | None, message: NodeHeartbeat) -> list[Instruction]:
+    """A word for each slice that has stopped since the last heartbeat."""
+    notes: list[Instruction] = []
+    for status in message.slices:
+        if status.state == "STOPPED":
+            known = before.slice(status.index, status.slice) if before else None
+            if known is None or known.state != "STOPPED":
+                where = f"slice {status.slice} of {status.index} on node {message.node}"
+                text = f"{where} has stopped: {status.reason}"
+                notes.append(Note("error", "slice-stopped", status.index, text))
+    return notes

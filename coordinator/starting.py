@@ -1,0 +1,110 @@
+"""Builds that wait for their turn, and how one begins. Pure.
+
+A build starts when the limits of builds at once (cluster and node) allow it, enough nodes are live, and
+nothing is left of an earlier build of its indexes. Its topics are made before anything says that it runs:
+projectors emit as soon as they see the new version. The source is sampled after that; its end is the load
+timestamp (R24).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.buildbook import BuildBook, BuildLimits
+from coordinator.events import BuildPrepared, Instruction, Note, PrepareBuild, PrepareFailed, StartDriver
+from coordinator.placement import TooFewNodesError, counts, nodes_of, place
+from coordinator.source import open_transactions, waiting_words
+from keytide.catalog import BuildRecord
+from keytide.timestamp import Timestamp
+
+
+class Starting:
+    """QUEUED to BACKFILL."""
+
+    def __init__(self, book: BuildBook, limits: BuildLimits) -> None:
+        self._book = book
+        self._limits = limits
+
+    def try_start(self, record: BuildRecord, live_nodes: list[str]) -> list[Instruction]:
+        """Begin a queued build if it may; else say what it waits for."""
+        run = self._book.run(record.id)
+        if run.preparing:
+            return []
+        indexes = self._book.indexes(record)
+        running = [b for b in self._book.all() if b.state == "BACKFILL" or self._book.run(b.id).preparing]
+        if len(running) >= self._limits.concurrent:
+            run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
+            return []
+        if any(index.version for index in indexes):
+            run.waiting_for = "the removal of what an earlier build left"
+            return []
+        try:
+            load = counts(live_nodes, self._book.dictionary.catalog.indexes())
+            placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
+        except TooFewNodesError as error:
+            run.waiting_for = f"indexer nodes: {error.message}"
+            return []
+        for node in nodes_of([nodes for one in placement.values() for nodes in one]):
+            busy = [other.id for other in running if node in self._nodes(other)]
+            if len(busy) >= self._limits.concurrent_per_node:
+                builds = " and ".join(busy)
+                run.waiting_for = f"its turn on node {node}: {builds} (setting build.concurrent_per_node)"
+                return []
+        run.waiting_for, run.preparing, run.placement = "", True, placement
+        topics = self._book.dictionary.topics
+        wanted = [(topics.mutations(index.id), index.slices) for index in indexes]
+        wanted += [(topics.backfill(index.id, record.id), index.slices) for index in indexes]
+        return [PrepareBuild(record.id, record.keyspace, tuple(wanted))]
+
+    def _nodes(self, record: BuildRecord) -> list[str]:
+        planned = self._book.run(record.id).placement
+        placements = [planned.get(index.id) or index.placement for index in self._book.indexes(record)]
+        return nodes_of([nodes for placement in placements for nodes in placement])
+
+    def prepare_failed(self, event: PrepareFailed) -> list[Instruction]:
+        """The topics could not be made: the next tick tries again."""
+        run = self._book.run(event.build)
+        run.preparing = False
+        return [Note("warning", "build-waits", event.build, f"topics cannot be made yet: {event.error}")]
+
+    def prepared(self, event: BuildPrepared) -> list[Instruction]:
+        """Topics are there, the source is sampled: begin."""
+        record = self._book.find(event.build, "QUEUED")
+        if record is None:
+            return []  # cancelled meanwhile, which has ordered the topics' removal
+        run = self._book.run(event.build)
+        run.preparing = False
+        reason = self._check_keyspace(record, event)
+        if reason:
+            return self._book.fail(record, reason, event.now)
+        dictionary, facts = self._book.dictionary, event.facts
+        version = dictionary.bump(record.keyspace).version
+        for index in self._book.indexes(record):
+            dictionary.put(replace(index, version=version, placement=run.placement[index.id]))
+        load = Timestamp.of(facts.high, facts.topic_id)
+        earliest = Timestamp.of(facts.earliest, facts.topic_id)
+        record = self._book.move(
+            record,
+            "start",
+            load_timestamp=load,
+            earliest=earliest,
+            started_at=event.now,
+            documents_total=earliest.documents_to(load),
+        )
+        run.waiting_for = waiting_words(open_transactions(load, facts))
+        names = ", ".join(self._book.names(record))
+        text = f"build {record.id} of {names} reads {record.documents_total} documents of {record.keyspace}"
+        return [StartDriver(record.id), Note("info", "build-started", record.id, text)]
+
+    def _check_keyspace(self, record: BuildRecord, event: BuildPrepared) -> str:
+        """Bring the keyspace's record up to date; why that cannot be done, else ""."""
+        dictionary, facts = self._book.dictionary, event.facts
+        keyspace = dictionary.catalog.keyspace(record.keyspace)
+        if keyspace is None or not facts.exists:
+            return f"topic {record.keyspace} does not exist"
+        if keyspace.topic_id != facts.topic_id:
+            others = [index.name for index in dictionary.catalog.indexes(keyspace.name) if index.version]
+            if others:
+                return f"topic {keyspace.name} was deleted and made anew; first drop {', '.join(others)}"
+        dictionary.put(replace(keyspace, topic_id=facts.topic_id, partitions=facts.partitions))
+        return ""
