@@ -184,8 +184,8 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
 
 
 def _make_topic(bootstrap: str) -> None:
-    futures = AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
-    futures[TOPIC].result(timeout=30)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(timeout=30)
 
 
 def _ends(bootstrap: str) -> dict[int, int]:

@@ -1,0 +1,250 @@
+"""What convinces an expert, on the real parts: Kafka, coordinator, projector, two nodes, LMDB, Spark. Named
+by the numbers of the acceptance list."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+
+from deploy.cluster import LocalCluster
+from tests.integration.world import World, Writer, wait_for
+from tests.oracle import MISSING
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+
+SETTINGS = {
+    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
+    "KEYTIDE_INDEXER__DELTA_ENTRIES": "5000",
+    "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
+        yield World(cluster)
+
+
+def _person(chance: random.Random, _: int) -> tuple[str, Any]:
+    """499 ids, 23 values, some null, some missing, some deleted, some with other types."""
+    id_ = f"p{chance.randrange(499)}"
+    x = chance.random()
+    if x < 0.12:
+        return id_, None
+    document: dict[str, Any] = {
+        "n": chance.randrange(1_000),
+        "tags": [f"t{chance.randrange(9)}" for _ in range(chance.randrange(4))],
+    }
+    if x < 0.22:
+        document["city"] = None
+    elif x < 0.27:
+        document["city"] = chance.choice([7, 7.0, 2**53 + 1, True, ["a"], {"b": 1}])
+    elif x > 0.35:
+        document["city"] = f"city{chance.randrange(23)}"
+    return id_, document
+
+
+def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
+    if "city" in document:
+        yield [document["city"], document.get("n", MISSING)]
+
+
+def _by_tag(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
+    for tag in sorted(set(document.get("tags", []))):
+        yield [tag]
+
+
+def _small(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
+    if "n" in document and document["n"] < 500:
+        yield [document["n"]]
+
+
+CITY = "CREATE INDEX {name}_city ON {name} (city, n DESC) WITH (slices=4, defer_build=true)"
+TAG = "CREATE INDEX {name}_tag ON {name} (UNNEST(tags)) WITH (slices=3, defer_build=true)"
+SMALL = "CREATE INDEX {name}_small ON {name} (n) PARTITION BY HASH(id) WITH (slices=2, defer_build=true) WHERE n < 500"
+
+
+def _create_three(world: World, name: str) -> list[str]:
+    for statement in (CITY, TAG, SMALL):
+        world.sql(statement.format(name=name))
+    return [f"{name}_city", f"{name}_tag", f"{name}_small"]
+
+
+def _check_three(world: World, name: str, at_end: bool) -> None:
+    check = world.check_at_end if at_end else world.check
+    assert check(f"{name}_city", name, _by_city, (False, True)) > 0
+    assert check(f"{name}_tag", name, _by_tag) > 0
+    assert check(f"{name}_small", name, _small) > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_1_exact_equivalence_of_a_build_in_mid_stream(world: World, seed: int) -> None:
+    name = f"equal{seed}"
+    world.make_topic(name)
+    names = _create_three(world, name)
+    with Writer(world.bootstrap, name, seed, _person) as writer:
+        writer.write(8_000)
+        build = world.wait_ready(world.build(*names))
+        assert build["documents_done"] > 0
+        for _ in range(3):
+            _check_three(world, name, at_end=False)
+    _check_three(world, name, at_end=True)
+
+
+def test_3_stale_backfill_never_wins(world: World) -> None:
+    """Updates, deletes and re-inserts of everything while the backfill is held after it began to read."""
+    name = "stale"
+    world.make_topic(name)
+    names = _create_three(world, name)
+    writer = Writer(world.bootstrap, name, 3, _person)
+    with writer:
+        writer.write(12_000)
+    build = world.build(*names)
+    wait_for(lambda: world.build_state(build)["documents_done"] > 0, "the backfill has read something")
+    with world.spark_held():
+        again = Writer(world.bootstrap, name, 4, _person)
+        with again:
+            again.write(6_000)
+        assert world.build_state(build)["state"] == "BACKFILL"
+    world.wait_ready(build)
+    _check_three(world, name, at_end=True)
+
+
+def test_6_handover_under_writes_has_no_gap_and_no_double(world: World) -> None:
+    name = "handover"
+    world.make_topic(name)
+    names = _create_three(world, name)
+    with Writer(world.bootstrap, name, 6, _person, per_second=4_000) as writer:
+        writer.write(4_000)
+        build = world.build(*names)
+        world.wait_ready(build)
+        before = writer.written
+        for _ in range(4):  # the first snapshots after the switch
+            _check_three(world, name, at_end=False)
+        assert writer.written > before, "the writer stood still"
+    _check_three(world, name, at_end=True)
+
+
+def test_16_no_scan_sees_two_versions_of_a_document(world: World) -> None:
+    """Documents with three keys in slices of both nodes, and money moved between two entries, updated in a
+    loop."""
+    name = "torn"
+    world.make_topic(name)
+    world.sql(f"CREATE INDEX {name}_keys ON {name} (UNNEST(keys)) WITH (slices=6, defer_build=true)")
+    world.sql(f"CREATE INDEX {name}_money ON {name} (UNNEST(accounts)) WITH (slices=6, defer_build=true)")
+
+    def change(chance: random.Random, number: int) -> tuple[str, Any]:
+        left = chance.randrange(1_001)
+        keys = [f"{part}-{number}" for part in ("a", "b", "c")]
+        return f"d{number % 20}", {
+            "keys": keys,
+            "accounts": [["left", left], ["right", 1_000 - left]],
+            "v": number,
+        }
+
+    first = Writer(world.bootstrap, name, 16, change)
+    with first:
+        first.write(200)
+    world.wait_ready(world.build(f"{name}_keys", f"{name}_money"))
+    placement = world.admin.call("GET", "/v1/topology")
+    assert {"node-1", "node-2"} <= set(re.findall(r"node-\d", json.dumps(placement)))
+    seen = 0
+    with Writer(world.bootstrap, name, 17, change, per_second=1_500):
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:
+            rows, _ = world.scan_all(f"{name}_keys", node=seen % 2, page_size=7 if seen % 3 else 500)
+            versions: dict[str, set[str]] = {}
+            for key, id_ in rows:
+                versions.setdefault(id_, set()).add(key[0].split("-")[1])
+            assert len(rows) == 60, f"{len(rows)} rows for 20 documents of three keys"
+            assert all(len(found) == 1 for found in versions.values()), versions
+            money, _ = world.scan_all(f"{name}_money", node=seen % 2)
+            assert sum(key[0][1] for key, _ in money) == 20 * 1_000, money
+            with world.client(seen % 2) as client:
+                assert client.count(f"{name}_keys").count == 60
+            seen += 1
+    assert seen >= 5
+
+
+HOSTILE: list[tuple[bytes | None, bytes, str | None]] = [
+    (b"fine", b'{"v": 1}', None),
+    (b"not-json", b"{", "not-json"),
+    (b"empty", b"", "not-json"),
+    (b"array", b"[1]", "not-an-object"),
+    (b"number", b"5", "not-an-object"),
+    (b"nan", b'{"v": NaN}', "not-json"),
+    (b"infinity", b'{"v": -Infinity}', "not-json"),
+    (b"surrogate", b'{"v": "\\ud800"}', "any"),
+    (b"huge-int", b'{"v": ' + b"9" * 400 + b"}", None),
+    (b"big-double", b'{"v": 1e308}', None),
+    (b"too-big-double", b'{"v": 1e999}', "any"),
+    (b"precise", b'{"v": 9007199254740993}', None),
+    (b"float-form", b'{"v": 5.0}', None),
+    (b"negative-zero", b'{"v": -0.0}', None),
+    (b"nul", b'{"v": "a\\u0000b"}', None),
+    (b"emoji", '{"v": "😀"}'.encode(), None),
+    (b"long-key", b'{"v": "' + b"k" * 3_000 + b'"}', None),
+    (b"long-key-2", b'{"v": "' + b"k" * 2_999 + b'j"}', None),
+    (b"megabyte", b'{"v": "' + b"x" * 1_000_000 + b'"}', "key-too-large"),
+    (b"megabyte-elsewhere", b'{"v": 7, "w": "' + b"x" * 1_000_000 + b'"}', None),
+    (b"deep", b'{"v": ' + b"[" * 40 + b"]" * 40 + b"}", None),
+    (b"too-deep", b'{"v": ' + b"[" * 5_000 + b"]" * 5_000 + b"}", "any"),
+    (b"duplicate-names", b'{"v": 1, "v": 2}', None),
+    (b"invalid-utf8", b'{"v": "\xff\xfe"}', "any"),
+    (b"id\x00with-nul", b'{"v": 3}', None),
+    (b"", b'{"v": 4}', "bad-id"),
+    (None, b'{"v": 5}', "bad-id"),
+    (b"i" * 251, b'{"v": 6}', "bad-id"),
+    (b"\xff\xfe", b'{"v": 6}', "bad-id"),
+    (b"i" * 250, b'{"v": 8}', None),
+    (b"object", b'{"v": {"b": 1, "a": [null, true]}}', None),
+    (b"no-v", b'{"w": 1}', None),
+    (b"null-v", b'{"v": null}', None),
+]
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["backfill", "live"])
+def test_20_hostile_values_are_indexed_rightly_or_in_the_ledger(world: World, live: bool) -> None:
+    name = "hostile_live" if live else "hostile_backfill"
+    world.make_topic(name, 2, max_message_bytes="8000000")
+    world.sql(f"CREATE INDEX {name}_v ON {name} (v) WITH (slices=3, defer_build=true)")
+    if live:
+        world.wait_ready(world.build(f"{name}_v"))
+    producer = KafkaProducer(bootstrap_servers=world.bootstrap, acks="all", max_request_size=8_000_000)
+    producer.send(
+        name, key=b"not-json", value=b'{"v": "was here before"}'
+    )  # a bad version deletes what was good
+    for key, value, _ in HOSTILE:
+        producer.send(name, key=key, value=value)
+    producer.flush()
+    producer.close()
+    if not live:
+        world.wait_ready(world.build(f"{name}_v"))
+    at_least = {str(p): offset for p, offset in world.ends(name).items()}
+    rows, _ = world.scan_all(f"{name}_v", at_least=at_least, timeout_ms=60_000)
+    good = {
+        key.decode(): json.loads(value)
+        for key, value, reason in HOSTILE
+        if reason is None and key is not None
+    }
+    expected = {id_: document["v"] for id_, document in good.items() if "v" in document}
+    assert {id_: key[0] for key, id_ in rows} == expected
+    floats = {id_: type(key[0]) for key, id_ in rows}
+    assert (floats["float-form"], floats["precise"]) == (float, int), "numbers come back as they were written"
+    bad = [reason for _, _, reason in HOSTILE if reason is not None]
+    index = world.admin.call("GET", f"/v1/indexes/{name}_v")
+    wait_for(
+        lambda: world.admin.call("GET", f"/v1/indexes/{name}_v")["skipped"] == len(bad),
+        f"{len(bad)} lines in the skip ledger, not {index['skipped']}",
+        20,
+    )

@@ -1,0 +1,220 @@
+"""A cluster under test, writers that never stop, and the comparison of every index with its source."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from deploy.cluster import LocalCluster
+from keytide.cli.admin import Admin
+from keytide.client import Client
+from keytide.errors import RetryableError
+from tests.oracle import Keys, Row, difference, read_source, rows_of
+
+LIMIT_S = 120.0
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit: float = LIMIT_S) -> None:
+    """Wait for a condition, with a limit."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit:.0f} s: {what}")
+        time.sleep(0.02)
+
+
+@dataclass(slots=True)
+class World:
+    """A running cluster, with what tests do to it."""
+
+    cluster: LocalCluster
+
+    @property
+    def bootstrap(self) -> str:
+        return self.cluster.bootstrap
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self.cluster.coordinator_url)
+
+    def client(self, node: int = 0) -> Client:
+        return Client(self.cluster.node_urls[node])
+
+    def make_topic(self, topic: str, partitions: int = 4, **config: str) -> None:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        new = NewTopic(topic, partitions, 1, config=settings)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_topics([new])[topic].result(timeout=30)
+
+    def sql(self, statement: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.admin.call("POST", "/v1/statements", {"statement": statement})
+        return answer
+
+    def build(self, *names: str) -> str:
+        """Start a build; its id."""
+        return str(self.admin.call("POST", "/v1/builds", {"indexes": list(names)})["id"])
+
+    def build_state(self, build: str) -> dict[str, Any]:
+        """The build, waiting out a coordinator that is away."""
+        state: dict[str, Any] = {}
+
+        def asked() -> bool:
+            try:
+                state.update(self.admin.call("GET", f"/v1/builds/{build}"))
+            except RetryableError:
+                return False
+            return True
+
+        wait_for(asked, "the coordinator answers")
+        return state
+
+    def wait_ready(self, build: str, limit: float = LIMIT_S) -> dict[str, Any]:
+        """Wait until a build is READY."""
+
+        def over() -> bool:
+            state = self.build_state(build)
+            assert state["state"] not in ("FAILED", "CANCELLED"), state
+            return bool(state["state"] == "READY")
+
+        wait_for(over, f"build {build} is READY", limit)
+        return self.build_state(build)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """Next offsets of a topic."""
+        consumer = KafkaConsumer(bootstrap_servers=self.bootstrap)
+        places = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
+        found = {place.partition: offset for place, offset in consumer.end_offsets(places).items()}
+        consumer.close()
+        return found
+
+    def scan_all(
+        self, index: str, node: int = 0, page_size: int = 500, **demands: Any
+    ) -> tuple[list[Row], dict[int, int]]:
+        """All rows of an index from one snapshot, page by page, and the offsets of its timestamp."""
+        with self.client(node) as client:
+            page = client.page(index, limit=page_size, **demands)
+            offsets = {int(p): place["offset"] for p, place in page.timestamp.items()}
+            snapshot, rows = page.snapshot, [(row.key, row.id) for row in page.rows]
+            while page.page is not None:
+                page = client.page(index, page=page.page)
+                assert page.snapshot == snapshot, "Stable: a page came from another snapshot"
+                rows += [(row.key, row.id) for row in page.rows]
+        return rows, offsets
+
+    def check(
+        self, index: str, topic: str, keys: Keys, descending: Iterable[bool] = (), **demands: Any
+    ) -> int:
+        """Compare an index at a snapshot with its source at the snapshot's timestamp; how many rows it
+        has."""
+        rows, offsets = self.scan_all(index, **demands)
+        expected = rows_of(read_source(self.bootstrap, topic, offsets), keys, descending)
+        wrong = difference(expected, rows)
+        assert not wrong, f"{index} at {offsets}: {wrong}"
+        return len(rows)
+
+    def check_at_end(self, index: str, topic: str, keys: Keys, descending: Iterable[bool] = ()) -> int:
+        """The same, at a snapshot that includes everything in the topic now."""
+        at_least = {str(p): offset for p, offset in self.ends(topic).items()}
+        return self.check(index, topic, keys, descending, at_least=at_least, timeout_ms=60_000)
+
+    def processes(self, part: str) -> list[psutil.Process]:
+        """Processes under the cluster whose command line has `part` in it, with all that they started."""
+        found: list[psutil.Process] = []
+        for child in self.cluster.services.values():
+            if not child.running:
+                continue
+            for process in psutil.Process(child.pid).children(recursive=True):
+                try:
+                    if part in " ".join(process.cmdline()):
+                        found += [process, *process.children(recursive=True)]
+                except psutil.NoSuchProcess:
+                    continue
+        return list(dict.fromkeys(found))
+
+    def spark(self) -> list[psutil.Process]:
+        """The Spark driver of a build, its JVM and its Python workers."""
+        return self.processes("streaming.backfill")
+
+    @contextmanager
+    def spark_held(self) -> Iterator[None]:
+        """Everything of Spark stopped (SIGSTOP) while the block runs."""
+        held = self.spark()
+        assert held, "no Spark driver runs"
+        for process in held:
+            os.kill(process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in held:
+                os.kill(process.pid, signal.SIGCONT)
+
+
+class Writer:
+    """A producer (kafka-python) that writes random changes in a thread until it is stopped.
+
+    Args:
+        change: (random, number) -> (id, document or None for a delete).
+        per_second: pace.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        seed: int,
+        change: Callable[[random.Random, int], tuple[str, Any]],
+        per_second: float = 2_000,
+    ) -> None:
+        self._topic, self._change, self._per_second = topic, change, per_second
+        self._chance = random.Random(seed)
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=5)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.error: BaseException | None = None
+        self.written = 0
+
+    def write(self, count: int) -> None:
+        """Write some changes at once, in this thread; all are acknowledged when it returns."""
+        for _ in range(count):
+            self._one()
+        self._producer.flush()
+
+    def _one(self) -> None:
+        id_, document = self._change(self._chance, self.written)
+        value = None if document is None else json.dumps(document).encode()
+        self._producer.send(self._topic, key=id_.encode(), value=value)
+        self.written += 1
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(20 / self._per_second):
+                for _ in range(20):
+                    self._one()
+            self._producer.flush()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        self._producer.close()
+        if self.error is not None:
+            raise self.error
