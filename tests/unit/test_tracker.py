@@ -1,0 +1,336 @@
+"""The projector's tracker: order of acknowledgement, activation, resets; and a randomised world around it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from keytide.errors import InvariantViolationError
+from projector.events import (
+    Activated,
+    Assigned,
+    Commit,
+    CommitDone,
+    CommitFailed,
+    Delivered,
+    Instruction,
+    Key,
+    KeyspaceChanged,
+    Locate,
+    Located,
+    Pause,
+    Polled,
+    Reached,
+    ReadFrom,
+    Refused,
+    Revoked,
+    Rewound,
+    SendFailed,
+    Tick,
+)
+from projector.tracker import Tracker
+
+A, B = Key("orders", 0), Key("orders", 1)
+
+
+def running(*keys: Key, version: int = 1, offset: int = 100) -> Tracker:
+    """A tracker whose partitions run at `version` from `offset`, all committed."""
+    tracker = Tracker()
+    tracker.handle(KeyspaceChanged("orders", version, 1))
+    for key in keys:
+        assert ReadFrom(key, offset) in tracker.handle(Assigned(key, offset, version, 0))
+    return tracker
+
+
+def commits(instructions: list[Instruction]) -> list[Commit]:
+    return [i for i in instructions if isinstance(i, Commit)]
+
+
+class TestAcknowledgement:
+    def test_a_poll_counts_when_its_last_message_is_delivered(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 2, {A: Reached(110, 0)}))
+        tracker.handle(Delivered(1))
+        assert tracker.partitions[A].acked == 100
+        tracker.handle(Delivered(1))
+        assert tracker.partitions[A].acked == 110
+        assert not tracker.outstanding
+
+    def test_polls_that_end_out_of_order_move_partitions_in_order(self) -> None:
+        tracker = running(A, B)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
+        tracker.handle(Polled(2, 1, {A: Reached(120, 0), B: Reached(130, 0)}))
+        tracker.handle(Delivered(2))
+        assert (tracker.partitions[A].acked, tracker.partitions[B].acked) == (100, 130)
+        tracker.handle(Delivered(1))
+        assert tracker.partitions[A].acked == 120
+
+    def test_a_poll_without_messages_is_acknowledged_at_once(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 0, {A: Reached(110, 0)}))
+        assert tracker.partitions[A].acked == 110
+
+    def test_only_what_is_acknowledged_is_committed_and_only_once(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 3)}))
+        tracker.handle(Polled(2, 1, {A: Reached(120, 3)}))
+        tracker.handle(Delivered(1))
+        assert commits(tracker.handle(Tick())) == [Commit(A, 110, 3, 1, activation=False)]
+        assert commits(tracker.handle(Tick())) == []
+        tracker.handle(CommitDone(A, 110, 3, 1))
+        tracker.handle(Delivered(2))
+        assert commits(tracker.handle(Tick())) == [Commit(A, 120, 3, 1, activation=False)]
+
+    def test_a_position_never_goes_back(self) -> None:
+        tracker = running(A)
+        with pytest.raises(InvariantViolationError, match="Contiguous"):
+            tracker.handle(Polled(1, 1, {A: Reached(99, 0)}))
+
+    def test_deliveries_of_a_partition_that_is_gone_do_no_harm(self) -> None:
+        tracker = running(A, B)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0), B: Reached(110, 0)}))
+        tracker.handle(Revoked(A))
+        tracker.handle(Delivered(1))
+        assert tracker.partitions[B].acked == 110
+        assert A not in tracker.partitions
+
+
+class TestReset:
+    def test_a_failed_send_resumes_every_partition_from_what_is_acknowledged(self) -> None:
+        tracker = running(A, B)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
+        tracker.handle(Polled(2, 1, {A: Reached(115, 0), B: Reached(120, 0)}))
+        tracker.handle(Polled(3, 1, {B: Reached(130, 0)}))
+        tracker.handle(Delivered(2))
+        assert tracker.handle(SendFailed(1)) == [Rewound(2), ReadFrom(A, 100), ReadFrom(B, 120)]
+        assert (tracker.partitions[A].position, tracker.partitions[B].position) == (100, 120)
+
+    def test_news_of_polls_that_were_given_up_is_ignored(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 2, {A: Reached(110, 0)}))
+        tracker.handle(Polled(2, 1, {A: Reached(120, 0)}))
+        tracker.handle(SendFailed(1))
+        assert tracker.handle(SendFailed(2)) == []
+        assert tracker.handle(Delivered(2)) == []
+        assert tracker.partitions[A].acked == 100
+
+    def test_a_fenced_commit_resets(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
+        tracker.handle(Delivered(1))
+        tracker.handle(Tick())
+        assert ReadFrom(A, 110) in tracker.handle(CommitFailed(A, 1, fenced=True))
+
+    def test_a_commit_that_failed_for_a_while_is_tried_again(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
+        tracker.handle(Delivered(1))
+        tracker.handle(Tick())
+        assert tracker.handle(CommitFailed(A, 1, fenced=False)) == []
+        assert commits(tracker.handle(Tick())) == [Commit(A, 110, 0, 1, activation=False)]
+
+
+class TestActivation:
+    def test_a_partition_without_a_commit_starts_where_the_shell_finds_it(self) -> None:
+        tracker = Tracker()
+        tracker.handle(KeyspaceChanged("orders", 3, 3))
+        assert tracker.handle(Assigned(A, None, 0, -1)) == [Pause(A), Locate(A)]
+        assert tracker.handle(Located(A, 500)) == [Commit(A, 500, -1, 3, activation=True)]
+        assert not tracker.is_running(A)
+        assert tracker.handle(CommitDone(A, 500, -1, 3)) == [ReadFrom(A, 500), Activated(A)]
+        assert tracker.partitions[A].activated_at == 500
+
+    def test_a_new_version_waits_until_nothing_is_in_flight(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
+        assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == [Pause(A)]
+        assert not tracker.is_running(A)
+        assert tracker.handle(Delivered(1)) == [Commit(A, 110, 0, 2, activation=True)]
+        assert tracker.handle(CommitDone(A, 110, 0, 2)) == [ReadFrom(A, 110), Activated(A)]
+        assert tracker.partitions[A].version == 2
+
+    def test_a_send_that_fails_while_draining_activates_where_all_is_acknowledged(self) -> None:
+        tracker = running(A)
+        tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
+        tracker.handle(Polled(2, 1, {A: Reached(120, 0)}))
+        tracker.handle(KeyspaceChanged("orders", 2, 1))
+        tracker.handle(Delivered(1))
+        assert tracker.handle(SendFailed(2)) == [Rewound(1), Commit(A, 110, 0, 2, activation=True)]
+        assert tracker.handle(CommitDone(A, 110, 0, 2)) == [ReadFrom(A, 110), Activated(A)]
+
+    def test_an_activation_that_fails_is_tried_again_on_the_next_tick(self) -> None:
+        tracker = running(A)
+        tracker.handle(KeyspaceChanged("orders", 2, 1))
+        assert tracker.handle(CommitFailed(A, 2, fenced=True)) == []
+        assert not tracker.is_running(A)
+        assert tracker.handle(Tick()) == [Commit(A, 100, 0, 2, activation=True)]
+
+    def test_a_version_that_came_meanwhile_is_activated_too_before_anything_is_sent(self) -> None:
+        tracker = running(A)
+        tracker.handle(KeyspaceChanged("orders", 2, 1))
+        assert tracker.handle(KeyspaceChanged("orders", 3, 1)) == []
+        assert tracker.handle(CommitDone(A, 100, 0, 2)) == [Commit(A, 100, 0, 3, activation=True)]
+        assert tracker.handle(CommitDone(A, 100, 0, 3)) == [ReadFrom(A, 100), Activated(A)]
+
+    def test_a_new_owner_waits_for_the_version_of_the_commit(self) -> None:
+        tracker = Tracker()
+        tracker.handle(KeyspaceChanged("orders", 4, 1))
+        assert tracker.handle(Assigned(A, 100, 5, 0)) == [Pause(A)]
+        assert not tracker.is_running(A)
+        assert tracker.handle(KeyspaceChanged("orders", 5, 1)) == [ReadFrom(A, 100), Activated(A)]
+
+    def test_without_any_index_nothing_is_read_and_the_drop_is_committed(self) -> None:
+        tracker = running(A)
+        assert tracker.handle(KeyspaceChanged("orders", 1, 0)) == [Pause(A)]
+        assert tracker.handle(KeyspaceChanged("orders", 2, 0)) == [
+            Pause(A),
+            Commit(A, 100, 0, 2, activation=True),
+        ]
+        assert tracker.handle(CommitDone(A, 100, 0, 2)) == [Pause(A), Activated(A)]
+        assert tracker.partitions[A].phase == "IDLE"
+
+    def test_after_a_time_without_indexes_live_reading_begins_at_the_end(self) -> None:
+        tracker = Tracker()
+        tracker.handle(KeyspaceChanged("orders", 2, 0))
+        tracker.handle(Assigned(A, 100, 2, 0))
+        assert tracker.handle(KeyspaceChanged("orders", 3, 3)) == [Pause(A), Locate(A)]
+        assert tracker.handle(Located(A, 900)) == [Commit(A, 900, -1, 3, activation=True)]
+
+    def test_an_index_that_emits_already_is_never_skipped_over(self) -> None:
+        tracker = running(A)
+        assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == [
+            Pause(A),
+            Commit(A, 100, 0, 2, activation=True),
+        ]
+
+    def test_a_refused_partition_is_not_read_whatever_the_catalog_says(self) -> None:
+        tracker = Tracker()
+        tracker.handle(KeyspaceChanged("orders", 1, 1))
+        assert tracker.handle(Refused(A, 100, 1, "another topic")) == [Pause(A)]
+        assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == []
+        assert tracker.handle(Tick()) == []
+        assert tracker.partitions[A].reason == "another topic"
+
+
+class World:
+    """A source partition, its group commit, one slice per index, and two projectors with pipelines that lose,
+    repeat and delay.
+
+    A slice obeys R10: it drops what lies beyond its position and trims what it has. It starts where its index
+    was first activated. The rule under test: nothing below the commit is ever missing in the slice of any
+    index that was active then.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.end = 50
+        self.version, self.committed, self.committed_version = 1, None, 0  # type: tuple[int, int | None, int]
+        self.heard: dict[int, int] = {}
+        """Index (named by its version) -> position of its slice."""
+        self.owner = 0
+        self.trackers = [Tracker(), Tracker()]
+        self.flights: list[list[tuple[int, list[tuple[int, int, int]]]]] = [[], []]
+        self.polls = 0
+        self.assign()
+
+    def assign(self) -> None:
+        tracker = self.trackers[self.owner]
+        self.run(self.owner, tracker.handle(KeyspaceChanged("orders", self.version, 1)))
+        self.run(self.owner, tracker.handle(Assigned(A, self.committed, self.committed_version, 0)))
+
+    def run(self, who: int, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Locate(key):
+                    self.run(who, self.trackers[who].handle(Located(key, self.end)))
+                case Commit():
+                    self.commit(who, instruction)
+                case _:
+                    pass
+
+    def commit(self, who: int, commit: Commit) -> None:
+        if who != self.owner or self.random.random() < 0.1:
+            fenced = who != self.owner
+            return self.run(who, self.trackers[who].handle(CommitFailed(A, commit.version, fenced)))
+        if commit.version > self.committed_version:
+            for index in range(self.committed_version + 1, commit.version + 1):
+                self.heard[index] = commit.offset  # the low-watermark: a build would bring all below
+        self.committed, self.committed_version = commit.offset, commit.version
+        for index, position in self.heard.items():
+            assert position >= commit.offset, f"index {index} has {position}, commit is {commit.offset}"
+        return self.run(
+            who, self.trackers[who].handle(CommitDone(A, commit.offset, commit.epoch, commit.version))
+        )
+
+    def poll(self, who: int) -> None:
+        tracker = self.trackers[who]
+        if not tracker.is_running(A) or len(self.flights[who]) > 3:
+            return
+        state = tracker.partitions[A]
+        end = min(self.end, state.position + self.random.randint(0, 5))
+        messages = [(index, state.position, end) for index in range(1, state.version + 1)]
+        self.polls += 1
+        self.run(who, tracker.handle(Polled(self.polls, len(messages), {A: Reached(end, 0)})))
+        self.flights[who].append((self.polls, messages))
+
+    def deliver(self, who: int) -> None:
+        if not self.flights[who]:
+            return
+        poll, messages = self.flights[who].pop(0)
+        for index, start, end in messages:
+            if self.random.random() < 0.05:
+                self.run(who, self.trackers[who].handle(SendFailed(poll)))
+                continue
+            position = self.heard.get(index)
+            if position is not None and start <= position < end:
+                self.heard[index] = end
+            self.run(who, self.trackers[who].handle(Delivered(poll)))
+
+    def rebalance(self) -> None:
+        """The old owner may not hear of it for a while: it stays a zombie whose commits are fenced."""
+        self.owner = 1 - self.owner
+        self.trackers[self.owner] = Tracker()
+        self.flights[self.owner] = []
+        self.assign()
+
+    def build(self) -> None:
+        self.version += 1
+        for who in (0, 1):
+            if self.random.random() < 0.8 or who == self.owner:
+                self.run(who, self.trackers[who].handle(KeyspaceChanged("orders", self.version, 1)))
+
+    def step(self) -> None:
+        who = self.random.choice((0, 1))
+        roll = self.random.random()
+        if roll < 0.25:
+            self.end += self.random.randint(0, 4)
+        elif roll < 0.5:
+            self.poll(who)
+        elif roll < 0.85:
+            self.deliver(who)
+        elif roll < 0.96:
+            self.run(who, self.trackers[who].handle(Tick()))
+        elif roll < 0.98:
+            self.rebalance()
+        elif self.version < 5:
+            self.build()
+
+    def settle(self) -> None:
+        """Quiet weather: everything that is there arrives in the end."""
+        self.random.random = lambda: 0.99  # type: ignore[method-assign]
+        for _ in range(200):
+            self.poll(self.owner)
+            self.deliver(self.owner)
+            self.run(self.owner, self.trackers[self.owner].handle(Tick()))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_nothing_below_a_commit_is_missing_in_any_slice(seed: int) -> None:
+    world = World(seed)
+    for _ in range(400):
+        world.step()
+    world.settle()
+    assert world.committed_version == world.version
+    assert world.committed == world.end
+    assert set(world.heard.values()) == {world.end}
