@@ -71,7 +71,10 @@ def _small(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 CITY = "CREATE INDEX {name}_city ON {name} (city, n DESC) WITH (slices=4, defer_build=true)"
 TAG = "CREATE INDEX {name}_tag ON {name} (UNNEST(tags)) WITH (slices=3, defer_build=true)"
-SMALL = "CREATE INDEX {name}_small ON {name} (n) PARTITION BY HASH(id) WITH (slices=2, defer_build=true) WHERE n < 500"
+SMALL = (
+    "CREATE INDEX {name}_small ON {name} (n) PARTITION BY HASH(id) "
+    "WITH (slices=2, defer_build=true) WHERE n < 500"
+)
 
 
 def _create_three(world: World, name: str) -> list[str]:
