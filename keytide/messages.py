@@ -474,3 +474,7 @@ class Assembler:
         """The smallest queue offset that an incomplete message begins at: a restart must read from there
         (R6)."""
         return min((first for _, first, _ in self._pending.values()), default=None)
+
+    def forget(self, first: int) -> None:
+        """Give up the incomplete message that begins at queue offset `first`: its sender is gone."""
+        self._pending = {sender: held for sender, held in self._pending.items() if held[1] != first}

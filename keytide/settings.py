@@ -83,6 +83,10 @@ class IndexerSettings(_Section):
         description="documents a slice holds before it applies them unnumbered (R4)",
     )
     slice_queue_bytes: int = Field(48 * MIB, description="the same in bytes of messages held")
+    node_queue_documents: int = Field(
+        600_000, description="documents that all slices of a node hold together; each has an even share"
+    )
+    node_queue_bytes: int = Field(96 * MIB, description="the same in bytes: what keeps a node below 300 MB")
     snapshots_kept: int = Field(
         8, description="the ring of snapshots of each slice, beside the newest common one"
     )

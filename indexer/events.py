@@ -1,0 +1,222 @@
+"""What a slice's core hears (events) and what it asks for (instructions). Pure, slotted, compared by value
+in tests.
+
+The shell (`indexer.node`, or the simulation) turns Kafka messages, results and the clock into events, hands
+them to `SliceCore.handle`, and carries out the instructions that come back, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from indexer.store.interface import Applied
+from keytide.messages import PutChunk, RemovalChunk, Segment, StabilityTimestamp
+
+# --- events --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MutationData:
+    """A record of the slice's mutation queue.
+
+    Attributes:
+        data: its value, as `keytide.messages.encode` and `split` made it.
+        position: its offset in the queue.
+    """
+
+    data: bytes
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillData:
+    """A record of the slice's backfill queue; attributes as in `MutationData`."""
+
+    data: bytes
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Reading has met the end of the queue: what is missing now is not merely still to be read (R10).
+
+    Attributes:
+        now: milliseconds.
+    """
+
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLost:
+    """The queue cannot be read from the slice's position.
+
+    Attributes:
+        reason: shown to people.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """The leader issued a stability timestamp for the slice's keyspace.
+
+    Attributes:
+        number: its offset in control.
+    """
+
+    number: int
+    message: StabilityTimestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The shell has handed over everything that it had: decide. Sent after every batch of events and when
+    nothing comes.
+
+    Attributes:
+        now: milliseconds.
+    """
+
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last `Apply`, `LoadBatch` or `SwitchOver` is committed and can be read."""
+
+    applied: Applied
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An instruction did not go through and changed nothing; the shell tries it, and those behind it, again
+    until it can report `Done` (of a commit) or `Recovered`.
+
+    Attributes:
+        reason: shown to people.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What failed has gone through, and it was no commit."""
+
+
+Event = MutationData | BackfillData | CaughtUp | QueueLost | Stamped | Turn | Done | Failed | Recovered
+
+# --- instructions --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMutations:
+    """Read the slice's mutation queue from this offset on (and no other queue)."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBackfill:
+    """Read the slice's backfill queue of `build` from this offset on (and no other queue)."""
+
+    build: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop reading for now: what is held is at its limit and no timestamp makes room (R4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on reading where reading stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Bring segments in one commit. With a number in `applied` the commit is a snapshot; without, no stable
+    scan may read it."""
+
+    segments: list[Segment]
+    applied: Applied
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """Names one chunk of a backfill: (driver run, task attempt, sequence) within a batch, removals apart
+    from puts."""
+
+    batch: int
+    run: str
+    attempt: str
+    sequence: int
+    removal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepChunk:
+    """Keep a chunk (on disk: a micro-batch is larger than memory) until its batch ends."""
+
+    key: ChunkKey
+    chunk: PutChunk | RemovalChunk
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBatch:
+    """Bring the kept chunks of one micro-batch in one durable commit, removals before puts (R21)."""
+
+    puts: list[ChunkKey]
+    removals: list[ChunkKey]
+    applied: Applied
+
+
+@dataclass(frozen=True, slots=True)
+class DropChunks:
+    """Forget kept chunks."""
+
+    keys: list[ChunkKey]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchOver:
+    """Make `applied` durable: the build is over for this slice and the mutation queue comes next (R23)."""
+
+    applied: Applied
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the leader that this number's commit can be read (R8)."""
+
+    number: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop reading: the slice cannot go on by itself.
+
+    Attributes:
+        reason: shown to people; says what to do.
+    """
+
+    reason: str
+
+
+Instruction = (
+    ReadMutations
+    | ReadBackfill
+    | Pause
+    | Resume
+    | Apply
+    | KeepChunk
+    | LoadBatch
+    | DropChunks
+    | SwitchOver
+    | Acknowledge
+    | Stop
+)

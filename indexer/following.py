@@ -1,0 +1,265 @@
+"""A slice that follows its mutation queue: hears segments, learns timestamps, decides commits. Pure.
+
+Theory of operation
+===================
+Segments are *heard* (`indexer.queue`) and stability timestamps learnt (`indexer.stamps`) as they come; a
+`decide` after every batch of events commits a number whose timestamp is heard entirely (R1, R2), or, when
+the slice is full, applies without a number what it holds below a timestamp that it knows (R4), or, when
+that makes no room, pauses. One commit is under way at a time; until it is done the slice only listens.
+
+A segment beyond what is heard is dropped: its projector resends from the last commit (R10). That it is
+still missing counts from when the *end* of the queue was met without it; before, it may lie further on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from indexer.events import Apply, Instruction, MutationData, Pause, Resume
+from indexer.failure import CannotGoOnError, unreadable
+from indexer.queue import Hearing, HeldQueue, Piece
+from indexer.stamps import PendingStamps
+from indexer.store.interface import UNNUMBERED, Applied
+from keytide.columns import cut_segment, trim_segment
+from keytide.errors import invariant
+from keytide.messages import (
+    Assembler,
+    Segment,
+    SegmentBatch,
+    StabilityTimestamp,
+    UnreadableMessageError,
+)
+from keytide.timestamp import Timestamp
+
+PART_LIMIT_MS: Final = 600_000
+"""How long an incomplete message holds back the queue position: twice what a producer tries to send (R20)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one slice.
+
+    Attributes:
+        documents: versions held and not applied; a full slice applies without a number (R4).
+        bytes: the same in bytes.
+        gap_ms: how long a gap may stay unfilled before the slice stops (R10).
+        part_ms: how long a message may stay incomplete before it is given up.
+    """
+
+    documents: int
+    bytes: int
+    gap_ms: int
+    part_ms: int = PART_LIMIT_MS
+
+
+@dataclass(slots=True)
+class _Gap:
+    """A segment was dropped: hearing must reach `needed`. `since`: the queue's end was met without it."""
+
+    needed: int
+    since: int | None = None
+
+
+class Following:
+    """The mutation queue of one slice.
+
+    Attributes:
+        applied: the state after the last commit.
+        number: newest snapshot committed, -1 when none.
+        gap_drops: segments dropped because they lay beyond the position (R10).
+        stale: messages ignored because they are of an older incarnation.
+        unnumbered: commits that made room (R4).
+    """
+
+    def __init__(self, index: str, slice_number: int, applied: Applied, limits: Limits) -> None:
+        self.index = index
+        self.slice = slice_number
+        self.applied = applied
+        self.limits = limits
+        self.number = UNNUMBERED
+        self.paused = False
+        self.gap_drops = 0
+        self.stale = 0
+        self.unnumbered = 0
+        self.queue = HeldQueue(applied.timestamp)
+        self._topic_id = applied.timestamp.topic_id
+        self._stamps = PendingStamps()
+        self._assembler = Assembler()
+        self._cursor = applied.queue_position
+        self._gaps: dict[int, _Gap] = {}
+        self._incomplete: tuple[int, int] | None = None
+        self._commit: Apply | None = None
+
+    def heard(self) -> Timestamp:
+        """Everything below it is heard."""
+        return self.queue.heard_timestamp(self._topic_id)
+
+    # --- events --------------------------------------------------------------
+
+    def data(self, event: MutationData) -> None:
+        """A record of the mutation queue."""
+        if event.position < self._cursor:
+            return  # once more, after a pause
+        self._cursor = event.position + 1
+        try:
+            whole = self._assembler.feed(event.data, event.position)
+        except UnreadableMessageError as error:
+            raise unreadable("mutation queue", event.position, error) from error
+        if whole is None:
+            return
+        batch, first = whole
+        if not isinstance(batch, SegmentBatch) or (batch.index, batch.slice) != (self.index, self.slice):
+            kind = type(batch).__name__
+            raise CannotGoOnError(
+                f"mutation queue, offset {event.position}: a {kind} that is not for this slice"
+            )
+        if self._current(batch.incarnation, batch.topic_id):
+            for segment in batch.segments:
+                self._hear(segment, first)
+        else:
+            self.stale += 1
+
+    def stamped(self, number: int, message: StabilityTimestamp) -> None:
+        """A stability timestamp of the leader."""
+        current = self._current(message.incarnation, message.timestamp.topic_id)
+        if current and number > self.number:
+            self._stamps.add(number, message.timestamp)
+
+    def caught_up(self, now: int) -> None:
+        """The end of the queue was met."""
+        for gap in self._gaps.values():
+            gap.since = now if gap.since is None else gap.since
+
+    def watch(self, now: int) -> None:
+        """Check what has a limit in time.
+
+        Raises:
+            CannotGoOnError: a gap stayed unfilled for too long (R10).
+        """
+        self._give_up_parts(now)
+        limit = self.limits.gap_ms
+        open_gaps = sorted(self._gaps.items())
+        late = [p for p, gap in open_gaps if gap.since is not None and now - gap.since > limit]
+        if late:
+            wanted = ", ".join(f"partition {p} from {self.queue.heard(p)}" for p in late)
+            raise CannotGoOnError(f"missing in the mutation queue: {wanted}; is a projector running?")
+
+    def committed(self, applied: Applied) -> None:
+        """The commit under way can be read."""
+        if applied.number != UNNUMBERED:
+            story = f"number {applied.number} after {self.number}"
+            invariant(applied.number > self.number, "Monotonic", story)
+            self.number = applied.number
+        self.applied = applied
+        self._commit = None
+
+    # --- decisions --------------------------------------------------------------
+
+    def decide(self) -> list[Instruction]:
+        """Commit, make room, pause or resume."""
+        if self._commit is None:
+            self._commit = self._next_number() or self._make_room()
+            if self._commit is not None:
+                return [self._commit]
+        full = self._full()
+        if full and not self.paused:
+            self.paused = True
+            return [Pause()]
+        if self.paused and not full and self._commit is None:
+            self.paused = False
+            return [Resume()]
+        return []
+
+    def _next_number(self) -> Apply | None:
+        """R1: a number whose timestamp is heard everywhere. R2: of those at or past the position."""
+        self._stamps.forget(self.applied.timestamp, self.number)
+        chosen = self._stamps.next_commit(self.queue)
+        if chosen is None:
+            return None
+        invariant(
+            self.queue.covers(chosen.timestamp) and chosen.timestamp.covers(self.applied.timestamp),
+            "Untorn",
+            f"number {chosen.number} at {chosen.timestamp}, heard {self.heard()}, applied {self.applied}",
+        )
+        return self._apply(chosen.timestamp, chosen.number)
+
+    def _make_room(self) -> Apply | None:
+        """R4."""
+        if not self._full():
+            return None
+        target = self._stamps.make_room(self.applied.timestamp, self.queue)
+        if target is None:
+            return None
+        self.unnumbered += 1
+        return self._apply(target, UNNUMBERED)
+
+    def _full(self) -> bool:
+        return self.queue.documents >= self.limits.documents or self.queue.bytes >= self.limits.bytes
+
+    def _apply(self, target: Timestamp, number: int) -> Apply:
+        """Take everything below `target` out of the queue; the state after the commit is exactly there."""
+        pieces = self.queue.take(self.applied.timestamp, target)
+        applied = Applied(
+            timestamp=Timestamp(target.places, target.topic_id or self._topic_id),
+            number=number,
+            incarnation=self.applied.incarnation,
+            queue_position=self._position(),
+            build=self.applied.build,
+            batch=self.applied.batch,
+            backfill_position=self.applied.backfill_position,
+        )
+        return Apply([_cut(piece) for piece in pieces if piece.segment.heard or piece.segment.skips], applied)
+
+    # --- details --------------------------------------------------------------
+
+    def _hear(self, segment: Segment, first: int) -> None:
+        outcome = self.queue.hear(segment, first)
+        gap = self._gaps.get(segment.partition)
+        if outcome is Hearing.BEYOND:
+            self.gap_drops += 1
+            if gap is None:
+                self._gaps[segment.partition] = _Gap(segment.start)
+        elif gap is not None and outcome in (Hearing.EXTENDED, Hearing.TRIMMED):
+            gap.since = None
+            if segment.end >= gap.needed:
+                del self._gaps[segment.partition]
+
+    def _current(self, incarnation: int, topic_id: str) -> bool:
+        """Whether a message belongs to the history that the slice is in; False for an older one.
+
+        Raises:
+            CannotGoOnError: it belongs to a later one.
+        """
+        if incarnation < self.applied.incarnation:
+            return False
+        if incarnation > self.applied.incarnation:
+            raise CannotGoOnError(f"history changed (incarnation {incarnation}): build the index again")
+        if not self._topic_id:
+            self._topic_id = topic_id
+        if topic_id and topic_id != self._topic_id:
+            change = f"id {self._topic_id}, now {topic_id}"
+            raise CannotGoOnError(f"the source topic was made anew ({change}): build the index again")
+        return True
+
+    def _position(self) -> int:
+        """R6: the first message with anything unapplied."""
+        places = (self.queue.first_position(), self._assembler.first_pending(), self._cursor)
+        return min(place for place in places if place is not None)
+
+    def _give_up_parts(self, now: int) -> None:
+        """A sender that died within a message leaves parts that nobody completes; they are sent anew."""
+        first = self._assembler.first_pending()
+        if first is None:
+            self._incomplete = None
+        elif self._incomplete is None or self._incomplete[0] != first:
+            self._incomplete = (first, now)
+        elif now - self._incomplete[1] > self.limits.part_ms:
+            self._assembler.forget(first)
+            self._incomplete = None
+
+
+def _cut(piece: Piece) -> Segment:
+    if piece.whole:
+        return piece.segment
+    return cut_segment(trim_segment(piece.segment, piece.start), piece.end)[0]
