@@ -1,0 +1,136 @@
+"""A store's side of a fold: the frozen delta, the job, its end, and the filter built anew along the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indexer.store.base import Base, encode_state
+from indexer.store.environment import disk_errors
+from indexer.store.filter import IdFilter
+from indexer.store.fold import FILTER_FILE, NEXT_FILTER_FILE, FoldJob
+from indexer.store.fold_worker import Folder, FoldTicket
+from indexer.store.interface import Applied, Counts
+from indexer.store.levels import Level
+from indexer.store.settings import StoreSettings
+from keytide.errors import InvariantViolationError, RetryableError, invariant
+
+
+class Folding:
+    """The fold of one store; at most one at a time.
+
+    Attributes:
+        frozen: the delta set apart, until the base has it.
+    """
+
+    def __init__(self, base: Base, folder: Path, settings: StoreSettings, folds: Folder) -> None:
+        self._base, self._folder, self._settings, self._folds = base, folder, settings, folds
+        self.frozen: Level | None = None
+        self._state = (base.applied, base.counts)
+        self._ticket: FoldTicket | None = None
+        self._rebuild_bits = 0
+        self._failed = False
+        self._retry_at: int | None = None
+        self._untold: Applied | None = None
+
+    @property
+    def at_work(self) -> bool:
+        return self._ticket is not None
+
+    def due_again(self, now: int) -> bool:
+        """Whether a fold that failed should be tried again; asked while `frozen` is there."""
+        if not self._failed:
+            return False
+        if self._retry_at is None:
+            self._retry_at = now + self._settings.fold_retry_ms
+        return now >= self._retry_at
+
+    def freeze(self, delta: Level, applied: Applied, counts: Counts, held: IdFilter) -> None:
+        """Set a delta apart, with the state of the slice at its last commit."""
+        invariant(self.frozen is None, "OneFold", f"two frozen deltas in {self._folder}")
+        self.frozen = delta
+        self._state = (applied, counts)
+        wanted = IdFilter.bits_for(counts.documents + self._settings.fold_entries, self._settings.filter_bits)
+        self._rebuild_bits = wanted if held.full() else 0
+        if self._rebuild_bits:
+            held.keep_journal()
+
+    def submit(self, held: IdFilter) -> None:
+        """Hand the frozen delta over; again, if that failed before."""
+        invariant(self.frozen is not None and self._ticket is None, "OneFold", "nothing to hand over")
+        if self.frozen is None:
+            return
+        with disk_errors(self._folder):
+            held.save(self._folder / NEXT_FILTER_FILE, self._base.sequence + 1, sync=False)
+        self._failed, self._retry_at = False, None
+        self._ticket = self._folds.submit(self._job(self.frozen))
+
+    def settle(self, wait_s: float, held: IdFilter) -> IdFilter:
+        """Take note of the end of the fold, if it has ended; returns the filter to use from now on.
+
+        Raises:
+            RetryableError: it failed; `submit` begins it again.
+            InvariantViolationError: the rows were not as counted, or another process owns the slice.
+        """
+        outcome = None if self._ticket is None else self._ticket.outcome(wait_s)
+        if outcome is None or self.frozen is None:
+            return held
+        self._ticket = None
+        if outcome.error in ("mirror", "not-owner"):
+            name = "Mirror" if outcome.error == "mirror" else "OneOwner"
+            raise InvariantViolationError(name, f"fold of {self._folder}: {outcome.detail}")
+        if outcome.error:
+            self._failed = True
+            raise RetryableError(
+                f"fold of {self._folder}: {outcome.detail}",
+                problem_type=outcome.error,
+                next_step="nothing is lost; it is tried again",
+            )
+        self._base.reload()
+        self.frozen.retire(delete=self.frozen.folder)
+        self.frozen = None
+        invariant(
+            (self._base.applied, self._base.counts) == self._state,
+            "Mirror",
+            f"the base of {self._folder} is not what was folded",
+        )
+        self._untold = self._base.applied
+        return self._rebuilt(held) if self._rebuild_bits else held
+
+    def told(self) -> Applied | None:
+        """The durable state of a fold that has ended, once."""
+        untold, self._untold = self._untold, None
+        return untold
+
+    def abandon(self) -> None:
+        """The store closes: what the worker still does no longer counts."""
+        if self.frozen is not None:
+            self.frozen.retire(delete=self.frozen.folder)
+        self.frozen = self._ticket = None
+
+    def _rebuilt(self, held: IdFilter) -> IdFilter:
+        """The filter that the fold built from the base, with what came since."""
+        self._rebuild_bits = 0
+        built = IdFilter.read(self._folder / FILTER_FILE)
+        if built is None:
+            return held
+        held.replay_into(built[0])
+        return built[0]
+
+    def _job(self, frozen: Level) -> FoldJob:
+        applied, counts = self._state
+        return FoldJob(
+            slice_folder=str(self._folder),
+            delta_folder=str(frozen.folder),
+            base_map_bytes=self._base.map_bytes,
+            delta_map_bytes=self._settings.delta_map_bytes,
+            owner=self._base.owner,
+            sequence=self._base.sequence + 1,
+            state=encode_state(applied).hex(),
+            counts=encode_state(counts).hex(),
+            forward=counts.entries,
+            back=counts.documents + counts.tombstones,
+            skips=counts.skips,
+            rebuild_bits=self._rebuild_bits,
+            fsync=self._settings.fsync,
+            reserve_bytes=self._settings.reserve_bytes,
+        )

@@ -1,0 +1,289 @@
+"""What a slice's store is to the rest of the indexer.
+
+Theory of operation
+===================
+A store holds one slice: its entries, its back index (document id -> version and keys), its part of the skip
+ledger and its state (`Applied`). It changes by whole commits only. There are two kinds:
+
+* `apply` brings segments of the mutation queue. The commit is volatile: after a crash the store is as it was
+  at its last fold, and the caller reads its queue again from `durable.queue_position` (R6, R8).
+* `load` brings one micro-batch of the backfill queue and is durable when it returns.
+
+A *fold* makes what was applied durable. It runs beside the caller: `start_fold` sets the changes so far
+apart, `finish_fold` (called now and then) takes note of the end. At most one runs at a time.
+
+Versions (R17, and the settled question on an id in two source partitions): the newest version of a document
+decides. Within one source partition newer means a larger offset. Between partitions it means a larger (time,
+partition), where a document's time is the largest that its partition has shown (so that the outcome does not
+depend on the order in which partitions are read). Equal versions (same partition, same offset) unite their
+keys. Once an id was met in two partitions its tombstones are remembered.
+
+All methods but those of snapshots are called from one thread. Snapshots may be read and closed by any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from keytide.messages import PutChunk, RemovalChunk, Segment
+from keytide.timestamp import Timestamp
+
+UNNUMBERED: Final = -1
+"""In place of a snapshot number: a commit that no stable scan may read (R4)."""
+
+Row = tuple[bytes, bytes]
+"""(entry key, value)."""
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a slice, kept with its entries in every commit.
+
+    Attributes:
+        timestamp: everything below it is applied, nothing at or past it.
+        number: snapshot number, `UNNUMBERED` for none.
+        incarnation: counts rollbacks of the keyspace.
+        queue_position: first offset of the mutation queue with anything unapplied (R6).
+        build: the build that filled the slice.
+        batch: last backfill micro-batch committed, -1 for none.
+        backfill_position: first offset of the backfill queue with anything unapplied.
+        building: whether the slice still reads its backfill queue.
+        control: for the caller's own use.
+    """
+
+    timestamp: Timestamp = Timestamp()
+    number: int = UNNUMBERED
+    incarnation: int = 0
+    queue_position: int = 0
+    build: str = ""
+    batch: int = -1
+    backfill_position: int = 0
+    building: bool = False
+    control: bytes = b""
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    """What a store holds, counted exactly.
+
+    Attributes:
+        entries: forward entries, long ones included.
+        documents: documents with at least one entry.
+        tombstones: remembered deletions of ids met in two source partitions.
+        skips: lines of the skip ledger.
+        foreign: documents found in two source partitions, ever.
+    """
+
+    entries: int = 0
+    documents: int = 0
+    tombstones: int = 0
+    skips: int = 0
+    foreign: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            self.entries + other.entries,
+            self.documents + other.documents,
+            self.tombstones + other.tombstones,
+            self.skips + other.skips,
+            self.foreign + other.foreign,
+        )
+
+
+class ApplyResult(NamedTuple):
+    """What one commit did.
+
+    Attributes:
+        put: entries written.
+        removed: entries taken away.
+        ignored: versions older than what is held.
+        looked_up: documents that passed the filter.
+        counts: what the store holds now.
+    """
+
+    put: int
+    removed: int
+    ignored: int
+    looked_up: int
+    counts: Counts
+
+
+class SkipLine(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the skip ledger."""
+
+    partition: int
+    offset: int
+    id: bytes
+    reason: str
+    detail: str
+
+
+class Held(NamedTuple):
+    """What the back index knows of one document; `keys` is empty for a remembered tombstone."""
+
+    partition: int
+    offset: int
+    time: int
+    keys: tuple[bytes, ...]
+    foreign: bool
+
+
+class StoreSnapshot(Protocol):
+    """One commit, readable until closed, whatever is written or folded meanwhile."""
+
+    @property
+    def applied(self) -> Applied: ...
+    @property
+    def timestamp(self) -> Timestamp: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def counts(self) -> Counts: ...
+    @property
+    def entries(self) -> int: ...
+
+    def rows(
+        self,
+        low: bytes = b"",
+        high: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        start_after: bytes | None = None,
+    ) -> Iterator[list[Row]]:
+        """Entries with low <= entry key < high (None: no bound) in entry key order, in blocks, never empty.
+
+        Args:
+            low, high: bounds, as entry keys.
+            reverse: from the last to the first.
+            limit: at most so many entries.
+            start_after: go on behind this entry key (in the direction of the read).
+
+        Raises:
+            RetryableError: `snapshot-closed`, when it was closed before the first block was asked for.
+        """
+        ...
+
+    def count(self, low: bytes = b"", high: bytes | None = None) -> int:
+        """How many entries `rows(low, high)` gives."""
+        ...
+
+    def back(self, docid: bytes) -> Held | None:
+        """What the back index has under a document id."""
+        ...
+
+    def back_rows(self) -> Iterator[tuple[bytes, Held]]:
+        """The whole back index, by document id."""
+        ...
+
+    def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
+        """Up to `limit` lines of the skip ledger behind (partition, offset), in that order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the commit. Readers at work finish first. Closing twice does nothing."""
+        ...
+
+
+class SliceStore(Protocol):
+    """The store of one slice."""
+
+    @property
+    def applied(self) -> Applied:
+        """The state after the last commit."""
+        ...
+
+    @property
+    def durable(self) -> Applied:
+        """The state that a crash goes back to."""
+        ...
+
+    @property
+    def counts(self) -> Counts: ...
+
+    @property
+    def folding(self) -> bool:
+        """Whether a fold was started whose end `finish_fold` has not told."""
+        ...
+
+    def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
+        """Bring segments and the state after them, in one volatile commit.
+
+        Args:
+            segments: already cut to what must be applied; those of one source partition in offset order. The
+                same segment may come again: nothing changes.
+            applied: the state of the slice with them.
+
+        Raises:
+            RetryableError: `disk-full`, or `fold-behind` when the fold does not keep up. Nothing has changed.
+        """
+        ...
+
+    def load(
+        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+    ) -> ApplyResult:
+        """Bring one backfill micro-batch, durable on return: removals (documents heard with a version newer
+        than what is held) before puts. With neither, makes `applied` durable.
+
+        Args:
+            puts: winners' chunks (R22); sorted chunks, one attempt after the other, are fastest. May be lazy.
+            removals: winners' removal chunks.
+            applied: the state of the slice with them.
+
+        Raises:
+            RetryableError: `disk-full`. Nothing has changed.
+            InvariantViolationError: something was applied and not folded yet.
+        """
+        ...
+
+    def snapshot(self) -> StoreSnapshot:
+        """The last commit. Close it when done."""
+        ...
+
+    def fold_due(self, now: int) -> bool:
+        """Whether the caller should start a fold: by size, or by age. `now` is milliseconds."""
+        ...
+
+    def start_fold(self) -> bool:
+        """Begin to make what was applied so far durable. False when one is at work or nothing is new."""
+        ...
+
+    def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
+        """The new durable state if the fold has ended (once), else None.
+
+        Args:
+            wait_s: wait up to this long for its end.
+
+        Raises:
+            RetryableError: the fold failed (`disk-full`, `fold-worker-died`); nothing is lost, and
+                `start_fold` begins it again.
+        """
+        ...
+
+    def check_mirror(self) -> None:
+        """Check that forward entries are exactly the inverse of the back index, and the counts. Reads
+        everything.
+
+        Raises:
+            InvariantViolationError: they are not.
+        """
+        ...
+
+    def disk_bytes(self) -> int:
+        """Bytes on disk."""
+        ...
+
+    def copy_to(self, folder: Path) -> Applied:
+        """Write a copy of the durable part into a new folder; returns its state."""
+        ...
+
+    def close(self) -> None:
+        """Close it; what was not folded is lost. Snapshots stay readable until they are closed."""
+        ...
+
+    def destroy(self) -> None:
+        """Close it and delete everything (DROP). Snapshots stay readable until they are closed."""
+        ...

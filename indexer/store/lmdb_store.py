@@ -1,0 +1,261 @@
+"""The store of a slice on disk: a durable base, at most one frozen delta, and the delta that commits go to.
+
+Theory of operation
+===================
+    apply        segments -> documents -> look-ups (delta, frozen, base) -> changes -> a commit into the delta
+    start_fold   the delta becomes the frozen one, the next commit begins a new delta; the fold worker merges
+    finish_fold  the base has it: the frozen delta is retired
+    load         straight into the base, which then has no delta
+    open         deltas of an earlier life are deleted; the base is the slice
+
+The state lives here in memory between folds: the delta is thrown away at a crash, so it need not hold it. A
+commit without rows (a heartbeat on a quiet stream) therefore writes nothing at all.
+
+When the delta reaches `delta_hard_bytes` while the frozen one is still at work, `apply` waits for the fold up
+to `fold_wait_s`, then raises `fold-behind`: the caller's queue is bounded, so the wait travels back to Kafka.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec.structs import astuple
+
+from indexer.store.base import Base
+from indexer.store.documents import Documents, from_segments
+from indexer.store.environment import allocated_bytes, disk_errors
+from indexer.store.fold_worker import Folder
+from indexer.store.folding import Folding
+from indexer.store.interface import Applied, ApplyResult, Counts
+from indexer.store.levels import Level, View
+from indexer.store.mirror import check_mirror
+from indexer.store.records import REMOVED, ledger_key, pack_line
+from indexer.store.resolve import resolve
+from indexer.store.settings import StoreSettings
+from indexer.store.snapshot import LmdbSnapshot
+from indexer.store.writing import Writer, skip_lines
+from keytide.errors import RetryableError, invariant
+from keytide.messages import PutChunk, RemovalChunk, Segment
+
+_DELTA = "delta-"
+
+
+class LmdbSliceStore:
+    """`SliceStore` on LMDB. Opening it takes the slice over from any earlier process.
+
+    Args:
+        folder: the slice's own; made if missing.
+        initial: the state of a slice that does not exist yet.
+        settings: sizes and limits.
+        folds: what runs the folds, usually the node's `FoldWorker`.
+
+    Raises:
+        RetryableError: `disk-full`.
+        ConfigurationError: the folder is of another format.
+    """
+
+    def __init__(self, folder: Path, initial: Applied, settings: StoreSettings, folds: Folder) -> None:
+        self._folder = folder.absolute()
+        self._settings = settings
+        self._folds = folds
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._base = Base(self._folder, initial, settings)
+        for leftover in self._folder.glob(_DELTA + "*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._filter = self._base.load_filter()
+        self._applied = self._base.applied
+        self._counts = self._base.counts
+        self._delta: Level | None = None
+        self._delta_changes = 0
+        self._delta_since: int | None = None
+        self._deltas_made = 0
+        self._folding = Folding(self._base, self._folder, settings, folds)
+
+    @property
+    def applied(self) -> Applied:
+        return self._applied
+
+    @property
+    def durable(self) -> Applied:
+        return self._base.applied
+
+    @property
+    def counts(self) -> Counts:
+        return self._counts
+
+    @property
+    def folding(self) -> bool:
+        return self._folding.at_work
+
+    def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
+        self._wait_for_fold()
+        documents = from_segments(segments, self._filter)
+        views = self._views()
+        try:
+            found = self._look_up(documents, views)
+            lines = self._new_lines(segments, views)
+        finally:
+            _release(views)
+        changes = resolve(documents, found)
+        rows = changes.rows() + len(lines)
+        if rows:
+            with disk_errors(self._folder):
+                delta = self._delta or self._new_delta()
+                delta.room.make(rows, changes.row_bytes() + sum(map(len, lines.values())))
+                with delta.environment.begin(write=True) as transaction:
+                    writer = Writer(transaction, delta.tables, markers=True)
+                    writer.write(changes)
+                    writer.write_lines(lines)
+            delta.changed()
+            self._delta_changes += len(changes.put_keys) + len(changes.removed)
+        self._applied = applied
+        self._counts = self._counts.plus(changes.counts(len(lines)))
+        invariant(min(astuple(self._counts)) >= 0, "Mirror", lambda: f"counts {self._counts}")
+        if self._settings.check_mirror:
+            self.check_mirror()
+        return ApplyResult(
+            len(changes.put_keys), len(changes.removed), changes.ignored, changes.looked_up, self._counts
+        )
+
+    def load(
+        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+    ) -> ApplyResult:
+        invariant(
+            self._delta is None and self._folding.frozen is None and self._applied == self._base.applied,
+            "BackfillIsInvisible",
+            f"a micro-batch came into {self._folder} beside changes that are not folded",
+        )
+        result, self._filter = self._base.load(puts, removals, applied, self._filter)
+        self._applied, self._counts = self._base.applied, self._base.counts
+        if self._settings.check_mirror:
+            self.check_mirror()
+        return result
+
+    def snapshot(self) -> LmdbSnapshot:
+        return LmdbSnapshot(self._views(), self._applied, self._counts)
+
+    def fold_due(self, now: int) -> bool:
+        if self._folding.at_work:
+            return False
+        if self._folding.frozen is not None:
+            return self._folding.due_again(now)
+        if self._delta is None and self._applied == self._base.applied:
+            self._delta_since = None
+            return False
+        if self._delta_since is None:
+            self._delta_since = now
+        settings = self._settings
+        return (
+            now - self._delta_since >= settings.fold_age_ms
+            or self._delta_changes >= settings.fold_entries
+            or (self._delta is not None and self._delta.room.used_bytes() >= settings.fold_bytes)
+        )
+
+    def start_fold(self) -> bool:
+        if self._folding.at_work:
+            return False
+        if self._folding.frozen is None:
+            if self._delta is None and self._applied == self._base.applied:
+                return False
+            with disk_errors(self._folder):
+                delta = self._delta or self._new_delta()
+            self._folding.freeze(delta, self._applied, self._counts, self._filter)
+            self._delta, self._delta_changes, self._delta_since = None, 0, None
+        self._folding.submit(self._filter)
+        return True
+
+    def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
+        self._filter = self._folding.settle(wait_s, self._filter)
+        return self._folding.told()
+
+    def check_mirror(self) -> None:
+        snapshot = self.snapshot()
+        try:
+            check_mirror(snapshot)
+        finally:
+            snapshot.close()
+
+    def disk_bytes(self) -> int:
+        return allocated_bytes(self._folder)
+
+    def copy_to(self, folder: Path) -> Applied:
+        return self._base.copy_to(folder, self._filter)
+
+    def close(self) -> None:
+        self._end(delete=False)
+
+    def destroy(self) -> None:
+        self._end(delete=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self, *, delete: bool) -> None:
+        if self._delta is not None:
+            self._delta.retire(delete=self._delta.folder)
+            self._delta = None
+        self._folding.abandon()
+        self._base.level.retire(delete=self._folder if delete else None)
+
+    def _views(self) -> list[View]:
+        """The last commit: views of all levels, oldest first, acquired."""
+        levels = (self._base.level, self._folding.frozen, self._delta)
+        views: list[View] = []
+        try:
+            for level in levels:
+                if level is not None:
+                    views.append(level.view())
+        except BaseException:
+            _release(views)
+            raise
+        return views
+
+    def _look_up(self, documents: Documents, views: Sequence[View]) -> list[tuple[bytes, bytes]]:
+        """(id, record) of the documents that are held, asking the newest level first."""
+        wanted = documents.to_look_up()
+        found: list[tuple[bytes, bytes]] = []
+        for number, view in enumerate(reversed(views)):
+            if not wanted:
+                break
+            here = view.many(wanted, view.tables.back)
+            if here and number < len(views) - 1:
+                known = {docid for docid, _ in here}
+                wanted = [docid for docid in wanted if docid not in known]
+            found += here
+        return [row for row in found if row[1] != REMOVED]
+
+    def _new_lines(self, segments: Sequence[Segment], views: Sequence[View]) -> dict[bytes, bytes]:
+        """Lines of the skip ledger that it does not have yet."""
+        lines: dict[bytes, bytes] = {}
+        for segment in segments:
+            for line in skip_lines(segment):
+                key = ledger_key(line.partition, line.offset)
+                if all(view.get(key, view.tables.skips) is None for view in views):
+                    lines[key] = pack_line(line)
+        return lines
+
+    def _new_delta(self) -> Level:
+        self._deltas_made += 1
+        path = self._folder / f"{_DELTA}{self._base.owner}-{self._deltas_made}"
+        self._delta = Level(path, self._settings.delta_map_bytes, self._settings, sync=False)
+        return self._delta
+
+    def _wait_for_fold(self) -> None:
+        """Keep the delta within its limit while the one before it is folded."""
+        delta, settings = self._delta, self._settings
+        if delta is None or delta.room.used_bytes() < settings.delta_hard_bytes:
+            return
+        if self._folding.frozen is None or not self._folding.at_work:
+            self.start_fold()
+        elif self._folding.frozen is not None:
+            self._filter = self._folding.settle(settings.fold_wait_s, self._filter)
+            if self._folding.at_work:
+                raise RetryableError(
+                    f"the fold of {self._folder} does not keep up: the delta after it has reached its limit",
+                    problem_type="fold-behind",
+                )
+
+
+def _release(views: Sequence[View]) -> None:
+    for view in views:
+        view.release()

@@ -1,0 +1,53 @@
+"""Sizes and limits of a slice's store, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1024 * 1024
+GIB: Final = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Sizes and limits of one slice's store.
+
+    Attributes:
+        base_map_bytes: address space of the base. Sparse: neither memory nor disk. It cannot grow while
+            snapshots are open, so it is large from the start; at open it is at least four times what is used.
+        delta_map_bytes: address space of one delta; well above `delta_hard_bytes`.
+        fold_entries: changes to entries in a delta before it is folded. A fold rewrites about one page of a
+            large base per entry, so larger deltas cost less per entry; but a delta's own pages are copied by
+            every commit, so smaller ones commit faster.
+        fold_bytes: the same in bytes of the delta's file (old snapshots keep its pages from being reused).
+        fold_age_ms: a delta with anything in it is folded at this age, so that a restart replays little.
+        fold_retry_ms: wait after a fold that failed (disk full) before the next try.
+        fold_wait_s: how long `apply` waits for a fold when the delta has reached `delta_hard_bytes`; then
+            it raises, and the caller keeps its segments (bounded by R4).
+        delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded.
+        load_run_documents: entries of a micro-batch resolved and sorted at once, about 600 bytes of
+            memory each.
+        reserve_bytes: disk left free. Below it nothing is written: a full disk is an error, never a signal on
+            a memory map.
+        max_readers: read transactions on one environment at once: snapshots kept, leased and being read.
+        fsync: whether base commits reach the disk. Only tests turn it off.
+        check_mirror: check entries against the back index after every commit. For tests: it reads everything.
+        filter_bits: bits of the smallest filter, a power of two. It has room for `fold_entries` documents,
+            because a fold is when it is looked at.
+    """
+
+    base_map_bytes: int = 256 * GIB
+    delta_map_bytes: int = 8 * GIB
+    fold_entries: int = 400_000
+    fold_bytes: int = 512 * MIB
+    fold_age_ms: int = 30_000
+    fold_retry_ms: int = 5_000
+    fold_wait_s: float = 60.0
+    delta_hard_bytes: int = 2 * GIB
+    load_run_documents: int = 100_000
+    reserve_bytes: int = 256 * MIB
+    max_readers: int = 1_024
+    fsync: bool = True
+    check_mirror: bool = False
+    filter_bits: int = 1 << 22
