@@ -6,9 +6,10 @@ Every slice hears every document of the keyspace, and only few concern it: those
 and those that it may hold under another key. So the columns of all segments of a window are joined, tested
 against the filter at once, and only the relevant documents become Python bytes.
 
-Within a window the newest version of a document decides. All but that one are dropped here when they are of
-one source partition (`_newest`). A document met in two partitions within one window keeps all its versions,
-as `contested`, and `resolve` takes them one by one.
+Within a window the newest version of a document decides. All but that one are dropped here (`_newest`), with
+their largest time kept. Two kinds of document keep all their versions, as `contested`, and `resolve` takes
+them one by one: those met in two partitions, and those that went and came back (what is forgotten in between,
+a time, may matter once a second partition shows up).
 
 The filter is asked before this window's own puts are added to it (may the document be held already? then it
 must be looked up) and after (a document that was put and then heard again without a put is relevant).
@@ -42,7 +43,7 @@ class Documents:
         owners: i64[m], the document of each entry (an index into `ids`).
         keys: m canonical keys.
         values: m entry values, or None when all are empty.
-        contested: documents of the window that came from two source partitions; they are not in `ids`.
+        contested: documents of the window whose versions must be taken one by one; they are not in `ids`.
     """
 
     ids: list[bytes]
@@ -67,7 +68,7 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class Contested:
-    """All versions of one document that came from two source partitions, in the order of the window.
+    """All versions of one document, in the order of the window.
 
     Attributes:
         versions: (partition, offset, time, [(canonical key, value)]) each.
@@ -191,9 +192,13 @@ class _Repeated:
 
     def documents(self, maybe_held: Mask) -> Documents:
         target = np.arange(len(self.ids))  # row -> the row that stands for its version, -1 when outdated
+        brings = np.zeros(len(self.ids), np.bool_)
+        brings[self.owners] = True
         contested: list[bytes] = []
         for docid, rows in self.rows.items():
-            if (self.partitions[rows] != self.partitions[rows[0]]).any():
+            if (self.partitions[rows] != self.partitions[rows[0]]).any() or (
+                brings[rows[-1]] and not brings[rows].all()
+            ):
                 contested.append(docid)
                 target[rows] = -1
                 continue

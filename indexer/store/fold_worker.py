@@ -40,21 +40,6 @@ class Folder(Protocol):
     def submit(self, job: FoldJob) -> FoldTicket: ...
 
 
-class InlineFolder:
-    """Folds in the calling thread, at once."""
-
-    def submit(self, job: FoldJob) -> FoldTicket:
-        return _Done(run_fold(job))
-
-
-class _Done:
-    def __init__(self, outcome: FoldOutcome) -> None:
-        self._outcome = outcome
-
-    def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
-        return self._outcome
-
-
 class FoldWorker:
     """The handle on the worker process, shared by all slices of a node. It is started when first needed, and
     again after it died. Safe to use from several threads."""
@@ -124,6 +109,7 @@ class FoldWorker:
         if answers is not None:
             for line in answers:
                 waiting.popleft().settle(FoldOutcome.from_line(line))
+            answers.close()
         code = process.wait()
         with self._lock:
             left = list(waiting)

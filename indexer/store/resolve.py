@@ -151,6 +151,8 @@ def _sort_out(
     """Which documents must be taken one by one (bool[n]), and which records are plainly replaced
     (bool[found]). Raises `times` of the plain ones to what is held."""
     special = new_keys > 1
+    if not documents.ids:
+        return special, np.zeros(len(records), np.bool_)
     if not records:
         return special, np.empty(0, np.bool_)
     headers = read_headers(records)
