@@ -65,10 +65,14 @@ class Dictionary:
             self._pending[key] = None
 
     def drain(self) -> Write | None:
-        """All changes since the last call, as one transaction."""
+        """All changes since the last call, as one transaction.
+
+        Keyspaces come last: a projector that reads a new version must find everything that belongs to it
+        (R13).
+        """
         if not self._pending:
             return None
-        write = Write(tuple(self._pending.items()))
+        write = Write(tuple(sorted(self._pending.items(), key=lambda item: item[0].startswith("keyspace/"))))
         self._pending = {}
         self._bumped.clear()
         return write
