@@ -15,6 +15,8 @@ WRITE_INTERVAL_MS = 1_000
 EXIT_GRACE_MS = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
 MAX_BACK_OFF_MS = 30_000
+NEVER_AGAIN = 3
+"""Exit status of a driver that knows that its build can never work."""
 
 
 class Backfilling:
@@ -102,6 +104,8 @@ class Backfilling:
         record = self._book.find(event.build, "BACKFILL")
         if record is None or self._book.run(event.build).sampling:
             return []
+        if event.status == NEVER_AGAIN:
+            return self._book.fail(record, event.tail or "the Spark driver gave no reason", event.now)
         if event.status == 0:
             self._book.run(event.build).exited_at = event.now
             return []

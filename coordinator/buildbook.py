@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from coordinator.dictionary import Dictionary
-from coordinator.events import Instruction, Note, RemoveBuildFolder, StopDriver
+from coordinator.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
 from coordinator.retire import retire
 from keytide.catalog import BuildRecord, BuildState, IndexRecord
 from keytide.errors import invariant
@@ -124,6 +124,11 @@ class BuildBook:
         found = [self.dictionary.catalog.index(id_) for id_ in record.indexes]
         return [index for index in found if index is not None]
 
+    def active(self, index: IndexRecord) -> BuildRecord | None:
+        """The build of an index that is queued or under way."""
+        record = self._live.get(index.build or "") or self.dictionary.catalog.build(index.build or "")
+        return record if record and record.state not in FINAL and index.id in record.indexes else None
+
     def names(self, record: BuildRecord) -> list[str]:
         """The names of its indexes; the id of one that has been dropped."""
         known = {index.id: index.name for index in self.indexes(record)}
@@ -162,7 +167,9 @@ class BuildBook:
     def _abandon(
         self, record: BuildRecord, state: Literal["DEFERRED", "FAILED"], reason: str
     ) -> list[Instruction]:
-        out: list[Instruction] = [StopDriver(record.id)]
+        backfill = self.dictionary.topics.backfill
+        topics = tuple(backfill(index.id, record.id) for index in self.indexes(record))
+        out: list[Instruction] = [StopDriver(record.id), DeleteTopics(topics)]
         for index in self.indexes(record):
             if index.state not in ("READY", "DROPPING") and index.build == record.id:
                 out += retire(self.dictionary, index, state, reason)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.backfilling import Backfilling
-from coordinator.buildbook import FINAL, BuildBook, BuildLimits
+from coordinator.buildbook import BuildBook, BuildLimits
 from coordinator.dictionary import Dictionary
 from coordinator.events import (
     BuildPrepared,
@@ -83,7 +83,7 @@ class Builds:
         )
         self.book.put(record)
         for index in indexes:
-            dictionary.put(replace(index, state="BUILDING", build=record.id, reason=""))
+            dictionary.put(replace(index, build=record.id))  # its state changes when the build starts
         return record
 
     def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
@@ -136,10 +136,9 @@ class Builds:
         Returns:
             Instructions, and those of its indexes whose build was cancelled although they are wanted.
         """
-        record = self.book.dictionary.catalog.build(index.build or "")
-        if record is None or record.state in FINAL or index.id not in record.indexes:
+        record = self.book.active(index)
+        if record is None:
             return [], []
-        record = self.book.get(record.id)
         others = [id_ for id_ in record.indexes if id_ != index.id]
         waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
         if others and (waits or record.state == "CATCHUP"):

@@ -56,14 +56,16 @@ class Limits:
     """The settings that the core obeys, in ms (reasons in `keytide.settings`).
 
     Attributes:
-        held_numbers: how many of the newest numbers a slice keeps for certain.
+        newest_held: how many of its newest numbers a slice keeps for certain.
+        landmarks_held: how many of those before, by rank.
     """
 
     interval_ms: int = 10
     heartbeat_ms: int = 200
     pacing_limit_ms: int = 2_000
     node_timeout_ms: int = 3_000
-    held_numbers: int = 64
+    newest_held: int = 8
+    landmarks_held: int = 32
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ class StabilityCore:
         self.term = term
         self.streams: dict[str, Stream] = {}
         self.nodes = Nodes(limits.node_timeout_ms)
-        self.holdings = Holdings(limits.held_numbers)
+        self.holdings = Holdings(limits.newest_held, limits.landmarks_held)
         self._indexes: dict[str, IndexRecord] = {}
 
     def catalog_changed(self, catalog: Catalog, now: int) -> list[Instruction | CommonSnapshot]:
@@ -162,9 +164,10 @@ class StabilityCore:
             if stream.emitting and stream.in_flight is None and stream.progress.complete:
                 due = min(due, stream.issued_at + self.limits.heartbeat_ms)
                 if stream.progress.news and stream.ready:
-                    paced = self._paced(stream)
-                    since = stream.issued_at + self.limits.interval_ms
-                    due = min(due, since if paced else stream.content_since + self.limits.pacing_limit_ms)
+                    allowed = stream.issued_at + self.limits.interval_ms
+                    if not self._paced(stream):
+                        allowed = max(allowed, stream.content_since + self.limits.pacing_limit_ms)
+                    due = min(due, allowed)
         return max(0, due - now)
 
     def _maybe_issue(self, name: str, stream: Stream, now: int) -> list[Instruction | CommonSnapshot]:

@@ -1,14 +1,15 @@
 """Which snapshot numbers each replica of each slice holds, and so which numbers an index has in common. Pure.
 
-Slices may skip numbers (R4): the newest common number is not the smallest of the newest. So the last numbers
-of each replica are
-kept, as many as a slice is sure to keep itself: everything that it acknowledged since the common number, up
-    to a bound (R5).
+Slices may skip numbers (R4): the newest common number is not the smallest of the newest. So each replica's
+numbers are remembered, as far as it keeps them for certain (R5): the newest few, and behind them the
+landmarks (`keytide.landmarks`), fewer of both than a slice really keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from keytide.landmarks import rank
 
 Placement = Sequence[Sequence[str]]
 """For each slice, the nodes that hold it."""
@@ -18,11 +19,13 @@ class Holdings:
     """Acknowledged snapshot numbers by replica.
 
     Args:
-        bound: numbers remembered per replica: what a slice keeps for certain.
+        newest: how many of the newest numbers of a replica are remembered.
+        landmarks: how many of those before.
     """
 
-    def __init__(self, bound: int) -> None:
-        self._bound = bound
+    def __init__(self, newest: int, landmarks: int) -> None:
+        self._newest = newest
+        self._landmarks = landmarks
         self._held: dict[tuple[str, int], dict[str, list[int]]] = {}
 
     def acknowledge(self, node: str, slices: Iterable[tuple[str, int]], number: int) -> list[str]:
@@ -32,13 +35,11 @@ class Holdings:
         for index, slice_number in slices:
             held = self._held.setdefault((index, slice_number), {}).setdefault(node, [])
             touched[index] = None
-            if held and number <= held[-1]:  # a repeat, from a heartbeat
-                if number not in held:
-                    held.append(number)
-                    held.sort()
-            else:
+            if number not in held:
                 held.append(number)
-            del held[: -self._bound]
+                held.sort()
+                if len(held) > self._newest + self._landmarks:
+                    held.remove(min(held[: -self._newest], key=lambda one: (rank(one), one)))
         return list(touched)
 
     def newest(self, node: str, index: str, slice_number: int) -> int:

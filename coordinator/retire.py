@@ -49,8 +49,8 @@ def retire(
 
 
 def _topics(dictionary: Dictionary, index: IndexRecord) -> tuple[str, ...]:
-    topics = (dictionary.topics.mutations(index.id),)
-    return (*topics, dictionary.topics.backfill(index.id, index.build)) if index.build else topics
+    """Its mutation queue. (The backfill queues go with the build: only its driver writes there.)"""
+    return (dictionary.topics.mutations(index.id),)
 
 
 class Cleaner:
@@ -73,7 +73,7 @@ class Cleaner:
                 self._deleting.add(index.id)
                 out.append(DeleteTopics(_topics(self._dictionary, index), index.id))
                 if late:
-                    text = f"projectors hold on to {index.name} since {WAIT_LIMIT_MS // 1000} s; its topics go now"
+                    text = f"projectors do not let go of {index.name}; its topics go now"
                     out.append(Note("warning", "projector-stuck", index.name, text))
         return out
 

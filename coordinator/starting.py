@@ -80,7 +80,11 @@ class Starting:
         dictionary, facts = self._book.dictionary, event.facts
         version = dictionary.bump(record.keyspace).version
         for index in self._book.indexes(record):
-            dictionary.put(replace(index, version=version, placement=run.placement[index.id]))
+            dictionary.put(
+                replace(
+                    index, state="BUILDING", version=version, reason="", placement=run.placement[index.id]
+                )
+            )
         load = Timestamp.of(facts.high, facts.topic_id)
         earliest = Timestamp.of(facts.earliest, facts.topic_id)
         record = self._book.move(

@@ -1,0 +1,97 @@
+"""`python -m coordinator`: the coordinator as a process. Settings come from keytide.toml and KEYTIDE_*
+variables."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+
+from coordinator.api import create_app
+from coordinator.security import check_exposure
+from coordinator.service import Service, wait_for_kafka
+from keytide.errors import ConfigurationError, KeytideError
+from keytide.settings import Settings, load_settings
+
+log = logging.getLogger("coordinator")
+
+EXIT_CALLER = 2
+"""Something is wrong outside: settings, Kafka, another coordinator."""
+EXIT_BUG = 70
+
+
+def main() -> int:
+    """Run until SIGTERM or SIGINT; the exit status."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        return run(load_settings())
+    except ValidationError as error:
+        print(f"settings: {error}", file=sys.stderr)
+    except KeytideError as error:
+        print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
+    return EXIT_CALLER
+
+
+def run(settings: Settings) -> int:
+    """Lead the cluster and serve the admin API.
+
+    Raises:
+        KeytideError: it cannot begin.
+    """
+    check_exposure(settings)
+    listener, url = _listen(settings)
+    failures: list[BaseException] = []
+    server: uvicorn.Server | None = None
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        if server is not None:
+            server.should_exit = True
+
+    service = Service(settings, failed)
+    wait_for_kafka(settings, service.start)
+    app = create_app(service, url, lambda: print(f"ready {url}", flush=True))
+    security = settings.security
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            ssl_certfile=security.tls_certificate or None,
+            ssl_keyfile=security.tls_key or None,
+            timeout_graceful_shutdown=2,
+        )
+    )
+    if not failures:
+        server.run(sockets=[listener])
+    service.stop()
+    if not failures:
+        return 0
+    if isinstance(failures[0], KeytideError) and failures[0].status != 500:
+        raise failures[0]
+    log.critical("the coordinator ends because of a bug", exc_info=failures[0])
+    return EXIT_BUG
+
+
+def _listen(settings: Settings) -> tuple[socket.socket, str]:
+    host, port = settings.coordinator.host, settings.coordinator.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the admin API cannot listen on {host}:{port}: {error.strerror}",
+            next_step="stop what listens there, or set coordinator.port (0 picks a free one)",
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if settings.security.tls_certificate else "http"
+    return listener, f"{scheme}://{shown}:{listener.getsockname()[1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""The admin API (CONTRACT §4) and the web page.
+
+Every handler looks at the leader, or changes it, through the service's control loop; nothing here keeps
+state. A change is answered when what it wrote is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, Query, Response
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, Field
+
+from coordinator import metrics, views
+from coordinator.ddl import Outcome
+from coordinator.leader import Answer, Leader
+from coordinator.problems import add_error_handlers
+from coordinator.security import needs
+from coordinator.service import Service
+from keytide.clock import now_ms
+from keytide.definition import CreateIndex, parse_statement
+from keytide.errors import CallerError, RetryableError
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+PAGE = Path(__file__).parent / "page"
+LOOP_LIMIT_MS = 5_000
+
+
+class NotYetError(CallerError):
+    """Part of the contract that a later release brings."""
+
+    problem_type = "not-there-yet"
+    status = 501
+
+
+class StatementBody(BaseModel):
+    """A statement to run."""
+
+    statement: str = Field(
+        description="CREATE INDEX, DROP INDEX or BUILD INDEX", examples=["DROP INDEX by_city"]
+    )
+
+
+class BuildBody(BaseModel):
+    """What to build."""
+
+    indexes: list[str] = Field(description="names of deferred or failed indexes of one keyspace")
+    rate_limit: int | None = Field(None, ge=1, description="documents per second")
+
+
+class RateBody(BaseModel):
+    """A new limit of a build's rate."""
+
+    rate_limit: int | None = Field(None, ge=1, description="documents per second; null for none")
+
+
+def create_app(service: Service, url: str, started: Callable[[], None] = lambda: None) -> FastAPI:
+    """The application.
+
+    Args:
+        url: where it is reached.
+        started: called when it begins to serve.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        started()
+        yield
+
+    app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan)
+    add_error_handlers(app)
+    desk = Desk(service)
+    _add_statements(app, desk)
+    _add_indexes(app, desk)
+    _add_builds(app, desk)
+    _add_cluster(app, desk, url)
+    _add_health(app, desk)
+    return app
+
+
+class Desk:
+    """What handlers share: looking and changing through the control loop, and who may do which."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.read = [Depends(needs("read", service.settings.security))]
+        self.admin = [Depends(needs("admin", service.settings.security))]
+        self._limit = float(service.settings.coordinator.request_timeout_s)
+
+    async def look(self, at: Callable[[Leader, int], _T]) -> _T:
+        """What `at` sees of the leader."""
+        return await self._answer(self.service.ask(at))
+
+    async def change(self, command: Callable[[Leader, int], Answer]) -> Outcome:
+        """What `command` did, committed."""
+        return await self._answer(self.service.change(command))
+
+    async def _answer(self, future: Future[_T]) -> _T:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._limit)
+        except TimeoutError as error:
+            raise RetryableError(
+                f"no confirmation within {self._limit:.0f} s; a change may still take effect",
+                next_step="look whether it has, and see whether Kafka is well: `keytide doctor`",
+            ) from error
+
+
+def _described(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "message": outcome.message,
+        "index": outcome.index.name if outcome.index else None,
+        "build": outcome.build.id if outcome.build else None,
+    }
+
+
+def _add_statements(app: FastAPI, desk: Desk) -> None:
+    @app.post("/v1/statements", tags=["statements"], dependencies=desk.admin, summary="Run a statement")
+    async def statements(body: StatementBody) -> dict[str, Any]:
+        """CREATE INDEX, DROP INDEX, BUILD INDEX. Answers when the change is in the dictionary; a build goes
+        on after that."""
+        statement = parse_statement(body.statement)
+        facts = None
+        if isinstance(statement, CreateIndex):
+            facts = await asyncio.to_thread(desk.service.sample, statement.definition.keyspace)
+        outcome = await desk.change(lambda leader, now: leader.execute(statement, facts, now))
+        return _described(outcome)
+
+
+def _add_indexes(app: FastAPI, desk: Desk) -> None:
+    @app.get("/v1/indexes", tags=["indexes"], dependencies=desk.read, summary="All indexes")
+    async def indexes() -> Any:
+        return await desk.look(
+            lambda leader, now: [views.index(leader, one, now) for one in leader.dictionary.catalog.indexes()]
+        )
+
+    @app.get("/v1/indexes/{name}", tags=["indexes"], dependencies=desk.read, summary="One index")
+    async def index(name: str) -> Any:
+        """With its slices."""
+
+        def show(leader: Leader, now: int) -> views.Document:
+            record = leader.dictionary.index_named(name)
+            document = views.index(leader, record, now)
+            return {**document, "slice_states": views.index_slices(leader, record)}
+
+        return await desk.look(show)
+
+    @app.delete(
+        "/v1/indexes/{name}",
+        tags=["indexes"],
+        dependencies=desk.admin,
+        status_code=202,
+        summary="Drop an index",
+    )
+    async def drop(name: str) -> Any:
+        outcome = await desk.change(lambda leader, now: leader.drop(name, now))
+        return _described(outcome)
+
+    for path in ("verify", "repair"):
+
+        @app.post(f"/v1/indexes/{{name}}/{path}", tags=["indexes"], dependencies=desk.admin, name=path)
+        async def job(name: str) -> None:
+            raise NotYetError("verify and repair are not there yet")
+
+    for path in ("skipped", "violations"):
+
+        @app.get(f"/v1/indexes/{{name}}/{path}", tags=["indexes"], dependencies=desk.read, name=path)
+        async def ledger(name: str) -> None:
+            raise NotYetError(
+                "the lists of skipped documents and violations are not there yet",
+                next_step="GET /v1/indexes/{name} has the counts",
+            )
+
+
+def _shown(build: str) -> Callable[[Leader, int], views.Document]:
+    return lambda leader, now: views.build(leader, leader.builds.book.get(build), now)
+
+
+def _add_builds(app: FastAPI, desk: Desk) -> None:
+    @app.post(
+        "/v1/builds", tags=["builds"], dependencies=desk.admin, status_code=202, summary="Start a build"
+    )
+    async def start(body: BuildBody) -> Any:
+        """One read of the source builds all of them."""
+        if body.rate_limit is not None:
+            raise NotYetError("rate limits of builds are not there yet", next_step="leave rate_limit out")
+        outcome = await desk.change(lambda leader, now: leader.build(body.indexes, 0, now))
+        return await desk.look(_shown(outcome.build.id if outcome.build else ""))
+
+    @app.get("/v1/builds", tags=["builds"], dependencies=desk.read, summary="All builds, oldest first")
+    async def builds() -> Any:
+        return await desk.look(
+            lambda leader, now: [views.build(leader, one, now) for one in leader.builds.book.all()]
+        )
+
+    @app.get("/v1/builds/{build}", tags=["builds"], dependencies=desk.read, summary="One build")
+    async def show(build: str) -> Any:
+        return await desk.look(_shown(build))
+
+    @app.post("/v1/builds/{build}/cancel", tags=["builds"], dependencies=desk.admin, summary="Cancel a build")
+    async def cancel(build: str) -> Any:
+        """Its indexes are DEFERRED again."""
+        await desk.change(lambda leader, now: leader.cancel(build, now))
+        return await desk.look(_shown(build))
+
+    @app.post("/v1/builds/{build}/pause", tags=["builds"], dependencies=desk.admin)
+    async def pause(build: str) -> None:
+        raise NotYetError("pausing a build is not there yet", next_step="cancel it, and build again later")
+
+    @app.post("/v1/builds/{build}/resume", tags=["builds"], dependencies=desk.admin)
+    async def resume(build: str) -> None:
+        raise NotYetError("resuming a build is not there yet")
+
+    @app.patch("/v1/builds/{build}", tags=["builds"], dependencies=desk.admin)
+    async def throttle(build: str, body: RateBody) -> None:
+        raise NotYetError("changing a build's rate is not there yet")
+
+
+def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
+    @app.get("/v1/cluster", tags=["cluster"], dependencies=desk.read, summary="Where everything is")
+    async def cluster() -> Any:
+        return await desk.look(
+            lambda leader, now: views.cluster(leader, desk.service.settings.kafka.bootstrap, url, now)
+        )
+
+    @app.get("/v1/nodes", tags=["cluster"], dependencies=desk.read, summary="Indexer nodes")
+    async def nodes() -> Any:
+        return await desk.look(views.nodes)
+
+    @app.get("/v1/topology", tags=["cluster"], dependencies=desk.read, summary="Which node holds which slice")
+    async def topology() -> Any:
+        return await desk.look(views.topology)
+
+    @app.get("/v1/stability", tags=["cluster"], dependencies=desk.read, summary="Stability timestamps")
+    async def stability() -> Any:
+        return await desk.look(views.stability)
+
+    @app.get("/v1/events", tags=["cluster"], dependencies=desk.read, summary="What happened lately")
+    async def events(
+        after: Annotated[int, Query(ge=0, description="only events with a higher number")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Any:
+        """Numbers begin anew in each term."""
+        lines = await desk.look(lambda leader, _: desk.service.events.after(after, limit))
+        return [line.as_json(desk.service.term) for line in lines]
+
+
+def _add_health(app: FastAPI, desk: Desk) -> None:
+    @app.get("/healthz", tags=["health"])
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["health"])
+    async def readyz(response: Response) -> dict[str, Any]:
+        """Ready when the control loop answers."""
+        ready = await asyncio.wait_for(desk.look(lambda leader, _: leader.term > 0), LOOP_LIMIT_MS / 1000)
+        response.status_code = 200 if ready else 503
+        return {"ready": ready, "term": desk.service.term, "uptime_ms": now_ms() - desk.service.started_at}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics_page() -> Response:
+        return Response(await desk.look(metrics.render), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        if name not in ("page.css", "page.js", "icon.svg"):
+            return Response(status_code=404)
+        return FileResponse(PAGE / name, headers={"Cache-Control": "no-cache"})

@@ -1,0 +1,183 @@
+"""CREATE, DROP and BUILD INDEX, and cancelling a build: what they may do and what follows. Pure.
+
+Each function checks first and changes the dictionary only when nothing is in the way; errors say what to do
+next. Source facts come from the caller, who has just looked them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from coordinator.buildbook import FINAL
+from coordinator.builds import Builds
+from coordinator.dictionary import Dictionary
+from coordinator.events import Instruction, Note, SourceFacts
+from coordinator.retire import retire
+from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord
+from keytide.definition import IndexDefinition
+from keytide.errors import CallerError
+
+
+class ConflictError(CallerError):
+    """The thing is in a state in which this cannot be done."""
+
+    problem_type = "conflict"
+    status = 409
+
+
+class NoSuchKeyspaceError(CallerError):
+    """The source topic does not exist, or is none."""
+
+    problem_type = "keyspace-not-found"
+    status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a statement did.
+
+    Attributes:
+        message: in words.
+        index: the index that it was about, as it is now; None when there is none.
+        build: the build that it started.
+    """
+
+    message: str
+    index: IndexRecord | None = None
+    build: BuildRecord | None = None
+    instructions: tuple[Instruction, ...] = ()
+
+
+class Ddl:
+    """Statements on the dictionary."""
+
+    def __init__(self, dictionary: Dictionary, builds: Builds) -> None:
+        self._dictionary = dictionary
+        self._builds = builds
+
+    def create(
+        self, definition: IndexDefinition, if_not_exists: bool, facts: SourceFacts, now: int
+    ) -> Outcome:
+        """CREATE INDEX: write the definition; unless that is deferred, queue its build.
+
+        Raises:
+            ConflictError: the name is taken, or the topic is another one than its other indexes are built on.
+            NoSuchKeyspaceError: there is no such topic.
+        """
+        existing = self._dictionary.catalog.index_by_name(definition.name)
+        if existing is not None:
+            if if_not_exists:
+                return Outcome(f"index {definition.name} exists, nothing is done", existing)
+            raise ConflictError(
+                f"there is an index {definition.name!r} already, on {existing.keyspace}",
+                problem_type="index-exists",
+                next_step=f"choose another name, or DROP INDEX {definition.name} first",
+            )
+        self._take_keyspace(definition.keyspace, facts)
+        index = IndexRecord(
+            id=f"{definition.name}-{self._dictionary.number()}",
+            definition=definition,
+            state="DEFERRED",
+            version=0,
+            placement=[],
+            build=None,
+            created_at=now,
+        )
+        self._dictionary.put(index)
+        note = Note("info", "index-created", index.name, f"index {index.name} on {index.keyspace} is defined")
+        if definition.defer_build:
+            text = f"index {index.name} is defined; BUILD INDEX ON {index.keyspace} ({index.name}) builds it"
+            return Outcome(text, index, None, (note,))
+        build = self._builds.request([index], 0, now)
+        text = f"index {index.name} is defined; build {build.id} begins"
+        return Outcome(text, self._dictionary.catalog.index(index.id), build, (note,))
+
+    def _take_keyspace(self, name: str, facts: SourceFacts) -> None:
+        """See that the topic can be a keyspace, and that the dictionary knows it."""
+        topics = self._dictionary.topics
+        own = (topics.metadata, topics.control, topics.reports)
+        if name in own or name.startswith((topics.mutations(""), f"{topics.cluster}.backfill.")):
+            raise NoSuchKeyspaceError(
+                f"{name} is a topic of Keytide's own", next_step="name a topic that holds your documents"
+            )
+        if not facts.exists:
+            raise NoSuchKeyspaceError(
+                f"there is no topic {name!r}; an index needs the topic that holds its documents",
+                next_step=f"create it: kafka-topics.sh --create --topic {name} --partitions N",
+            )
+        known = self._dictionary.catalog.keyspace(name)
+        if known is None:
+            self._dictionary.put(KeyspaceRecord(name, facts.topic_id, facts.partitions, version=0))
+        elif known.topic_id != facts.topic_id:
+            others = [index.name for index in self._dictionary.catalog.indexes(name) if index.version]
+            if others:
+                raise ConflictError(
+                    f"topic {name} was deleted and made anew; {', '.join(others)} belong to the old one",
+                    problem_type="topic-recreated",
+                    next_step="drop these indexes, then create them again",
+                )
+            self._dictionary.put(replace(known, topic_id=facts.topic_id, partitions=facts.partitions))
+
+    def drop(self, name: str, if_exists: bool, now: int) -> Outcome:
+        """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.
+
+        Raises:
+            NoSuchIndexError: there is none, and `if_exists` was not said.
+        """
+        if if_exists and self._dictionary.catalog.index_by_name(name) is None:
+            return Outcome(f"there is no index {name}, nothing is done")
+        index = self._dictionary.index_named(name)
+        out, wanted = self._builds.leave(index, now)
+        index = self._dictionary.catalog.index(index.id) or index
+        out = [*out, *retire(self._dictionary, index, "DROPPING")]
+        message = f"index {name} is being dropped"
+        build = None
+        if wanted:
+            build = self._builds.request(wanted, 0, now)
+            names = ", ".join(other.name for other in wanted)
+            message += f"; the build of {names} starts again without it, as {build.id}"
+        return Outcome(message, None, build, (*out, Note("info", "index-dropping", name, message)))
+
+    def build(self, names: list[str], keyspace: str | None, rate_limit: int, now: int) -> Outcome:
+        """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
+
+        Raises:
+            NoSuchIndexError: one of them does not exist.
+            ConflictError: one is built, or being built, or they are of several keyspaces.
+        """
+        if not names:
+            raise CallerError("no index is named", status=422, next_step="name the indexes to build")
+        indexes = [self._dictionary.index_named(name) for name in dict.fromkeys(names)]
+        wanted = keyspace if keyspace is not None else indexes[0].keyspace
+        for index in indexes:
+            if index.keyspace != wanted:
+                raise ConflictError(
+                    f"index {index.name} is on {index.keyspace}, not on {wanted}",
+                    next_step="build the indexes of each keyspace in a build of their own",
+                )
+            active = self._builds.book.active(index)
+            if active is not None or index.state not in ("DEFERRED", "FAILED"):
+                doing = f"is in build {active.id}, {active.state}" if active else f"is {index.state}"
+                raise ConflictError(
+                    f"index {index.name} {doing}",
+                    problem_type="index-not-buildable",
+                    next_step="only DEFERRED and FAILED indexes can be built",
+                )
+        build = self._builds.request(indexes, rate_limit, now)
+        names_now = ", ".join(index.name for index in indexes)
+        return Outcome(f"build {build.id} of {names_now} begins", None, build)
+
+    def cancel(self, build: str, now: int) -> Outcome:
+        """Cancel a build.
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it is over.
+        """
+        record = self._builds.book.get(build)
+        if record.state in FINAL:
+            raise ConflictError(f"build {build} is over, it is {record.state}", problem_type="build-over")
+        out = self._builds.cancel(record, now)
+        return Outcome(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))

@@ -1,0 +1,164 @@
+"""Claiming a term, and writing to the metadata topic under it.
+
+Theory of operation. Only one coordinator may write the dictionary. Kafka sees to that: all coordinators of a
+cluster use one transactional id, and `init_transactions` fences whoever had it before; from then on every
+write of the old one fails. So a claim is: fence, read the dictionary to its end (nobody else can add to it
+now), write the next term. A coordinator that finds itself fenced, or sees a higher term in the topic, stops;
+readers ignore what it may still send of its lower term.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from keytide.catalog import Catalog, ClusterRecord, Record, TermRecord, encode_record, record_key
+from keytide.clock import now_ms
+from keytide.errors import CallerError
+from keytide.kafka import CatalogReader, KafkaUnavailableError, producer
+from keytide.settings import Settings
+from keytide.topics import Topics
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_TIMEOUT_MS = 10_000
+"""Kafka ends a transaction that is open for longer: readers of metadata wait no longer than this for one that
+its writer died in."""
+_RETRY_PAUSE_S = 0.2
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+
+
+class FencedError(CallerError):
+    """Another coordinator of this cluster has taken over."""
+
+    problem_type = "coordinator-fenced"
+    status = 503
+
+    def __init__(self, cluster: str, detail: str) -> None:
+        super().__init__(
+            f"another coordinator of cluster {cluster!r} has taken over ({detail}); this one stops",
+            next_step="run one coordinator per cluster; another cluster needs another name (`cluster`)",
+        )
+
+
+class MetadataWriter:
+    """Writes records in transactions. One thread at a time.
+
+    Args:
+        settings: where Kafka is; its `cluster` names the topic and the transactional id.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topic = Topics(settings.cluster).metadata
+        self._stopping = threading.Event()
+        self._producer: Producer = producer(
+            settings,
+            transactional_id=f"{settings.cluster}-coordinator",
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            compression_type="none",
+        )
+
+    def fence(self) -> None:
+        """Shut every other coordinator out.
+
+        Raises:
+            KafkaUnavailableError: no answer in time.
+        """
+        try:
+            self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
+        except KafkaException as error:
+            raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
+
+    def write(self, records: Sequence[tuple[str, Record | None]]) -> None:
+        """Write records (None: a tombstone) in one transaction; tries until it is committed, or `stop` is
+        called.
+
+        Raises:
+            FencedError: another coordinator has taken over; nothing was written.
+            KafkaUnavailableError: stopped while Kafka was away; it is not known whether it was written.
+        """
+        while not self._try(records):
+            if self._stopping.wait(_RETRY_PAUSE_S):
+                raise KafkaUnavailableError("stopped while Kafka did not take metadata")
+
+    def _try(self, records: Sequence[tuple[str, Record | None]]) -> bool:
+        """One attempt; False when it was undone and is to be tried again."""
+        try:
+            self._producer.begin_transaction()
+            for key, record in records:
+                value = None if record is None else encode_record(record)
+                self._producer.produce(self._topic, key=key, value=value, partition=0)
+            self._commit()
+        except KafkaException as failure:
+            error = failure.args[0]
+            if error.code() in _FENCED or error.fatal():
+                raise FencedError(self._settings.cluster, str(error.str())) from failure
+            log.warning("metadata is not written yet: %s", error)
+            with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
+                self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
+            return False
+        return True
+
+    def _commit(self) -> None:
+        """Commit; a time-out is followed up until the outcome is known."""
+        while True:
+            try:
+                self._producer.commit_transaction(TRANSACTION_TIMEOUT_MS / 1000)
+            except KafkaException as failure:
+                error = failure.args[0]
+                if not error.retriable() or error.txn_requires_abort() or self._stopping.is_set():
+                    raise
+                log.warning("the outcome of a metadata transaction is not known yet: %s", error)
+            else:
+                return
+
+    def stop(self) -> None:
+        """Make a `write` that waits for Kafka give up."""
+        self._stopping.set()
+
+
+def claim_term(settings: Settings, writer: MetadataWriter) -> tuple[int, Catalog]:
+    """Become the leader: fence the others, read the dictionary, write the next term.
+
+    Returns:
+        The term, and the dictionary (the claim included).
+
+    Raises:
+        KafkaUnavailableError: Kafka is away.
+        FencedError: another one claimed at the same time.
+    """
+    writer.fence()
+    reader = CatalogReader(settings)
+    try:
+        catalog = reader.start(float(settings.coordinator.request_timeout_s)).copy()
+    finally:
+        reader.close()
+    now = now_ms()
+    records: list[Record] = [TermRecord(catalog.term + 1, _holder(), now)]
+    if catalog.cluster is None:
+        records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now))
+    writer.write([(record_key(record), record) for record in records])
+    for record in records:
+        catalog.records[record_key(record)] = record
+    catalog.offset += len(records) + 1  # and the transaction's marker
+    return catalog.term, catalog
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()}/{uuid.uuid4().hex[:8]}/{time.strftime('%Y-%m-%dT%H:%M:%S')}"

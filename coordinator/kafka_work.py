@@ -1,0 +1,130 @@
+"""What the coordinator asks of Kafka's admin side: its own topics, queues, and facts about sources."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from coordinator.events import SourceFacts
+from keytide.clock import now_ms
+from keytide.kafka import (
+    KafkaUnavailableError,
+    admin,
+    create_topic,
+    delete_topic,
+    describe_topics,
+    list_offsets,
+    topic_config,
+)
+from keytide.settings import Settings
+from keytide.topics import Topics
+
+CONFIG_AGE_S = 30.0
+"""A source topic's settings are looked up this often."""
+_HOUR_MS = 3_600_000
+
+
+class KafkaWork:
+    """Admin requests. May be shared between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._timeout = float(settings.coordinator.request_timeout_s)
+        self._client: AdminClient = admin(settings)
+        self._configs: dict[str, tuple[float, dict[str, str]]] = {}
+
+    def make_own_topics(self) -> None:
+        """Metadata, control and reports, where they are missing.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away or refuses.
+        """
+        topics = Topics(self._settings.cluster)
+        size = {"max.message.bytes": str(self._settings.topics.message_max_bytes)}
+        self._make(topics.metadata, 1, {"cleanup.policy": "compact", "segment.ms": str(6 * _HOUR_MS), **size})
+        # Both are only read at their end: control's tail says where timestamps stand, reports repeat.
+        self._make(topics.control, 1, _expiring(2 * _HOUR_MS))
+        self._make(topics.reports, 1, {**_expiring(_HOUR_MS), **size})
+
+    def make_queues(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Queue topics (name, partitions). They keep everything until they are deleted (R34).
+
+        Raises:
+            KafkaUnavailableError: Kafka is away or refuses.
+        """
+        config = {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "max.message.bytes": str(self._settings.topics.message_max_bytes),
+        }
+        for name, partitions in queues:
+            self._make(name, partitions, config)
+
+    def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        create_topic(
+            self._client, name, partitions, self._settings.topics.replication_factor, config, self._timeout
+        )
+
+    def delete(self, topics: Iterable[str]) -> None:
+        """Delete topics; one that does not exist is fine.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away or refuses.
+        """
+        for name in topics:
+            delete_topic(self._client, name, self._timeout)
+
+    def all_topics(self) -> list[str]:
+        """Names of all topics in Kafka.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        try:
+            return sorted(self._client.list_topics(timeout=self._timeout).topics)
+        except KafkaException as error:
+            raise KafkaUnavailableError(f"topics cannot be listed: {error}") from error
+
+    def sample(self, keyspace: str) -> SourceFacts:
+        """What Kafka says of a source topic now; with `topic_id` "" when there is none.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        now = now_ms()
+        info = describe_topics(self._client, [keyspace], self._timeout).get(keyspace)
+        if info is None:
+            self._configs.pop(keyspace, None)
+            return SourceFacts(keyspace, "", {}, {}, {}, False, 0, 0, now)
+        config = self._config(keyspace)
+        partitions = range(info.partitions)
+        return SourceFacts(
+            keyspace=keyspace,
+            topic_id=info.id,
+            earliest=list_offsets(self._client, keyspace, partitions, earliest=True, timeout=self._timeout),
+            stable=list_offsets(self._client, keyspace, partitions, timeout=self._timeout),
+            high=list_offsets(
+                self._client, keyspace, partitions, read_committed=False, timeout=self._timeout
+            ),
+            compacted="compact" in config.get("cleanup.policy", ""),
+            delete_retention_ms=int(config.get("delete.retention.ms", "0")),
+            min_compaction_lag_ms=int(config.get("min.compaction.lag.ms", "0")),
+            sampled_at=now,
+        )
+
+    def _config(self, topic: str) -> dict[str, str]:
+        known = self._configs.get(topic)
+        if known is None or time.monotonic() - known[0] > CONFIG_AGE_S:
+            known = self._configs[topic] = (
+                time.monotonic(),
+                topic_config(self._client, topic, self._timeout),
+            )
+        return known[1]
+
+
+def _expiring(ms: int) -> dict[str, str]:
+    return {"cleanup.policy": "delete", "retention.ms": str(ms), "segment.ms": str(ms // 4)}

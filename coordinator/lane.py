@@ -1,0 +1,169 @@
+"""The slow lane: what waits for Kafka or a disk, in order, in a thread of its own.
+
+Theory of operation. Timestamps must not wait for a transaction or for a topic to be made, so the control loop
+only hands these things over. One thread carries them out in the order in which they were decided: a `Write`
+is committed before what follows from it begins (write first, act after). What goes wrong for a while is tried
+again until it works; results return to the loop as events. An answer to an admin request is a job too, so
+that it goes out when its write is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from coordinator.election import MetadataWriter
+from coordinator.events import (
+    BuildPrepared,
+    DeleteTopics,
+    Event,
+    Instruction,
+    PrepareBuild,
+    PrepareFailed,
+    RemoveBuildFolder,
+    SampleSource,
+    SendBuildEnd,
+    SourceSampled,
+    StartDriver,
+    StopDriver,
+    TopicsDeleted,
+    Write,
+)
+from coordinator.kafka_work import KafkaWork
+from coordinator.supervisor import Supervisor
+from keytide.clock import now_ms
+from keytide.errors import KeytideError, RetryableError
+from keytide.kafka import KafkaUnavailableError, producer
+from keytide.messages import encode
+from keytide.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a request: everything before it is done."""
+
+    future: Future[Any]
+    result: Any
+
+
+class Lane:
+    """Carries instructions out, one after the other.
+
+    Args:
+        writer: of the metadata topic, under the leader's term.
+        post: takes the events that come of it, from the lane's thread.
+        failed: told of an error that ends the coordinator.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        writer: MetadataWriter,
+        supervisor: Supervisor,
+        post: Callable[[Event], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._writer = writer
+        self._work = KafkaWork(settings)
+        self._supervisor = supervisor
+        self._post = post
+        self._failed = failed
+        self._producer: Producer = producer(settings)
+        self._timeout = float(settings.coordinator.request_timeout_s)
+        self._jobs: queue.SimpleQueue[Instruction | Reply | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def put(self, job: Instruction | Reply) -> None:
+        """Carry this out after everything before it."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish the job at hand and stop; what waits is dropped (the next term finds it by the
+        dictionary)."""
+        self._stopping.set()
+        self._writer.stop()
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                job = self._jobs.get()
+                if job is not None:
+                    self._until_done(job)
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            self._failed(error)
+
+    def _until_done(self, job: Instruction | Reply) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._carry_out(job)
+                return
+            except RetryableError as error:
+                log.warning("%s is tried again: %s", type(job).__name__, error)
+                self._stopping.wait(RETRY_PAUSE_S)
+                if isinstance(job, PrepareBuild):  # the build may be cancelled while Kafka is away
+                    self._post(PrepareFailed(job.build, error.message, now_ms()))
+                    return
+
+    def _carry_out(self, job: Instruction | Reply) -> None:
+        match job:
+            case Write(records):
+                self._writer.write(records)
+            case Reply(future, result):
+                future.set_result(result)
+            case PrepareBuild(build, keyspace, topics):
+                self._work.make_queues(topics)
+                self._post(BuildPrepared(build, self._work.sample(keyspace), now_ms()))
+            case SampleSource(keyspace, build):
+                self._post(SourceSampled(self._work.sample(keyspace), build, now_ms()))
+            case SendBuildEnd():
+                self._send(job)
+            case DeleteTopics(topics, index):
+                self._work.delete(topics)
+                if index:
+                    self._post(TopicsDeleted(index, now_ms()))
+            case StopDriver(build):  # once more: its start may have been waiting here
+                self._supervisor.stop(build)
+            case StartDriver(build, delay_ms):
+                self._supervisor.start(build, delay_ms)
+            case RemoveBuildFolder(build):
+                self._supervisor.remove_folder(build)
+            case _:
+                raise KeytideError(f"{type(job).__name__} is not for the slow lane")
+
+    def _send(self, job: SendBuildEnd) -> None:
+        errors: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None and error.code() not in (
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                KafkaError._UNKNOWN_TOPIC,
+            ):
+                errors.append(error)  # (a queue that is gone: its index was dropped meanwhile)
+
+        try:
+            for topic, partition, message in job.messages:
+                self._producer.produce(topic, encode(message), partition=partition, on_delivery=delivered)
+        except (KafkaException, BufferError) as error:
+            raise KafkaUnavailableError(f"the end of a build cannot be sent: {error}") from error
+        left = self._producer.flush(self._timeout)
+        if errors or left:
+            raise KafkaUnavailableError(f"the end of a build is not delivered: {errors or 'no answer'}")

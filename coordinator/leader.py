@@ -1,0 +1,170 @@
+"""The leader as a whole: dictionary, stability timestamps, builds and statements behind one `handle`. Pure.
+
+Each event goes to every part that it concerns. What they change in the dictionary comes out as one `Write`,
+before the instructions that follow from it. Parts speak to each other only through the dictionary and
+`CommonSnapshot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from coordinator.buildbook import BuildLimits
+from coordinator.builds import Builds
+from coordinator.core import Limits, StabilityCore
+from coordinator.ddl import Ddl, Outcome
+from coordinator.dictionary import Dictionary
+from coordinator.events import (
+    CommonSnapshot,
+    Event,
+    Instruction,
+    Note,
+    Recovered,
+    Reported,
+    SourceFacts,
+    SourceSampled,
+    Tick,
+    TopicsDeleted,
+)
+from coordinator.retire import Cleaner
+from keytide.catalog import Catalog, NodeRecord
+from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
+from keytide.messages import NodeHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command did, and what is to be done for it (the answer goes out when the first `Write` is
+    committed)."""
+
+    outcome: Outcome
+    instructions: list[Instruction]
+
+
+class Leader:
+    """The one coordinator that decides.
+
+    Args:
+        catalog: the dictionary as read after the term was claimed; changed in place from now on.
+        cluster: the cluster's name.
+        term: the leader's term.
+    """
+
+    def __init__(
+        self, catalog: Catalog, cluster: str, term: int, limits: Limits, build_limits: BuildLimits
+    ) -> None:
+        self.dictionary = Dictionary(catalog, cluster)
+        self.core = StabilityCore(limits, term)
+        self.builds = Builds(self.dictionary, build_limits)
+        self.facts: dict[str, SourceFacts] = {}
+        self.term = term
+        self._cleaner = Cleaner(self.dictionary)
+        self._ddl = Ddl(self.dictionary, self.builds)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """One event; what to do now, in this order."""
+        out: list[Instruction | CommonSnapshot] = []
+        match event:
+            case Recovered():
+                out += self.core.catalog_changed(self.dictionary.catalog, event.now)
+                out += self.core.handle(event)
+                out += [*self.builds.recover(), *self._cleaner.recover()]
+                return self._settle(out, event.now)
+            case Reported(NodeHeartbeat() as message, now):
+                self._remember_node(message, now)
+            case SourceSampled(facts, _, _):
+                out += self._source_changed(facts)
+            case TopicsDeleted():
+                out += self._cleaner.deleted(event)
+            case Tick(now):
+                progress = {name: stream.progress for name, stream in self.core.streams.items()}
+                out += self._cleaner.tick(progress, now)
+        out += self.core.handle(event)
+        out += self.builds.handle(event, self.core.nodes.live())
+        return self._settle(out, event.now)
+
+    def next_due(self, now: int) -> int:
+        """Milliseconds until a `Tick` is needed."""
+        return self.core.next_due(now)
+
+    def keyspaces(self) -> list[str]:
+        """Keyspaces with indexes: those whose source is watched."""
+        catalog = self.dictionary.catalog
+        return sorted({index.keyspace for index in catalog.indexes()})
+
+    def _settle(self, out: Iterable[Instruction | CommonSnapshot], now: int) -> list[Instruction]:
+        """Let news for builds reach them, and put the write before what follows from it."""
+        result: list[Instruction] = []
+        pending = list(out)
+        while pending or self.dictionary.changed:
+            following: list[Instruction] = []
+            for one in pending:
+                if isinstance(one, CommonSnapshot):
+                    following += self.builds.handle(one, self.core.nodes.live())
+                else:
+                    following.append(one)
+            write = self.dictionary.drain()
+            pending = []
+            if write is not None:
+                result.append(write)
+                pending = self.core.catalog_changed(self.dictionary.catalog, now)
+            result += following
+        return result
+
+    def _remember_node(self, message: NodeHeartbeat, now: int) -> None:
+        known = self.dictionary.catalog.records.get(f"node/{message.node}")
+        if not isinstance(known, NodeRecord):
+            self.dictionary.put(NodeRecord(message.node, message.url, now))
+        elif known.url != message.url:
+            self.dictionary.put(replace(known, url=message.url))
+
+    def _source_changed(self, facts: SourceFacts) -> list[Instruction]:
+        self.facts[facts.keyspace] = facts
+        known = self.dictionary.catalog.keyspace(facts.keyspace)
+        if known is None or known.topic_id != facts.topic_id or facts.partitions <= known.partitions:
+            return []
+        self.dictionary.put(replace(known, partitions=facts.partitions))
+        text = f"topic {known.name} has {facts.partitions} partitions now, it had {known.partitions}"
+        return [Note("info", "partitions-added", known.name, text)]
+
+    # --- commands -------------------------------------------------------------------------------------------
+
+    def execute(self, statement: Statement, facts: SourceFacts | None, now: int) -> Answer:
+        """CREATE, DROP or BUILD INDEX.
+
+        Args:
+            facts: of the keyspace, looked up just now (CREATE INDEX needs them).
+
+        Raises:
+            CallerError: it cannot be done; nothing is changed.
+        """
+        match statement:
+            case CreateIndex(definition, if_not_exists):
+                if facts is None:
+                    raise ValueError("CREATE INDEX needs source facts")
+                outcome = self._ddl.create(definition, if_not_exists, facts, now)
+            case DropIndex(name, if_exists):
+                outcome = self._ddl.drop(name, if_exists, now)
+            case BuildIndex(keyspace, names):
+                outcome = self._ddl.build(list(names), keyspace, 0, now)
+        return self._answer(outcome, now)
+
+    def build(self, names: list[str], rate_limit: int, now: int) -> Answer:
+        """Queue one build of several indexes."""
+        return self._answer(self._ddl.build(names, None, rate_limit, now), now)
+
+    def drop(self, name: str, now: int) -> Answer:
+        """Drop an index."""
+        return self._answer(self._ddl.drop(name, False, now), now)
+
+    def cancel(self, build: str, now: int) -> Answer:
+        """Cancel a build."""
+        return self._answer(self._ddl.cancel(build, now), now)
+
+    def _answer(self, outcome: Outcome, now: int) -> Answer:
+        return Answer(outcome, self._settle(outcome.instructions, now))

@@ -1,0 +1,73 @@
+"""Prometheus metrics of the coordinator (CONTRACT §7), computed when they are asked for."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from coordinator import views
+from coordinator.leader import Leader
+from keytide.catalog import BuildRecord
+
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
+class _Families:
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Family]:
+        return self._families
+
+
+def render(leader: Leader, now: int) -> bytes:
+    """The metrics page, from the leader at one moment."""
+    registry = CollectorRegistry()
+    registry.register(_Families(_families(leader, now)))
+    return generate_latest(registry)
+
+
+def _families(leader: Leader, now: int) -> list[Family]:
+    percent = GaugeMetricFamily(
+        "keytide_build_percent", "Share of a build's documents read", labels=["build"]
+    )
+    documents = CounterMetricFamily(
+        "keytide_build_documents", "Documents that a build has read", labels=["build"]
+    )
+    published = GaugeMetricFamily(
+        "keytide_snapshot_number", "Newest snapshot that all slices of an index hold", labels=["index"]
+    )
+    lag = GaugeMetricFamily(
+        "keytide_projector_lag_documents",
+        "Documents that projectors have still to bring",
+        labels=["keyspace"],
+    )
+    live = GaugeMetricFamily("keytide_node_live", "Whether an indexer node is live", labels=["node"])
+    for build in leader.builds.book.all():
+        document = views.build(leader, build, now)
+        percent.add_metric([build.id], document["percent"])
+        documents.add_metric([build.id], document["documents_done"], created=_created(build))
+    for keyspace, document in views.stability(leader, now)["keyspaces"].items():
+        lag.add_metric([keyspace], document["lag_documents"])
+        for name, number in document["published"].items():
+            published.add_metric([name], number)
+    for document in views.nodes(leader, now):
+        live.add_metric([document["id"]], float(document["live"]))
+    return [
+        GaugeMetricFamily("keytide_coordinator_term", "Term of this coordinator", value=leader.term),
+        GaugeMetricFamily("keytide_coordinator_is_leader", "Whether this coordinator leads", value=1),
+        CounterMetricFamily("keytide_rollbacks", "Rollbacks of all keyspaces", value=_rollbacks(leader)),
+        percent,
+        documents,
+        published,
+        lag,
+        live,
+    ]
+
+
+def _created(build: BuildRecord) -> float:
+    return build.started_at / 1000
+
+
+def _rollbacks(leader: Leader) -> int:
+    return sum(keyspace.incarnation for keyspace in leader.dictionary.catalog.keyspaces())

@@ -1,0 +1,321 @@
+"""The coordinator's shell: a control loop around the pure `Leader`.
+
+Theory of operation. One thread, the control loop, owns the leader. It waits for reports (or until something
+is due), hands each to the
+leader with the time, and carries out what comes back: timestamps go to the control topic at once, everything
+    that takes time goes to the slow lane, whose results return through an inbox, as do delivery reports,
+    samples of sources and the ends of drivers. Admin requests are functions that the loop calls between two
+    events, so they see one state and need no locks.
+
+From a projector's report to the broadcast that it allows there are: one wake-up, one decode, one produce
+without linger.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
+
+from coordinator.buildbook import BuildLimits
+from coordinator.core import Limits
+from coordinator.ddl import Outcome
+from coordinator.election import FencedError, MetadataWriter, claim_term
+from coordinator.events import (
+    Broadcast,
+    Event,
+    Instruction,
+    Issued,
+    IssueFailed,
+    Note,
+    Reported,
+    SourceFacts,
+    SourceSampled,
+    StopDriver,
+    Tick,
+)
+from coordinator.history import EventRing, read_control_tail
+from coordinator.kafka_work import KafkaWork
+from coordinator.lane import Lane, Reply
+from coordinator.leader import Answer, Leader
+from coordinator.orphans import orphans
+from coordinator.supervisor import Supervisor
+from keytide.catalog import TermRecord
+from keytide.clock import now_ms
+from keytide.errors import KeytideError, RetryableError
+from keytide.kafka import consumer, drain, producer
+from keytide.messages import StabilityTimestamp, decode, encode
+from keytide.settings import Settings
+from keytide.topics import Topics
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+LONGEST_POLL_MS = 10
+"""A request, or a result of the slow lane, waits no longer than this for a loop that hears nothing."""
+TICK_MS = 20
+SAMPLE_INTERVAL_S = 1.0
+REPORTS_PER_TURN = 500
+
+
+class Service:
+    """One coordinator.
+
+    Args:
+        settings: all settings.
+        failed: told (from any thread) of the error that ends this coordinator: it was fenced, or has a bug.
+        driver_command: what runs a Spark driver (tests run something lighter).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        failed: Callable[[BaseException], None],
+        driver_command: list[str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.topics = Topics(settings.cluster)
+        self.events = EventRing()
+        self.started_at = now_ms()
+        self._failed = failed
+        self._stopping = threading.Event()
+        self._inbox: deque[Event | Callable[[], None]] = deque()
+        self._writer = MetadataWriter(settings)
+        self._supervisor = Supervisor(settings, self._inbox.append, driver_command)
+        self._lane = Lane(settings, self._writer, self._supervisor, self._inbox.append, failed)
+        self._control = producer(settings, message_timeout_ms=5_000)
+        self._reports = consumer(settings)
+        self._sources = KafkaWork(settings)
+        self._watched: list[str] = []
+        self._loop = threading.Thread(target=self._run, name="control", daemon=True)
+        self._sampler = threading.Thread(target=self._sample, name="sources", daemon=True)
+        self._leader: Leader | None = None
+
+    @property
+    def term(self) -> int:
+        return self._leader.term if self._leader else 0
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Become the leader and begin.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+            FencedError: another coordinator claims the cluster at this moment.
+        """
+        self._sources.make_own_topics()
+        term, catalog = claim_term(self.settings, self._writer)
+        recovered = read_control_tail(self.settings)
+        if left := orphans(catalog, self.settings.cluster, self._sources.all_topics()):
+            log.info("removing topics that nobody needs: %s", ", ".join(left))
+            self._sources.delete(left)
+        self._leader = Leader(catalog, self.settings.cluster, term, *_limits(self.settings))
+        self._reports.assign(
+            [
+                TopicPartition(self.topics.reports, 0, OFFSET_END),
+                TopicPartition(self.topics.metadata, 0, OFFSET_END),
+            ]
+        )
+        self._supervisor.open()
+        self._lane.open()
+        self.events.add(
+            Note("info", "term-claimed", self.settings.cluster, f"this coordinator leads term {term}"),
+            now_ms(),
+        )
+        self._carry_out(self._leader.handle(recovered))
+        self._loop.start()
+        self._sampler.start()
+
+    def stop(self) -> None:
+        """Stop the loop, drivers and threads. Builds go on from their checkpoints when a coordinator starts
+        again."""
+        self._stopping.set()
+        for thread in (self._loop, self._sampler):
+            if thread.is_alive():
+                thread.join()
+        self._lane.close()
+        self._supervisor.close()
+        self._control.flush(2)
+        self._reports.close()
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def ask(self, look: Callable[[Leader, int], _T]) -> Future[_T]:
+        """Call `look` in the control loop, between two events: it sees one state and must not change it."""
+        future: Future[_T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has given up
+            try:
+                future.set_result(look(self._owned(), now_ms()))
+            except Exception as error:  # noqa: BLE001 - belongs to whoever asked
+                future.set_exception(error)
+
+        self._inbox.append(work)
+        return future
+
+    def change(self, command: Callable[[Leader, int], Answer]) -> Future[Outcome]:
+        """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
+        future: Future[Outcome] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                answer = command(self._owned(), now_ms())
+            except KeytideError as error:
+                future.set_exception(error)
+                return
+            self._carry_out(answer.instructions)
+            self._lane.put(Reply(future, answer.outcome))
+
+        self._inbox.append(work)
+        return future
+
+    def sample(self, keyspace: str) -> SourceFacts:
+        """Facts about a topic, now; blocks.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        return self._sources.sample(keyspace)
+
+    # --- the control loop -----------------------------------------------------------------------------------
+
+    def _owned(self) -> Leader:
+        if self._leader is None:
+            raise RetryableError("the coordinator is starting", next_step="try again in a moment")
+        return self._leader
+
+    def _run(self) -> None:
+        leader = self._owned()
+        ticked = 0
+        try:
+            while not self._stopping.is_set():
+                wait = 0 if self._inbox else min(leader.next_due(now_ms()), LONGEST_POLL_MS)
+                for message in drain(self._reports, REPORTS_PER_TURN, wait / 1000):
+                    self._hear(leader, message)
+                self._control.poll(0)
+                while self._inbox:
+                    self._take(leader, self._inbox.popleft())
+                now = now_ms()
+                if now - ticked >= TICK_MS or leader.next_due(now) == 0:
+                    ticked = now
+                    self._watched = leader.keyspaces()
+                    self._carry_out(leader.handle(Tick(now)))
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            self._failed(error)
+
+    def _hear(self, leader: Leader, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.code() != KafkaError._PARTITION_EOF:
+                log.warning("%s cannot be read: %s", message.topic(), error)
+            return
+        value = message.value()
+        if message.topic() == self.topics.metadata:
+            if message.key() == b"term" and value is not None:
+                self._see_term(leader, value)
+            return
+        try:
+            report = decode(value or b"")
+        except KeytideError as problem:
+            log.error("%s offset %s is left out: %s", message.topic(), message.offset(), problem)
+            return
+        self._carry_out(leader.handle(Reported(report, now_ms())))
+        self._control.poll(0)
+
+    def _see_term(self, leader: Leader, value: bytes) -> None:
+        record = msgspec.json.decode(value, type=TermRecord)
+        if record.term > leader.term:
+            raise FencedError(self.settings.cluster, f"term {record.term} of {record.holder}")
+
+    def _take(self, leader: Leader, item: Event | Callable[[], None]) -> None:
+        if callable(item):
+            item()
+        else:
+            self._carry_out(leader.handle(item))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Broadcast(message):
+                    self._broadcast(message)
+                case Note():
+                    self.events.add(instruction, now_ms())
+                case StopDriver(build):
+                    self._supervisor.stop(build)
+                    self._lane.put(instruction)
+                case _:
+                    self._lane.put(instruction)
+
+    def _broadcast(self, message: Any) -> None:
+        def delivered(error: KafkaError | None, record: Message) -> None:
+            if isinstance(message, StabilityTimestamp):
+                if error is None:
+                    self._inbox.append(Issued(message, record.offset() or 0, now_ms()))
+                else:
+                    self._inbox.append(IssueFailed(message, str(error), now_ms()))
+
+        try:
+            self._control.produce(self.topics.control, encode(message), partition=0, on_delivery=delivered)
+        except (KafkaException, BufferError) as error:
+            if isinstance(message, StabilityTimestamp):
+                self._inbox.append(IssueFailed(message, str(error), now_ms()))
+
+    # --- watching sources -----------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        while not self._stopping.wait(SAMPLE_INTERVAL_S):
+            for keyspace in self._watched:
+                try:
+                    facts = self._sources.sample(keyspace)
+                except RetryableError as error:
+                    log.warning("%s is not sampled: %s", keyspace, error)
+                    continue
+                self._inbox.append(SourceSampled(facts, "", now_ms()))
+
+
+def _limits(settings: Settings) -> tuple[Limits, BuildLimits]:
+    core, build = settings.coordinator, settings.build
+    return (
+        Limits(
+            interval_ms=core.interval_ms,
+            heartbeat_ms=core.heartbeat_ms,
+            pacing_limit_ms=core.pacing_limit_ms,
+            node_timeout_ms=core.node_timeout_ms,
+            newest_held=settings.indexer.snapshots_kept,
+        ),
+        BuildLimits(
+            concurrent=build.concurrent,
+            concurrent_per_node=build.concurrent_per_node,
+            transaction_limit_ms=build.transaction_limit_s * 1000,
+            restarts=build.restarts,
+        ),
+    )
+
+
+def wait_for_kafka(settings: Settings, start: Callable[[], None]) -> None:
+    """Call `start`, and again while Kafka is away, until the request time-out has passed.
+
+    Raises:
+        RetryableError: Kafka stayed away.
+    """
+    deadline = time.monotonic() + settings.coordinator.request_timeout_s
+    while True:
+        try:
+            return start()
+        except RetryableError as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("waiting for Kafka at %s: %s", settings.kafka.bootstrap, error)
+            time.sleep(0.5)

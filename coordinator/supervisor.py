@@ -1,0 +1,209 @@
+"""Spark drivers as child processes: started, watched, started again when told, never left behind.
+
+Theory of operation. One thread forks and watches all drivers: on Linux each asks the kernel to be killed when
+its parent dies (PR_SET_PDEATHSIG), which the kernel ties to the thread that forked, so that thread lives as
+long as the process. A driver leads its own process group; when it has ended, what it started is swept up with
+it. What it prints goes to `builds/<id>/driver.log` in the data folder; the log's end is part of
+`DriverExited`. Whether a dead driver is started again is not decided here (`coordinator.builds`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.events import DriverExited
+from keytide.clock import now_ms
+from keytide.settings import Settings
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+STOP_LIMIT_S = 5.0
+"""A driver that is asked to end is killed after this."""
+TAIL_LINES = 15
+LOG_NAME = "driver.log"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class _Driver:
+    process: subprocess.Popen[bytes]
+    log_start: int
+
+
+class Supervisor:
+    """Starts and watches the drivers of builds.
+
+    Args:
+        settings: handed on to drivers through their environment; `data_dir` has their folders.
+        post: takes `DriverExited`, from the supervisor's thread.
+        command: what runs a driver, before `--build ID`.
+    """
+
+    def __init__(
+        self, settings: Settings, post: Callable[[DriverExited], None], command: Sequence[str] | None = None
+    ) -> None:
+        self._settings = settings
+        self._post = post
+        self._command = list(command or [sys.executable, "-m", "streaming.backfill"])
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._drivers: dict[str, _Driver] = {}
+        self._due: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name="drivers", daemon=True)
+
+    def open(self) -> None:
+        """Begin to carry out orders."""
+        self._thread.start()
+
+    def start(self, build: str, delay_ms: int) -> None:
+        """Start a build's driver after a delay, unless it runs."""
+        due = time.monotonic() + delay_ms / 1000
+        self._orders.put(lambda: self._due.__setitem__(build, due))
+
+    def stop(self, build: str) -> None:
+        """End a build's driver, and forget that it was to be started."""
+        self._orders.put(lambda: self._stop(build))
+
+    def remove_folder(self, build: str) -> None:
+        """Remove a build's checkpoint, after its driver's end; the log stays."""
+        self._orders.put(lambda: self._remove_folder(build))
+
+    def close(self) -> None:
+        """End all drivers, then the thread."""
+        if self._thread.is_alive():
+            self._orders.put(None)
+            self._thread.join()
+
+    def folder(self, build: str) -> Path:
+        """The folder of a build: checkpoint and log."""
+        return self._settings.data_dir / "builds" / build
+
+    # --- in the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                order = self._orders.get(timeout=POLL_S if self._drivers or self._due else None)
+                if order is None:
+                    break
+                order()
+            for build, due in list(self._due.items()):
+                if time.monotonic() >= due:
+                    del self._due[build]
+                    self._start(build)
+            for build in list(self._drivers):
+                self._watch(build)
+        for build in list(self._drivers):
+            self._stop(build)
+
+    def _start(self, build: str) -> None:
+        if build in self._drivers:
+            return
+        path = self.folder(build) / LOG_NAME
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as out:
+                start = out.tell()
+                process = subprocess.Popen(
+                    [*self._command, "--build", build],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment(self._settings)},
+                    process_group=0,
+                    preexec_fn=_die_with_parent(),
+                )
+        except OSError as error:
+            log.error("the driver of build %s cannot be started: %s", build, error)
+            self._post(DriverExited(build, 127, str(error), now_ms()))
+            return
+        self._drivers[build] = _Driver(process, start)
+        log.info("driver of build %s started as process %d, log %s", build, process.pid, path)
+
+    def _watch(self, build: str) -> None:
+        driver = self._drivers[build]
+        status = driver.process.poll()
+        if status is None:
+            return
+        del self._drivers[build]
+        _sweep(driver.process.pid)
+        log.info("driver of build %s ended with status %d", build, status)
+        tail = _tail(self.folder(build) / LOG_NAME, driver.log_start) if status else ""
+        self._post(DriverExited(build, status, tail, now_ms()))
+
+    def _stop(self, build: str) -> None:
+        self._due.pop(build, None)
+        driver = self._drivers.pop(build, None)
+        if driver is None:
+            return
+        driver.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.process.wait(STOP_LIMIT_S)
+        _sweep(driver.process.pid)
+        driver.process.wait()
+
+    def _remove_folder(self, build: str) -> None:
+        folder = self.folder(build)
+        if not folder.is_dir():
+            return
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != LOG_NAME:
+                entry.unlink(missing_ok=True)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Settings as environment variables for a child, a section each (API tokens are no business of a
+    driver's)."""
+    result = {"KEYTIDE_CLUSTER": settings.cluster, "KEYTIDE_DATA_DIR": str(settings.data_dir.resolve())}
+    for name, value in settings.model_dump(mode="json").items():
+        if isinstance(value, dict) and name != "security":
+            result[f"KEYTIDE_{name.upper()}"] = json.dumps(value)
+    return result
+
+
+def _sweep(group: int) -> None:
+    """Kill what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _tail(path: Path, start: int) -> str:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - 300 * TAIL_LINES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-TAIL_LINES:])
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Run in the child between fork and exec; looked up before the fork."""
+    if not sys.platform.startswith("linux"):
+        return None
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

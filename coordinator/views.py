@@ -1,0 +1,250 @@
+"""What the admin API shows, as JSON documents (CONTRACT §4). Pure: a look at the leader at one moment.
+
+Times are milliseconds since the epoch, sizes bytes. Where something is not known, null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.buildbook import FINAL
+from coordinator.core import Stream
+from coordinator.leader import Leader
+from coordinator.source import target
+from keytide.catalog import BuildRecord, IndexRecord
+from keytide.messages import SliceStatus
+from keytide.timestamp import Timestamp, smallest
+
+Document = dict[str, Any]
+
+
+def index(leader: Leader, record: IndexRecord, now: int) -> Document:
+    """One index."""
+    stream = leader.core.streams.get(record.keyspace)
+    slices = [_slice(leader, record, number) for number in range(record.slices if record.placement else 0)]
+    known = [status for status in slices if status is not None]
+    active = leader.builds.book.active(record)
+    state = "BUILDING" if active is not None and record.state in ("DEFERRED", "FAILED") else record.state
+    definition = record.definition
+    return {
+        "id": record.id,
+        "name": record.name,
+        "keyspace": record.keyspace,
+        "statement": definition.statement,
+        "state": state,
+        "reason": record.reason,
+        "slices": record.slices,
+        "replicas": definition.replicas,
+        "unique": definition.unique,
+        "entries": sum(status.entries for status in known),
+        "bytes": sum(status.bytes for status in known),
+        "skipped": sum(status.skipped for status in known),
+        "violations": 0,  # a UNIQUE index cannot be defined yet
+        "left_out": _left_out(stream, record.id),
+        "build": record.build,
+        "lag_documents": _lag(leader, stream, record, slices),
+        "snapshot": stream.published.get(record.id) if stream else None,
+        "timestamp": _timestamp(_published_timestamp(stream, record.id)),
+        "foreign_partition_ids": sum(status.foreign_partition_ids for status in known),
+        "placement": [list(nodes) for nodes in record.placement],
+        "slices_reporting": len(known),
+        "created_at": record.created_at,
+    }
+
+
+def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
+    """The slices of an index, each replica."""
+    documents = []
+    for number, nodes in enumerate(record.placement):
+        for name in nodes:
+            node = leader.core.nodes.by_id.get(name)
+            status = node.slice(record.id, number) if node else None
+            documents.append(
+                {
+                    "slice": number,
+                    "node": name,
+                    "live": bool(node and node.live),
+                    "state": status.state if status else None,
+                    "reason": status.reason if status else "",
+                    "entries": status.entries if status else None,
+                    "bytes": status.bytes if status else None,
+                    "snapshot": status.number if status and status.number >= 0 else None,
+                    "queue_documents": status.queue_documents if status else None,
+                    "gap_drops": status.gap_drops if status else None,
+                }
+            )
+    return documents
+
+
+def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | None:
+    """The state of a slice: of its first replica that is heard, live ones first."""
+    found: list[tuple[bool, SliceStatus]] = []
+    for name in record.placement[number]:
+        node = leader.core.nodes.by_id.get(name)
+        status = node.slice(record.id, number) if node else None
+        if node is not None and status is not None:
+            found.append((node.live, status))
+    found.sort(key=lambda one: not one[0])
+    return found[0][1] if found else None
+
+
+def _ends(leader: Leader, keyspace: str, stream: Stream | None) -> Timestamp:
+    """Ends of the source as last seen, by projectors or by the coordinator's own look."""
+    facts = leader.facts.get(keyspace)
+    ends = dict(facts.stable) if facts else {}
+    if stream is not None:
+        for partition, state in stream.progress.partitions.items():
+            ends[partition] = max(ends.get(partition, 0), state.end)
+    return Timestamp.of(ends)
+
+
+def _lag(
+    leader: Leader, stream: Stream | None, record: IndexRecord, slices: list[SliceStatus | None]
+) -> int | None:
+    """Documents (offsets) between what the slowest slice has applied and the source's end; null when a slice
+    is not heard."""
+    if not slices or any(status is None for status in slices):
+        return None
+    applied = smallest(status.timestamp for status in slices if status is not None)
+    return applied.documents_to(_ends(leader, record.keyspace, stream))
+
+
+def _left_out(stream: Stream | None, index_id: str) -> dict[str, int]:
+    """Versions that were not indexed, by reason, since the projectors' start."""
+    total: dict[str, int] = {}
+    for projector in stream.progress.projectors.values() if stream else ():
+        for reason, count in projector.skipped.get(index_id, {}).items():
+            total[reason] = total.get(reason, 0) + count
+    return dict(sorted(total.items()))
+
+
+def _published_timestamp(stream: Stream | None, index_id: str) -> Timestamp | None:
+    number = stream.published.get(index_id) if stream else None
+    return stream.stamps.get(number) if stream and number is not None else None
+
+
+def _timestamp(timestamp: Timestamp | None) -> Document | None:
+    if timestamp is None:
+        return None
+    return {
+        str(partition): {"offset": place.offset, "epoch": place.epoch}
+        for partition, place in sorted(timestamp.places.items())
+    }
+
+
+def build(leader: Leader, record: BuildRecord, now: int) -> Document:
+    """One build. `documents_total` counts offsets from the earliest that there was to what the backfill must
+    reach."""
+    run = leader.builds.book.run(record.id) if record.state not in FINAL else None
+    total, done = record.documents_total, record.documents_done
+    read_all = record.state in ("CATCHUP", "READY")
+    percent = 100.0 if read_all else min(99.9, 100.0 * done / total) if total else 0.0
+    rate = run.rate() if run and record.state == "BACKFILL" else 0.0
+    if record.state == "READY" and record.finished_at > record.started_at:
+        rate = total * 1000 / (record.finished_at - record.started_at)
+    eta = (total - done) / rate if rate and record.state == "BACKFILL" else None
+    return {
+        "id": record.id,
+        "keyspace": record.keyspace,
+        "indexes": leader.builds.book.names(record),
+        "state": record.state,
+        "documents_done": done,
+        "documents_total": total,
+        "percent": round(percent, 1),
+        "rate": round(rate, 1),
+        "rate_limit": record.rate_limit or None,
+        "eta_s": None if eta is None else round(eta, 1),
+        "waiting_for": run.waiting_for if run else "",
+        "batches": record.batches,
+        "load_timestamp": _timestamp(record.load_timestamp),
+        "low_watermark": {str(partition): offset for partition, offset in record.low_watermark.items()},
+        "target_timestamp": _timestamp(target(record)),
+        "backfill_timestamp": _timestamp(record.backfill_timestamp),
+        "final_timestamp": _timestamp(record.final_timestamp),
+        "earliest": _timestamp(record.earliest),
+        "error": record.error or None,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at or None,
+    }
+
+
+def node(leader: Leader, name: str, now: int) -> Document:
+    """One indexer node, also one that has not been heard in this term."""
+    record = leader.dictionary.catalog.records[f"node/{name}"]
+    known = leader.core.nodes.by_id.get(name)
+    heartbeat = known.heartbeat if known else None
+    statuses = heartbeat.slices if heartbeat else []
+    return {
+        "id": name,
+        "url": heartbeat.url if heartbeat else getattr(record, "url", None),
+        "live": bool(known and known.live),
+        "slices": len(statuses),
+        "entries": sum(status.entries for status in statuses),
+        "bytes": sum(status.bytes for status in statuses),
+        "stopped": sum(status.state == "STOPPED" for status in statuses),
+        "queue_documents": sum(status.queue_documents for status in statuses),
+        "memory": heartbeat.memory if heartbeat else None,
+        "disk_free": heartbeat.disk_free if heartbeat else None,
+        "started_at": heartbeat.started_at if heartbeat else None,
+        "heard_ms_ago": now - known.heard_at if known else None,
+    }
+
+
+def nodes(leader: Leader, now: int) -> list[Document]:
+    return [node(leader, record.id, now) for record in leader.dictionary.catalog.nodes()]
+
+
+def topology(leader: Leader, now: int) -> Document:
+    """Who holds what."""
+    return {
+        "nodes": nodes(leader, now),
+        "indexes": [
+            {"name": record.name, "state": record.state, "slices": index_slices(leader, record)}
+            for record in leader.dictionary.catalog.indexes()
+        ],
+    }
+
+
+def stability(leader: Leader, now: int) -> Document:
+    """The stability timestamps of each keyspace."""
+    keyspaces = {}
+    for name, stream in sorted(leader.core.streams.items()):
+        fresh_at = stream.progress.fresh_at()
+        published = stream.published.values()
+        keyspaces[name] = {
+            "snapshot": stream.number if stream.number >= 0 else None,
+            "timestamp": _timestamp(stream.content),
+            "issued_ms_ago": now - stream.issued_at if stream.issued_at else None,
+            "staleness_ms": max(0, now - fresh_at) if fresh_at else None,
+            "published": {
+                record.name: stream.published[record.id]
+                for record in stream.ready
+                if record.id in stream.published
+            },
+            "newest_common": min(published) if published else None,
+            "lag_documents": _projector_lag(leader, name, stream),
+            "partitions": stream.progress.keyspace.partitions,
+            "partitions_reported": sum(state.heard_at > 0 for state in stream.progress.partitions.values()),
+            "incarnation": stream.progress.keyspace.incarnation,
+            "version": stream.progress.keyspace.version,
+            "issuing": bool(stream.emitting),
+        }
+    return {"term": leader.term, "keyspaces": keyspaces}
+
+
+def _projector_lag(leader: Leader, name: str, stream: Stream) -> int:
+    """Documents that projectors have still to bring to the queues."""
+    return stream.progress.timestamp().documents_to(_ends(leader, name, stream))
+
+
+def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:
+    """What a client needs to find its way."""
+    record = leader.dictionary.catalog.cluster
+    return {
+        "cluster": leader.dictionary.topics.cluster,
+        "id": record.id if record else None,
+        "term": leader.term,
+        "coordinator": url,
+        "kafka": bootstrap,
+        "nodes": [{"id": one["id"], "url": one["url"], "live": one["live"]} for one in nodes(leader, now)],
+    }
