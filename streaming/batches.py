@@ -1,0 +1,181 @@
+"""Micro-batches of one build: what happens in `foreachBatch`.
+
+Theory of operation: Spark has fixed the micro-batch's offsets in the checkpoint. Both stages run as one Spark
+job (`streaming.tasks`), the summaries settle who won (`streaming.core`), the source is checked to be the one
+that the build began with, and then every slice gets its batch end: from there on the batch counts. Only after
+that does Spark commit it, so a driver that dies anywhere leaves a batch that is run again, whole, under the
+same number; slices that had it skip it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from keytide.catalog import IndexRecord
+from keytide.kafka import producer
+from keytide.messages import BatchEnd, encode
+from keytide.settings import SecuritySettings, Settings
+from keytide.timestamp import Timestamp
+from keytide.topics import Topics
+from streaming import core
+from streaming.checkpoint import Checkpoint, Range
+from streaming.progress import Status
+from streaming.tasks import ROW, DeliveryError, Work, deliver_slots, project_share, read_summary
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+FLUSH_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What does not change while a build runs."""
+
+    build: str
+    keyspace: str
+    topic_id: str
+    indexes: tuple[IndexRecord, ...]
+
+    @functools.cached_property
+    def slots(self) -> list[core.Slot]:
+        return core.slots_of({index.id: index.slices for index in self.indexes})
+
+
+class Batches:
+    """Runs the micro-batches of one driver.
+
+    Args:
+        check_source: raises when the source is not the topic that the build began with.
+        rate: documents per second that the build may read now, 0 for no limit.
+        stop: ends a pause between micro-batches.
+
+    Attributes:
+        run: names this start of the driver.
+        error: what a micro-batch failed with.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: BuildPlan,
+        checkpoint: Checkpoint,
+        status: Status,
+        *,
+        check_source: Callable[[], None],
+        rate: Callable[[], int],
+        stop: threading.Event,
+    ) -> None:
+        self.run = uuid.uuid4().hex[:12]
+        self.error: BaseException | None = None
+        self._settings = settings
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._status = status
+        self._check_source = check_source
+        self._rate = rate
+        self._stop = stop
+        self._routes: tuple[int, ...] = ()
+        self._producer = producer(settings)
+
+    def prepare(self, partitions: int) -> None:
+        """Set how many partitions the shuffle has."""
+        self._routes = tuple(core.exact_routes(partitions))
+
+    def on_batch(self, frame: DataFrame, batch: int) -> None:
+        """Spark's call for each micro-batch."""
+        self._status.begin_batch()
+        try:
+            started = time.monotonic()
+            documents = self._run_batch(frame, batch)
+            wait = core.pause_after(documents, time.monotonic() - started, self._rate())
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._status.end_batch()
+        self._stop.wait(wait)
+
+    def _run_batch(self, frame: DataFrame, batch: int) -> int:
+        """Run a micro-batch and send its ends; returns how many documents it read."""
+        covered = self._checkpoint.range(batch)
+        heard = batch > 0
+        outcome = self._act(frame, self._work(batch, heard=heard), covered)
+        if outcome.foreign and not heard:
+            log.warning(
+                "build %s: %d documents of %s lie in more than one partition, or a share was too large for "
+                "one pass: micro-batch %d runs again, and every slice hears every document",
+                *(self._plan.build, outcome.foreign, self._plan.keyspace, batch),
+            )
+            outcome = self._act(frame, self._work(batch, heard=True), covered)
+        self._check_source()
+        self.send_ends(batch, covered.start, covered.end, outcome.winners)
+        self._status.finish_batch(batch, covered.end, self._plan.slots, outcome)
+        log.info(
+            "build %s: micro-batch %d done, %d documents, %d entries",
+            *(self._plan.build, batch, outcome.documents, sum(outcome.entries)),
+        )
+        return outcome.documents
+
+    def _work(self, batch: int, *, heard: bool) -> Work:
+        definitions = ((index.id, msgspec.json.encode(index.definition)) for index in self._plan.indexes)
+        return Work(
+            build=self._plan.build,
+            run=self.run,
+            batch=batch,
+            slots=tuple(self._plan.slots),
+            definitions=tuple(definitions),
+            routes=self._routes,
+            heard=heard,
+            settings=self._settings.model_copy(update={"security": SecuritySettings()}),
+        )
+
+    def _act(self, frame: DataFrame, work: Work, covered: Range) -> core.Outcome:
+        """The one Spark action of a micro-batch."""
+        project: Any = functools.partial(project_share, work, self._status.counter)
+        deliver: Any = functools.partial(deliver_slots, work)
+        rows = (
+            frame.mapInArrow(project, ROW)
+            .repartition(len(work.routes), "route")
+            .sortWithinPartitions("slot", "first")
+            .mapInArrow(deliver, ROW)
+            .collect()
+        )
+        summaries = [read_summary(bytes(row["body"])) for row in rows]
+        return core.settle(len(work.slots), covered.shares, summaries)
+
+    def send_ends(
+        self, batch: int, start: Timestamp, end: Timestamp, winners: Sequence[dict[str, int]]
+    ) -> None:
+        """Send every slice the end of a micro-batch, and wait until all are acknowledged.
+
+        Raises:
+            DeliveryError: one is not.
+        """
+        topics = Topics(self._settings.cluster)
+        errors: list[Any] = []
+
+        def delivered(error: Any, _message: Any) -> None:
+            if error is not None:
+                errors.append(error)
+
+        ends: list[BatchEnd] = core.batch_ends(
+            self._plan.build, self.run, batch, self._plan.slots, start, end, winners
+        )
+        for message in ends:
+            topic = topics.backfill(message.index, self._plan.build)
+            self._producer.produce(topic, encode(message), partition=message.slice, on_delivery=delivered)
+        if self._producer.flush(FLUSH_LIMIT_S) or errors:
+            reason = errors[0] if errors else f"no answer within {FLUSH_LIMIT_S:.0f} s"
+            raise DeliveryError(f"the ends of micro-batch {batch} were not delivered: {reason}")

@@ -1,0 +1,254 @@
+"""The decisions of a backfill, pure: what a micro-batch covers, who won, when it is over, what went wrong.
+
+Theory of operation
+===================
+A build reads its keyspace in numbered micro-batches. Spark's checkpoint fixes the offsets [start, end) of a
+micro-batch before it runs, so a batch that is run again, by whatever driver, covers the same range. Within
+a batch, tasks write chunks into the backfill queues, and a task may be run twice (retries, speculation, a
+driver that was killed). So each attempt has a name of its own, chunks carry it, and nothing counts until
+the batch end has named the winners (R22). The driver learns the winners from small *summaries* that the
+tasks hand back through Spark: a summary arrives exactly once for every share (one source partition's range,
+first stage) and every slot (one slice of one index, second stage), from an attempt that has delivered all
+it had to.
+
+`settle` turns the summaries into winners and checks that nothing was lost on the way: as many entries as the
+shares put into the shuffle must have come out of it into the queues.
+
+Words: a *slot* is an (index, slice) pair, numbered through the build; a *share* is what one first-stage task
+reads. Everything here is deterministic, without clock and I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from keytide.catalog import BuildRecord
+from keytide.errors import invariant
+from keytide.messages import BatchEnd
+from keytide.timestamp import Timestamp
+
+EXIT_PASSED = 0
+EXIT_RETRY = 1
+"""Something that passes: start the driver again, it goes on from its checkpoint."""
+EXIT_NEVER = 3
+"""The build can never work (offsets are gone, the topic changed): do not start the driver again."""
+EXIT_STOPPED = 143
+"""Stopped on request (SIGTERM, or the build was paused or cancelled)."""
+
+
+class Slot(NamedTuple):
+    """One slice of one index: a partition of a backfill queue."""
+
+    index_id: str
+    slice: int
+
+
+class ShareSummary(msgspec.Struct, frozen=True, array_like=True, tag="share"):
+    """What one first-stage task did with its share.
+
+    Attributes:
+        attempt: names the removal chunks that it sent.
+        documents: records read.
+        chunks: slot number -> removal chunks delivered.
+        entries: slot number -> entries that it put into the shuffle.
+        skipped: index id -> reason -> versions (in the ledger).
+        left_out: index id -> reason -> documents that the definition leaves out.
+    """
+
+    attempt: str
+    documents: int
+    chunks: dict[int, int]
+    entries: dict[int, int]
+    skipped: dict[str, dict[str, int]] = {}
+    left_out: dict[str, dict[str, int]] = {}
+
+
+class SlotSummary(msgspec.Struct, frozen=True, array_like=True, tag="slot"):
+    """What one second-stage task delivered to one slot."""
+
+    slot: int
+    attempt: str
+    chunks: int
+    entries: int
+
+
+class ForeignSummary(msgspec.Struct, frozen=True, array_like=True, tag="foreign"):
+    """How many document ids one second-stage task found in more than one share."""
+
+    documents: int
+
+
+Summary = ShareSummary | SlotSummary | ForeignSummary
+
+
+class Outcome(NamedTuple):
+    """One micro-batch, settled.
+
+    Attributes:
+        winners: for each slot, attempt -> chunks.
+        entries: for each slot, entries delivered.
+        documents: records read.
+        foreign: document ids found in more than one source partition.
+        skipped, left_out: index id -> reason -> count.
+    """
+
+    winners: list[dict[str, int]]
+    entries: list[int]
+    documents: int
+    foreign: int
+    skipped: dict[str, dict[str, int]]
+    left_out: dict[str, dict[str, int]]
+
+
+def slots_of(slices: Mapping[str, int]) -> list[Slot]:
+    """The slots of a build, in slot number order, from index id -> number of slices."""
+    return [Slot(index, number) for index in sorted(slices) for number in range(slices[index])]
+
+
+def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> Outcome:
+    """The winners of a micro-batch.
+
+    Args:
+        slots: how many slots the build has.
+        shares: how many source partitions the batch brings anything from.
+        summaries: everything that the tasks handed back.
+
+    Raises:
+        InvariantViolationError: a share or an entry was lost or came twice between the stages.
+    """
+    winners: list[dict[str, int]] = [{} for _ in range(slots)]
+    put_in, delivered = [0] * slots, [0] * slots
+    documents = foreign = seen = 0
+    skipped: dict[str, dict[str, int]] = {}
+    left_out: dict[str, dict[str, int]] = {}
+    for summary in summaries:
+        match summary:
+            case ShareSummary():
+                seen += 1
+                documents += summary.documents
+                for slot, chunks in summary.chunks.items():
+                    winners[slot][summary.attempt] = chunks
+                for slot, entries in summary.entries.items():
+                    put_in[slot] += entries
+                add_counts(skipped, summary.skipped)
+                add_counts(left_out, summary.left_out)
+            case SlotSummary(slot=slot):
+                invariant(
+                    delivered[slot] == 0, "NothingLost", f"slot {slot} was delivered twice in one micro-batch"
+                )
+                delivered[slot] = summary.entries
+                winners[slot][summary.attempt] = summary.chunks
+            case ForeignSummary():
+                foreign += summary.documents
+    invariant(
+        seen == shares,
+        "NothingLost",
+        f"{seen} shares reported, the micro-batch has {shares} source partitions",
+    )
+    invariant(
+        put_in == delivered,
+        "NothingLost",
+        lambda: f"entries projected per slot {put_in}, entries delivered per slot {delivered}",
+    )
+    return Outcome(winners, delivered, documents, foreign, skipped, left_out)
+
+
+def add_counts(total: dict[str, dict[str, int]], more: Mapping[str, Mapping[str, int]]) -> None:
+    """Add counts by index and reason to `total`."""
+    for index, reasons in more.items():
+        mine = total.setdefault(index, {})
+        for reason, count in reasons.items():
+            mine[reason] = mine.get(reason, 0) + count
+
+
+def batch_ends(
+    build: str,
+    run: str,
+    batch: int,
+    slots: Sequence[Slot],
+    start: Timestamp,
+    end: Timestamp,
+    winners: Sequence[Mapping[str, int]],
+) -> list[BatchEnd]:
+    """The batch end for each slot; attempts that sent a slot nothing are left out."""
+    return [
+        BatchEnd(
+            build=build,
+            index=slot.index_id,
+            slice=slot.slice,
+            run=run,
+            batch=batch,
+            start=start,
+            end=end,
+            winners={attempt: chunks for attempt, chunks in sorted(won.items()) if chunks},
+        )
+        for slot, won in zip(slots, winners, strict=True)
+    ]
+
+
+def goal(build: BuildRecord, partitions: int) -> Timestamp | None:
+    """What the backfill timestamp must cover: load and low-watermark timestamps.
+
+    None while projectors have not activated the build on every partition (R13): its end is not known yet.
+    """
+    if any(partition not in build.low_watermark for partition in range(partitions)):
+        return None
+    return build.load_timestamp.merge_max(Timestamp.of(build.low_watermark))
+
+
+def passed(position: Timestamp, build: BuildRecord, partitions: int) -> bool:
+    """Whether the backfill may end at `position`."""
+    target = goal(build, partitions)
+    return target is not None and position.covers(target)
+
+
+def pause_after(documents: int, seconds: float, rate: int) -> float:
+    """How long to wait after a micro-batch so that the build keeps below its rate limit.
+
+    Args:
+        documents, seconds: what the micro-batch read, and how long it took.
+        rate: documents per second; 0 is no limit.
+    """
+    return max(0.0, documents / rate - seconds) if rate > 0 else 0.0
+
+
+def documents_per_batch(batch_documents: int, rate: int) -> int:
+    """Documents per micro-batch: under a rate limit no more than ten seconds' worth, so that it is even."""
+    return max(1, min(batch_documents, 10 * rate)) if rate > 0 else batch_documents
+
+
+_MASK = 0xFFFFFFFF
+_SPARK_SEED = 42
+
+
+def _rotate(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK
+
+
+def spark_hash(value: int) -> int:
+    """Spark SQL's hash of one INT column (Murmur3_x86_32, seed 42), as a signed 32-bit integer."""
+    k = (value * 0xCC9E2D51) & _MASK
+    k = (_rotate(k, 15) * 0x1B873593) & _MASK
+    h = (_rotate(_SPARK_SEED ^ k, 13) * 5 + 0xE6546B64) & _MASK
+    h ^= 4
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
+    h ^= h >> 16
+    return h - (1 << 32) if h >= 1 << 31 else h
+
+
+def exact_routes(partitions: int) -> list[int]:
+    """For each shuffle partition, an integer that Spark's hash partitioning sends exactly there.
+
+    Spark 4.0's `repartition(n, column)` goes by hash, so that of 8 slices some tasks would get three and some
+    none; with these integers in the column every slot has a task of its own.
+    """
+    routes: dict[int, int] = {}
+    candidate = 0
+    while len(routes) < partitions:
+        routes.setdefault(spark_hash(candidate) % partitions, candidate)
+        candidate += 1
+    return [routes[partition] for partition in range(partitions)]

@@ -1,0 +1,262 @@
+"""The Spark driver of one build: its life from start to end.
+
+Theory of operation
+===================
+One Structured Streaming query reads the keyspace from its earliest offset, once for all indexes of the
+build (`streaming.batches` has its micro-batches). Its trigger is the default one, round after round, until
+the backfill timestamp covers the load timestamp and every low-watermark offset; those appear in the
+metadata while the build runs. Then the driver closes: no further micro-batch begins, PASSED is reported,
+and it ends. A driver that is killed anywhere is started again on the same checkpoint.
+
+When the source holds nothing below that goal, or an earlier driver had passed it, Spark is not even
+started. Slices still need the end of a micro-batch 0 to know where they stand, so an empty one is sent.
+
+Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
+another; a third one reports. What they share is in `Status`.
+
+Files, in `<data_dir>/builds/<build>`: `checkpoint` (Spark's), `progress.json`, `scratch` (shuffle files),
+`lock`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from keytide.catalog import BuildRecord, IndexRecord
+from keytide.clock import now_ms
+from keytide.errors import RetryableError
+from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets
+from keytide.messages import BuildProgress
+from keytide.settings import Settings
+from keytide.timestamp import Timestamp
+from streaming import core, failures, spark
+from streaming.batches import Batches, BuildPlan
+from streaming.checkpoint import Checkpoint
+from streaming.progress import Reporter, Status, StoppedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+LOCK_LIMIT_S = 15.0
+ACTIVATION_LIMIT_S = 10.0
+"""With nothing to read, this long for projectors to activate the build before Spark is started."""
+POLL_S = 0.1
+
+
+class Driver:
+    """Runs one build's backfill to its end.
+
+    Args:
+        settings: `data_dir` must be the same at every start of this build.
+        build: the build's id.
+        stop: set to have the driver end at the next opportunity (within about a second).
+    """
+
+    def __init__(self, settings: Settings, build: str, stop: threading.Event) -> None:
+        self._settings = settings
+        self._id = build
+        self._stop = stop
+        self._folder = settings.data_dir / "builds" / build
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._catalog = CatalogReader(settings)
+        self._admin = admin(settings)
+        self._status = Status(self._folder / "progress.json")
+        self._batches: Batches | None = None
+        self._planned = -1
+
+    def run(self) -> int:
+        """Run to the end; returns the exit status (`streaming.core`)."""
+        reporter = Reporter(self._settings, self._report)
+        try:
+            with self._exclusive():
+                self._backfill(reporter)
+            return core.EXIT_PASSED
+        except StoppedError:
+            log.info("build %s: the driver was stopped", self._id)
+            return core.EXIT_STOPPED
+        except Exception as error:
+            if self._stop.is_set():
+                return core.EXIT_STOPPED  # a job that was cancelled fails in many ways
+            failure = failures.diagnose(error)
+            log.error("build %s: %s: %s", self._id, failure.reason, failure.message)
+            log.debug("build %s", self._id, exc_info=error)
+            self._status.enter(
+                "FAILED" if failure.never else "RUNNING", f"{failure.reason}: {failure.message}"
+            )
+            return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
+        finally:
+            reporter.close()
+            self._catalog.close()
+
+    def _report(self) -> BuildProgress:
+        return self._status.report(self._id, self._batches.run if self._batches else "", now_ms())
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the build's lock, so that two drivers never share a checkpoint; it goes with the process."""
+        deadline = time.monotonic() + LOCK_LIMIT_S
+        with (self._folder / "lock").open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise RetryableError(f"another driver works on build {self._id}") from error
+                    if self._stop.wait(POLL_S):
+                        raise StoppedError from error
+            yield
+
+    def _backfill(self, reporter: Reporter) -> None:
+        batches = self._load()
+        if self._status.journal.nothing_to_read is not None or self._passed_already():
+            self._pass(batches, reporter)
+            return
+        scratch = self._folder / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
+        scratch.mkdir()
+        session = spark.start_session(spark.session_options(self._settings, scratch))
+        try:
+            self._stream(session, batches, reporter)
+        finally:
+            session.stop()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    # --- what the build is ----------------------------------------------------------------------------------
+
+    def _load(self) -> Batches:
+        """Read what the build is, and how far it has come."""
+        self._catalog.start()
+        self._build = self._wanted()
+        keyspace = self._catalog.catalog.keyspace(self._build.keyspace)
+        if keyspace is None:
+            raise failures.BuildImpossibleError(f"keyspace {self._build.keyspace} is not in the metadata")
+        self._keyspace = keyspace
+        self._check_source()
+        indexes = tuple(self._index(name) for name in sorted(self._build.indexes))
+        self._plan = BuildPlan(self._id, keyspace.name, keyspace.topic_id, indexes)
+        self._checkpoint = Checkpoint(self._folder / "checkpoint", keyspace.name, keyspace.topic_id)
+        self._planned = self._checkpoint.planned()
+        earliest = self._checkpoint.begin()
+        if earliest is None:
+            offsets = list_offsets(self._admin, keyspace.name, range(keyspace.partitions), earliest=True)
+            earliest = Timestamp.of(offsets, keyspace.topic_id)
+        position = self._checkpoint.position() or earliest
+        self._status.resume(self._checkpoint.committed(), position, earliest)
+        self._batches = Batches(
+            self._settings,
+            self._plan,
+            self._checkpoint,
+            self._status,
+            check_source=self._check_source,
+            rate=lambda: self._build.rate_limit,
+            stop=self._stop,
+        )
+        return self._batches
+
+    def _wanted(self) -> BuildRecord:
+        """The build's record, while it is to be backfilled."""
+        build = self._catalog.catalog.build(self._id)
+        if build is None or build.state not in ("QUEUED", "BACKFILL") or build.ended:
+            log.info("build %s is %s", self._id, build.state if build else "not in the metadata")
+            raise StoppedError
+        return build
+
+    def _index(self, name: str) -> IndexRecord:
+        index = self._catalog.catalog.index(name)
+        if index is None:
+            log.info("build %s: index %s is not in the metadata", self._id, name)
+            raise StoppedError
+        return index
+
+    def _check_source(self) -> None:
+        """The topic must be the one that the build began with, or what was read means nothing."""
+        name = self._keyspace.name
+        info = describe_topics(self._admin, [name]).get(name)
+        expected = (
+            self._keyspace.topic_id,
+            len(self._build.load_timestamp.places) or self._keyspace.partitions,
+        )
+        error = failures.source_changed(name, expected, (info.id, info.partitions) if info else None)
+        if error is not None:
+            raise error
+
+    def _follow(self) -> None:
+        """Take in what the metadata says now.
+
+        Raises:
+            StoppedError: the build is not wanted any more, or the driver is asked to end.
+        """
+        self._catalog.poll(POLL_S)
+        self._build = self._wanted()
+        if self._stop.is_set():
+            raise StoppedError
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def _passed(self, position: Timestamp) -> bool:
+        return core.passed(position, self._build, self._keyspace.partitions)
+
+    def _passed_already(self) -> bool:
+        """Whether there is nothing to do for Spark: a finished backfill, or nothing in the source."""
+        deadline = time.monotonic() + ACTIVATION_LIMIT_S
+        while self._status.position.covers(self._build.load_timestamp):
+            if self._status.try_close(self._passed, self._planned):
+                return True
+            if self._planned > self._status.finished or time.monotonic() > deadline:
+                return False
+            self._follow()
+        return False
+
+    def _pass(self, batches: Batches, reporter: Reporter) -> None:
+        """Say that the build has passed; with nothing to read, slices get an empty micro-batch first."""
+        empty = self._status.journal.nothing_to_read
+        if self._status.finished < 0 or empty is not None:
+            end = Timestamp.of(empty or self._status.position.offsets(), self._keyspace.topic_id)
+            self._status.finish_empty(end)
+            batches.send_ends(0, end, end, [{} for _ in self._plan.slots])
+        self._status.enter("PASSED")
+        reporter.send()
+        log.info("build %s: passed after %d micro-batches", self._id, self._status.finished + 1)
+
+    # --- the query ------------------------------------------------------------------------------------------
+
+    def _stream(self, session: SparkSession, batches: Batches, reporter: Reporter) -> None:
+        """Run the query until the build has passed."""
+        partitions = spark.shuffle_partitions(len(self._plan.slots), session.sparkContext.defaultParallelism)
+        batches.prepare(partitions)
+        session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        self._status.counter = session.sparkContext.accumulator(0)
+        self._status.begin_reading(now_ms())
+        query = self._start_query(session, batches)
+        try:
+            while not self._status.try_close(self._passed, self._planned):
+                if not query.isActive:
+                    raise batches.error or query.exception() or RetryableError("Spark ended the query")
+                self._follow()
+            self._pass(batches, reporter)
+        finally:
+            self._status.close()
+            query.stop()
+
+    def _start_query(self, session: SparkSession, batches: Batches) -> StreamingQuery:
+        per_batch = core.documents_per_batch(self._settings.build.batch_documents, self._build.rate_limit)
+        options = spark.source_options(self._settings, self._keyspace.name, per_batch)
+        frame = session.readStream.format("kafka").options(**options).load()
+        return (
+            frame.select("partition", "offset", "timestamp", "key", "value")
+            .writeStream.queryName(self._id)
+            .foreachBatch(batches.on_batch)
+            .option("checkpointLocation", str(self._checkpoint.folder))
+            .start()
+        )

@@ -1,0 +1,221 @@
+"""What a driver has done: kept on disk between starts, shared by its threads, reported to the coordinator.
+
+Theory of operation: Spark's checkpoint says how far the build is; what it does not say (documents and entries
+so far, when reading began) is in `progress.json` beside it, written after each micro-batch. It is only for
+people and limits, so a batch that is counted twice after a crash does no harm. Reports go to the coordinator
+twice a second from a thread of their own, and at every change of state; they are the driver's heartbeat.
+
+`Status` is also where the end is decided: `try_close` and `begin_batch` exclude each other, so that either
+the build has passed and no further micro-batch begins, or a micro-batch is under way and the build goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from keytide.kafka import producer
+from keytide.messages import BuildProgress, encode
+from keytide.settings import Settings
+from keytide.timestamp import Timestamp
+from keytide.topics import Topics
+from streaming.core import Outcome, Slot, add_counts
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.5
+_FLUSH_S = 10.0
+
+
+class StoppedError(Exception):
+    """The driver was asked to end, or its build is no longer to be backfilled."""
+
+
+class Journal(msgspec.Struct):
+    """Counts through all starts of a build's driver.
+
+    Attributes:
+        first_read_at: milliseconds, 0 before anything was read (R26).
+        nothing_to_read: where the source began and ended when the build turned out to have nothing to read:
+            then micro-batch 0 is empty, whatever the checkpoint says.
+    """
+
+    first_read_at: int = 0
+    documents: int = 0
+    entries: dict[str, int] = {}
+    skipped: dict[str, dict[str, int]] = {}
+    nothing_to_read: dict[int, int] | None = None
+
+    @classmethod
+    def load(cls, file: Path) -> Journal:
+        """The journal in `file`; an empty one when there is none."""
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+
+    def save(self, file: Path) -> None:
+        """Replace `file`, so that a kill leaves the old or the new."""
+        new = file.with_suffix(".new")
+        with new.open("wb") as out:
+            out.write(msgspec.json.encode(self))
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+
+
+class Status:
+    """Where a driver stands; all methods may be called from any thread.
+
+    Attributes:
+        finished: number of the last micro-batch whose ends are in the queues, -1 when none.
+        position: the backfill timestamp after it.
+        counter: counts documents as tasks of the present micro-batch end.
+    """
+
+    def __init__(self, journal_file: Path) -> None:
+        self._lock = threading.Lock()
+        self._file = journal_file
+        self._busy = self._closing = False
+        self._counted = 0
+        self._state, self._note = "STARTING", ""
+        self.journal = Journal.load(journal_file)
+        self.finished = -1
+        self.position = self.earliest = Timestamp()
+        self.counter: Accumulator[int] | None = None
+
+    def enter(self, state: str, note: str = "") -> None:
+        """Change the state that is reported."""
+        with self._lock:
+            self._state, self._note = state, note
+
+    def resume(self, finished: int, position: Timestamp, earliest: Timestamp) -> None:
+        """Take over what the checkpoint says."""
+        with self._lock:
+            self.finished, self.position, self.earliest, self._state = finished, position, earliest, "RUNNING"
+
+    def begin_reading(self, now: int) -> None:
+        """The first micro-batch is about to be read: tombstones count from here (R26)."""
+        if not self.journal.first_read_at:
+            self.journal.first_read_at = now
+            self.journal.save(self._file)
+
+    def begin_batch(self) -> None:
+        """A micro-batch begins.
+
+        Raises:
+            StoppedError: the build has passed, or is being stopped.
+        """
+        with self._lock:
+            if self._closing:
+                raise StoppedError
+            self._busy = True
+
+    def end_batch(self) -> None:
+        """A micro-batch has ended, well or not."""
+        with self._lock:
+            self._busy = False
+
+    def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: Outcome) -> None:
+        """The ends of a micro-batch are in the queues."""
+        journal = self.journal
+        with self._lock:
+            self.finished, self.position = batch, end
+            self._counted = self.counter.value if self.counter is not None else 0
+            journal.documents += outcome.documents
+            for slot, entries in zip(slots, outcome.entries, strict=True):
+                journal.entries[slot.index_id] = journal.entries.get(slot.index_id, 0) + entries
+            add_counts(journal.skipped, outcome.skipped)
+        journal.save(self._file)
+
+    def finish_empty(self, end: Timestamp) -> None:
+        """Settle that micro-batch 0 is empty; on disk before anybody hears of it."""
+        self.journal.nothing_to_read = end.offsets()
+        self.journal.save(self._file)
+        with self._lock:
+            self.finished, self.position = 0, end
+
+    def try_close(self, passed: Callable[[Timestamp], bool], planned: int) -> bool:
+        """Whether the build has passed and nothing is under way; from then on no micro-batch begins.
+
+        Args:
+            passed: judges the backfill timestamp.
+            planned: a micro-batch that an earlier driver began must be finished first, some slices may have
+                it.
+        """
+        with self._lock:
+            if not self._busy and self.finished >= planned and passed(self.position):
+                self._closing = True
+            return self._closing
+
+    def close(self) -> None:
+        """No further micro-batch begins."""
+        with self._lock:
+            self._closing = True
+
+    def report(self, build: str, run: str, now: int) -> BuildProgress:
+        """The present report, the micro-batch under way included in `documents`."""
+        with self._lock:
+            under_way = 0
+            if self._busy and self.counter is not None:
+                under_way = max(0, self.counter.value - self._counted)
+            return BuildProgress(
+                build=build,
+                run=run,
+                state=self._state,
+                batches=self.finished + 1,
+                timestamp=self.position,
+                earliest=self.earliest,
+                documents=self.journal.documents + under_way,
+                chunk_entries=dict(self.journal.entries),
+                error=self._note,
+                sent_at=now,
+                first_read_at=self.journal.first_read_at,
+            )
+
+
+class Reporter:
+    """Sends reports twice a second until closed.
+
+    Args:
+        current: makes the present report; called from the reporter's thread too.
+    """
+
+    def __init__(self, settings: Settings, current: Callable[[], BuildProgress]) -> None:
+        self._producer = producer(settings)
+        self._topic = Topics(settings.cluster).reports
+        self._current = current
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread.start()
+
+    def send(self) -> None:
+        """Send a report now."""
+        with self._lock:
+            try:
+                self._producer.produce(self._topic, encode(self._current()))
+                self._producer.poll(0)
+            except BufferError:
+                log.warning("Kafka is behind: a report is left out")
+
+    def _run(self) -> None:
+        while not self._end.wait(REPORT_INTERVAL_S):
+            self.send()
+
+    def close(self) -> None:
+        """Send a last report and wait for it to arrive (10 s at most)."""
+        self._end.set()
+        self._thread.join()
+        self.send()
+        if self._producer.flush(_FLUSH_S):
+            log.error("the last report did not reach Kafka")
