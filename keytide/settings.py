@@ -72,6 +72,8 @@ class ProjectorSettings(_Section):
     queue_unavailable_s: int = Field(
         60, description="how long one unavailable queue partition may hold back a keyspace (R18)"
     )
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = Field(0, description="where Prometheus metrics are served; 0 serves none")
 
 
 class IndexerSettings(_Section):

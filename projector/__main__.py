@@ -1,0 +1,51 @@
+"""`python -m projector`: one projector process. Settings come from `keytide.toml` and `KEYTIDE_*`.
+
+Prints one line `ready <url or ->` on stdout when it works (the URL is where metrics are served). SIGTERM and
+SIGINT end it in order: what is in flight is awaited, offsets are committed, the partitions go to the other
+projectors at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from threading import Event as Flag
+from types import FrameType
+
+from confluent_kafka import KafkaException
+
+from keytide import metrics
+from keytide.errors import KeytideError
+from keytide.settings import load_settings
+from projector.service import Projector
+
+log = logging.getLogger("projector")
+
+
+def main() -> int:
+    """Run until told to stop; the process's exit status."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    stop = Flag()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    try:
+        settings = load_settings()
+        port = settings.projector.metrics_port
+        metrics.serve(port, settings.projector.metrics_host)
+        url = f"http://{settings.projector.metrics_host}:{port}/metrics" if port else "-"
+        Projector(settings).run(stop, lambda: print(f"ready {url}", flush=True))
+    except (KeytideError, KafkaException) as error:
+        log.exception("the projector ends: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

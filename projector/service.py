@@ -1,0 +1,344 @@
+"""The projector process: one loop around the pure parts.
+
+Theory of operation: everything happens on one thread, in turns. A turn reads what the source has (it waits
+for a first record, never for more than a batch may linger), projects it, hands the messages to the producer,
+lets callbacks run, and performs what the tracker says. Several polls are in flight at once, so reading does
+not wait for acknowledgements until a bound is reached.
+
+Latency: a record that comes alone goes out at once; the next batch waits until `linger_ms` after the last
+one, so that a busy stream makes full batches. While anything is in flight the thread waits for
+acknowledgements, else for records.
+
+What can be tried again is kept in a set and tried in a later turn (takeovers, first places, activations);
+what cannot raises, and the process ends: its partitions move to another, which begins at the last commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from threading import Event as Flag
+
+from confluent_kafka import KafkaException
+
+from keytide.catalog import IndexRecord
+from keytide.clock import now_ms
+from keytide.kafka import CatalogReader, KafkaUnavailableError
+from keytide.messages import PartitionProgress
+from keytide.settings import Settings
+from projector import report
+from projector.core import SourceBatch
+from projector.events import Delivered, Key, Polled, Reached, SendFailed
+from projector.harvest import Harvest
+from projector.membership import Membership
+from projector.pipeline import Limits, Outgoing, Pipeline, batches_of
+from projector.sender import Sender
+from projector.tracker import PartitionState
+
+log = logging.getLogger(__name__)
+
+CATALOG_INTERVAL_S = 0.02
+PROGRESS_INTERVAL_S = 0.002
+HOLD_S = 1.0
+"""After this long without reading, the source is served without taking records, so that rebalances go on."""
+SEEK_LIMIT_S = 15.0
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
+"""Waits after a reset: doubled until something is delivered."""
+
+
+class Projector:
+    """One projector process.
+
+    Args:
+        settings: all of them.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._limits = settings.projector
+        self._clock = clock
+        self._catalog = CatalogReader(settings)
+        self._pipeline = Pipeline(
+            self.name, Limits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
+        )
+        self._sender = Sender(settings, self._delivered, clock)
+        self._reporter = report.Reporter(settings, self.name)
+        self._members = Membership(
+            settings,
+            catalog=lambda: self._catalog.catalog,
+            wait=self._sender.poll,
+            clock=clock,
+            rewound=self._rewound,
+        )
+        self._tracker = self._members.tracker
+        self._poll = 0
+        self._ends: dict[Key, int] = {}
+        """Ends that were met and not passed since; other partitions' ends are known by their high
+        watermarks."""
+        self._fresh_at: dict[Key, int] = {}
+        self._quiet: set[Key] = set()
+        """Partitions that no segment was sent for since the last heartbeat."""
+        self._told: dict[str, list[PartitionProgress]] = {}
+        self._emitting: dict[str, IndexRecord] = {}
+        self._rejoin = False
+        self._backoff, self._resume_at = 0.0, 0.0
+        self._blocked_since: float | None = None
+        self._held = False
+        self._last_batch = 0.0
+        self._next_catalog = self._next_tick = self._next_beat = self._next_progress = 0.0
+
+    # --- life
+
+    def run(self, stop: Flag, ready: Callable[[], None]) -> None:
+        """Work until `stop` is set, then leave in order.
+
+        Args:
+            ready: called once, when the catalog is read.
+
+        Raises:
+            KafkaException: the consumer failed for good.
+        """
+        if not self._start(stop):
+            return
+        ready()
+        log.info("projector %s runs", self.name)
+        try:
+            while not stop.is_set():
+                self._turn()
+        finally:
+            self._close()
+
+    def _start(self, stop: Flag) -> bool:
+        while not stop.is_set():
+            try:
+                self._catalog.start(timeout=5.0)
+            except (KafkaUnavailableError, KafkaException) as error:
+                log.warning("waiting for the metadata topic: %s", error)
+                stop.wait(0.5)
+                continue
+            self._learn()
+            return True
+        return False
+
+    def _close(self) -> None:
+        log.info("projector %s leaves the group", self.name)
+        keyspaces = sorted({key.keyspace for key in self._tracker.partitions})
+        self._members.source.close()  # waits for what is in flight, commits, and gives the partitions back
+        log.info("left; %d documents of %s", sum(self._pipeline.documents.values()), ", ".join(keyspaces))
+        self._reporter.close(2.0)
+        self._catalog.close()
+
+    def _turn(self) -> None:
+        now = self._clock()
+        self._sender.poll(0)
+        if self._rejoin or self._members.source.seeking_for > SEEK_LIMIT_S:
+            self._rejoin = False
+            log.warning("joining the group anew")
+            self._members.rejoin()
+        if now >= self._next_catalog:
+            self._next_catalog = now + CATALOG_INTERVAL_S
+            if self._catalog.poll():
+                self._learn()
+        self._members.work()
+        if now >= self._next_tick:
+            self._next_tick = now + self._limits.commit_interval_ms / 1000
+            self._members.tick()
+        self._announce()
+        if now >= self._next_beat:
+            self._next_beat = now + self._limits.heartbeat_ms / 1000
+            self._heartbeat()
+        if self._blocked(now):
+            self._wait_blocked(now)
+        else:
+            self._read(now)
+        self._report(force=False)
+
+    def _learn(self) -> None:
+        """Take in the catalog as it is now."""
+        catalog = self._catalog.catalog
+        emitting = {
+            index.id: index
+            for keyspace in catalog.keyspaces()
+            for index in catalog.emitting(keyspace.name, keyspace.version)
+        }
+        for id_, old in self._emitting.items():
+            new = emitting.get(id_)
+            if new is None:
+                log.info("index %s is no longer sent for", id_)
+                self._sender.drop(id_)
+            if new is None or (new.version, new.build) != (old.version, old.build):
+                self._pipeline.suspended.discard(id_)
+        self._emitting = emitting
+        self._members.learn(catalog, self._pipeline.suspended)
+
+    # --- reading and sending
+
+    def _blocked(self, now: float) -> bool:
+        return (
+            now < self._resume_at
+            or len(self._tracker.outstanding) >= self._limits.in_flight_batches
+            or self._sender.full
+        )
+
+    def _wait_blocked(self, now: float) -> None:
+        """Wait for acknowledgements; when that takes long, serve rebalances all the same, without taking
+        records."""
+        if self._blocked_since is None:
+            self._blocked_since = now
+        self._sender.poll(0.005)
+        if now - self._blocked_since > HOLD_S:
+            if not self._held:
+                self._held = True
+                for state in self._tracker.running():
+                    self._members.source.pause(state.key)
+            # What it brings all the same is read again: `_release` seeks.
+            self._rejoin |= bool(self._members.source.read(100, 0.01, 0.0).lost)
+
+    def _release(self) -> None:
+        self._blocked_since = None
+        if self._held:
+            self._held = False
+            for state in self._tracker.running():
+                self._members.read_from(state.key, state.position)
+
+    def _read(self, now: float) -> None:
+        if self._blocked_since is not None:
+            self._release()
+        waiting = bool(self._tracker.outstanding)
+        timeout = 0.0 if waiting else max(0.0, min(self._next_beat - now, 0.05))
+        fill_until = self._last_batch + self._limits.linger_ms / 1000
+        harvest = self._members.source.read(self._limits.batch_documents, timeout, fill_until)
+        if harvest:
+            self._take_in(harvest)
+        elif waiting:
+            self._sender.poll(0.001)
+
+    def _take_in(self, harvest: Harvest) -> None:
+        for key, reason in harvest.lost.items():
+            log.warning("%s cannot be read where it stands: %s", key, reason)
+            self._rejoin = True
+        positions: dict[Key, int] = {}
+        for key in harvest.records.keys() | harvest.ends.keys():
+            state = self._tracker.partitions.get(key)
+            if state is None or state.phase != "RUNNING":
+                continue
+            runs = harvest.records.get(key)
+            last = runs[-1].offsets[-1] + 1 if runs else 0
+            end = harvest.ends.get(key, 0)
+            if end >= last:
+                self._ends[key] = end
+            elif runs:
+                self._ends.pop(key, None)
+            if max(last, end) > state.position:
+                positions[key] = max(last, end)
+        if positions:
+            self._last_batch = self._clock()
+            self._emit(positions, harvest)
+
+    def _emit(self, positions: dict[Key, int], harvest: Harvest | None) -> None:
+        """Project and send everything of these partitions up to the positions, as one poll."""
+        if not positions:
+            return
+        catalog = self._catalog.catalog
+        work: dict[str, dict[int, list[SourceBatch]]] = {}
+        reached: dict[Key, Reached] = {}
+        for key, end in sorted(positions.items()):
+            state = self._tracker.partitions[key]
+            columns = harvest.records.get(key, ()) if harvest else ()
+            batches = batches_of(key, state.position, end, state.position_epoch, columns)
+            work.setdefault(key.keyspace, {}).setdefault(state.version, []).extend(batches)
+            reached[key] = Reached(batches[-1].end, batches[-1].epoch)
+            self._quiet.discard(key)
+        messages: list[Outgoing] = []
+        for keyspace, by_version in work.items():
+            messages += self._pipeline.emit(catalog, keyspace, by_version, now_ms())
+        self._poll += 1
+        self._members.handle(Polled(self._poll, len(messages), reached))
+        for message in messages:
+            if self._poll not in self._tracker.outstanding:
+                break  # a message before this one was refused at once
+            self._sender.send(self._poll, message.index_id, message.slice, message.value)
+
+    def _delivered(self, poll: int, messages: int, error: str | None) -> None:
+        if error is None:
+            self._backoff = 0.0
+            self._members.handle(Delivered(poll, messages))
+        else:
+            if poll in self._tracker.outstanding:
+                log.error("poll %d could not be sent to %s", poll, error)
+            self._members.handle(SendFailed(poll))
+
+    def _rewound(self, polls: int) -> None:
+        self._backoff = min(LONGEST_BACKOFF_S, 2 * self._backoff) if self._backoff else FIRST_BACKOFF_S
+        self._resume_at = self._clock() + self._backoff
+        log.warning("%d polls are given up and will be sent again in %.1f s", polls, self._backoff)
+        report.RESETS.inc()
+
+    # --- telling
+
+    def _announce(self) -> None:
+        """A version was activated: an empty segment and the report (R13, R14)."""
+        keys = self._members.take_announcements()
+        states = [self._tracker.partitions[key] for key in keys]
+        for state in states:
+            log.info("%s: %s under version %d from %d", state.key, state.phase, state.version, state.acked)
+            self._reporter.activated(state)
+        self._emit({state.key: state.position for state in states if state.phase == "RUNNING"}, None)
+
+    def _heartbeat(self) -> None:
+        """Empty segments where nothing was sent, progress, and what builds still wait to hear."""
+        running = self._tracker.running()
+        if not self._blocked(self._clock()):
+            self._emit({state.key: state.position for state in running if state.key in self._quiet}, None)
+        self._quiet = {state.key for state in running}
+        for book in (self._ends, self._fresh_at):  # of partitions that are no longer ours
+            for key in book.keys() - self._tracker.partitions.keys():
+                del book[key]
+        catalog = self._catalog.catalog
+        for state in self._tracker.partitions.values():
+            if state.phase in ("RUNNING", "IDLE") and report.awaited_by_a_build(catalog, state):
+                self._reporter.activated(state)
+        for index, seconds in self._sender.stuck().items():
+            story = "a queue of index %s took nothing for %.0f s while others did: suspended, build it again"
+            log.error(story, index, seconds)
+            self._pipeline.suspended.add(index)
+            self._pipeline.outcomes[index]["queue-unavailable"] += 1
+            self._sender.drop(index)
+            self._learn()
+        self._report(force=True)
+        self._reporter.metrics(self._pipeline, self._tracker)
+
+    def _report(self, *, force: bool) -> None:
+        """Progress of every keyspace that has some, or of all."""
+        now = self._clock()
+        if now < self._next_progress and not force:
+            return
+        catalog = self._catalog.catalog
+        for keyspace in sorted({key.keyspace for key in self._tracker.partitions}):
+            told = [self._progress(state) for state in self._members.states(keyspace)]
+            acked = [(p.partition, p.acked, p.version) for p in told]
+            before = [(p.partition, p.acked, p.version) for p in self._told.get(keyspace, [])]
+            if force or acked != before:
+                self._told[keyspace] = told
+                self._next_progress = now + PROGRESS_INTERVAL_S
+                ids = [index.id for index in catalog.indexes(keyspace)]
+                outcomes = {id_: self._pipeline.outcomes[id_] for id_ in ids}
+                documents = self._pipeline.documents[keyspace]
+                self._reporter.progress(catalog, keyspace, told, documents, outcomes)
+
+    def _progress(self, state: PartitionState) -> PartitionProgress:
+        """R14's line for one partition. The end that was seen: where the log ended, or what the last fetch
+        said."""
+        key = state.key
+        end = self._ends.get(key)
+        if end is None:
+            end = max(state.position, self._members.source.high_watermark(key))
+        if state.acked >= end and state.phase == "RUNNING":
+            self._fresh_at[key] = now_ms()
+        fresh_at = self._fresh_at.get(key, 0)
+        return PartitionProgress(key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version)
