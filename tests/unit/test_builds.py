@@ -1,0 +1,737 @@
+"""Builds and statements, through the whole pure leader: each event, the instructions that it leads to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
+from coordinator.core import Limits
+from coordinator.ddl import ConflictError, NoSuchKeyspaceError
+from coordinator.dictionary import NoSuchIndexError
+from coordinator.events import (
+    Broadcast,
+    BuildPrepared,
+    DeleteTopics,
+    DriverExited,
+    Event,
+    Instruction,
+    Issued,
+    Note,
+    PrepareBuild,
+    PrepareFailed,
+    Recovered,
+    RemoveBuildFolder,
+    Reported,
+    SampleSource,
+    SendBuildEnd,
+    SourceFacts,
+    SourceSampled,
+    StartDriver,
+    StopDriver,
+    Tick,
+    TopicsDeleted,
+    Write,
+)
+from coordinator.leader import Leader
+from coordinator.orphans import orphans
+from coordinator.placement import TooFewNodesError, counts, place
+from keytide.catalog import (
+    BuildRecord,
+    Catalog,
+    IndexRecord,
+    KeyspaceRecord,
+    TermRecord,
+    decode_record,
+    encode_record,
+)
+from keytide.definition import parse_statement
+from keytide.messages import (
+    Acknowledged,
+    Activated,
+    BuildEnd,
+    BuildProgress,
+    NodeHeartbeat,
+    PartitionProgress,
+    Progress,
+    StabilityTimestamp,
+)
+from keytide.timestamp import Timestamp
+
+MINUTE = 60_000
+
+
+def facts(
+    high: tuple[int, ...] = (100, 50),
+    stable: tuple[int, ...] | None = None,
+    earliest: tuple[int, ...] = (0, 0),
+    topic_id: str = "t1",
+    at: int = 0,
+    **other: Any,
+) -> SourceFacts:
+    def by_partition(offsets: tuple[int, ...]) -> dict[int, int]:
+        return dict(enumerate(offsets))
+
+    values: dict[str, Any] = {
+        "compacted": False,
+        "delete_retention_ms": 0,
+        "min_compaction_lag_ms": 0,
+        **other,
+    }
+    return SourceFacts(
+        keyspace="people",
+        topic_id=topic_id,
+        earliest=by_partition(earliest),
+        stable=by_partition(stable or high),
+        high=by_partition(high),
+        sampled_at=at,
+        **values,
+    )
+
+
+class World:
+    """A leader, the dictionary as it is written, and a clock."""
+
+    def __init__(self, limits: BuildLimits | None = None, catalog: Catalog | None = None) -> None:
+        self.limits = limits or BuildLimits()
+        self.written: dict[str, bytes] = {}
+        self.now = 1_000_000
+        self.number = 0
+        catalog = catalog or Catalog()
+        catalog.records["term"] = TermRecord(1, "test", 0)
+        catalog.offset = max(catalog.offset, 7)
+        self.leader = Leader(catalog, "kt", 1, Limits(), self.limits)
+
+    def take(self, instructions: list[Instruction]) -> list[Instruction]:
+        """Write what is to be written, deliver timestamps; what else there is to do."""
+        rest: list[Instruction] = []
+        for one in instructions:
+            if isinstance(one, Write):
+                assert not rest or not any(isinstance(r, StartDriver | SendBuildEnd) for r in rest)
+                for key, record in one.records:
+                    if record is None:
+                        del self.written[key]
+                    else:
+                        self.written[key] = encode_record(record)
+            elif isinstance(one, Broadcast):
+                if isinstance(one.message, StabilityTimestamp):
+                    self.number += 1
+                    rest += self.take(self.leader.handle(Issued(one.message, self.number, self.now)))
+            else:
+                rest.append(one)
+        return rest
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """What an event leads to, notes left out."""
+        return [one for one in self.take(self.leader.handle(event)) if not isinstance(one, Note)]
+
+    def tick(self, ms: int = 20) -> list[Instruction]:
+        self.now += ms
+        return self.handle(Tick(self.now))
+
+    def node(self, *names: str) -> None:
+        for name in names:
+            self.handle(Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0), self.now))
+
+    def sql(self, text: str, source: SourceFacts | None = None) -> list[Instruction]:
+        answer = self.leader.execute(parse_statement(text), source or facts(), self.now)
+        return [one for one in self.take(answer.instructions) if not isinstance(one, Note)]
+
+    def index(self, name: str) -> IndexRecord:
+        """The index as it is written."""
+        for key, value in self.written.items():
+            record = decode_record(key, value)
+            if isinstance(record, IndexRecord) and record.name == name:
+                return record
+        raise KeyError(name)
+
+    def build(self, id_: str) -> BuildRecord:
+        """The build as it is written."""
+        record = decode_record(f"build/{id_}", self.written[f"build/{id_}"])
+        assert isinstance(record, BuildRecord)
+        return record
+
+    def keyspace(self) -> KeyspaceRecord:
+        record = decode_record("keyspace/people", self.written["keyspace/people"])
+        assert isinstance(record, KeyspaceRecord)
+        return record
+
+    def prepared(self, build: str, source: SourceFacts | None = None) -> list[Instruction]:
+        return self.handle(BuildPrepared(build, source or facts(at=self.now), self.now))
+
+    def activate(self, version: int, *offsets: int) -> None:
+        for partition, offset in enumerate(offsets):
+            message = Activated("people", "p1", partition, version, offset, 0)
+            self.handle(Reported(message, self.now))
+
+    def driver(
+        self, build: str, state: str, batches: int = 0, reached: tuple[int, ...] = (), **other: Any
+    ) -> list[Instruction]:
+        message = BuildProgress(
+            build=build,
+            run="r1",
+            state=state,
+            batches=batches,
+            timestamp=Timestamp.of(dict(enumerate(reached))),
+            earliest=Timestamp(),
+            documents=other.pop("documents", 0),
+            chunk_entries={},
+            error=other.pop("error", ""),
+            sent_at=self.now,
+            **other,
+        )
+        return self.handle(Reported(message, self.now))
+
+    def progress(self, version: int, *acked: int) -> list[Instruction]:
+        partitions = [
+            PartitionProgress(p, offset, 0, offset, self.now, version) for p, offset in enumerate(acked)
+        ]
+        return self.handle(Reported(Progress("people", "p1", "t1", 0, partitions, 0, {}), self.now))
+
+    def common(self, *acked: int, nodes: tuple[str, ...] = ("n1", "n2")) -> list[Instruction]:
+        """A timestamp at `acked`, and its acknowledgement by all slices on these nodes."""
+        keyspace = self.leader.dictionary.catalog.keyspace("people")
+        assert keyspace is not None
+        self.progress(keyspace.version, *acked)
+        done = self.tick(300)
+        stream = self.leader.core.streams["people"]
+        assert stream.content is not None
+        assert stream.content.offsets() == dict(enumerate(acked))
+        for node in nodes:
+            slices = [
+                (index.id, slice_number)
+                for index in self.leader.dictionary.catalog.indexes()
+                for slice_number, placed in enumerate(index.placement)
+                if node in placed
+            ]
+            done += self.handle(Reported(Acknowledged(node, "people", 0, stream.number, slices), self.now))
+        return done
+
+    def restart(self) -> tuple[World, list[Instruction]]:
+        """Another leader that knows only what was written."""
+        catalog = Catalog()
+        for offset, (key, value) in enumerate(self.written.items()):
+            catalog.apply(key, value, offset)
+        catalog.offset = 1_000
+        other = World(self.limits, catalog)
+        other.written, other.now = dict(self.written), self.now
+        return other, [
+            one
+            for one in other.take(other.leader.handle(Recovered((), (), self.now)))
+            if not isinstance(one, Note)
+        ]
+
+
+CREATE = "CREATE INDEX by_city ON people (city) WITH (slices=3)"
+MUTATIONS, BACKFILL = "kt.mutations.by_city-7", "kt.backfill.by_city-7.b8"
+
+
+def started(world: World) -> World:
+    """Index by_city-7 in build b8, in BACKFILL."""
+    world.sql(CREATE)
+    world.node("n1", "n2")
+    world.tick()
+    world.prepared("b8")
+    return world
+
+
+def backfilled(world: World) -> World:
+    """The same in CATCHUP; the source ended at 130, 60."""
+    started(world)
+    world.activate(1, 120, 40)
+    world.driver("b8", "PASSED", 2, (125, 60))
+    world.handle(SourceSampled(facts((130, 60)), "b8", world.now))
+    return world
+
+
+def test_the_transition_table_names_every_state_and_ends() -> None:
+    states = set(TRANSITIONS)
+    assert {to for ways in TRANSITIONS.values() for to in ways.values()} | {"QUEUED"} == states
+    assert {"READY", "FAILED", "CANCELLED"} == FINAL
+    for state in states - FINAL:
+        assert {"fail", "cancel"} <= set(TRANSITIONS[state])
+
+
+def test_a_build_from_create_to_ready() -> None:
+    world = World()
+    assert world.sql(CREATE) == []
+    assert (world.index("by_city").state, world.index("by_city").build) == ("DEFERRED", "b8")
+    assert world.tick() == []
+    assert world.leader.builds.book.run("b8").waiting_for == "indexer nodes: no indexer node is live"
+
+    world.node("n1", "n2")
+    assert world.tick() == [PrepareBuild("b8", "people", ((MUTATIONS, 3), (BACKFILL, 3)))]
+    assert world.tick() == []
+    assert world.keyspace().version == 0  # nothing says that it runs before its topics are there
+
+    assert world.prepared("b8", facts((100, 50), earliest=(10, 0))) == [StartDriver("b8")]
+    index, build = world.index("by_city"), world.build("b8")
+    assert (index.state, index.version, index.placement) == ("BUILDING", 1, [["n1"], ["n2"], ["n1"]])
+    assert world.keyspace().version == 1
+    assert (build.state, build.load_timestamp.offsets(), build.documents_total) == (
+        "BACKFILL",
+        {0: 100, 1: 50},
+        140,
+    )
+
+    world.activate(1, 120, 40)
+    world.tick()
+    assert world.build("b8").low_watermark == {0: 120, 1: 40}
+    assert world.build("b8").documents_total == 160
+
+    assert world.driver("b8", "RUNNING", 1, (100, 50), first_read_at=world.now) == []
+    world.tick(1_100)
+    assert (world.build("b8").batches, world.build("b8").documents_done) == (1, 140)
+    assert world.driver("b8", "PASSED", 2, (125, 60)) == [SampleSource("people", "b8")]
+    assert world.driver("b8", "PASSED", 2, (125, 60)) == []
+    assert world.handle(DriverExited("b8", 0, "", world.now)) == []
+
+    ends = SendBuildEnd(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
+    assert world.handle(SourceSampled(facts((150, 70), stable=(130, 60)), "b8", world.now)) == [ends]
+    build = world.build("b8")
+    assert (build.state, build.ended) == ("CATCHUP", True)
+    assert build.final_timestamp is not None
+    assert build.final_timestamp.offsets() == {0: 130, 1: 60}
+
+    assert world.common(129, 60) == []  # past load and low-watermark, not past the end (R25)
+    assert world.common(130, 60, nodes=("n1",)) == []  # not all slices
+    assert world.common(131, 60) == [DeleteTopics((BACKFILL,)), RemoveBuildFolder("b8")]
+    assert world.index("by_city").state == "READY"
+    assert (world.build("b8").state, world.build("b8").finished_at) == ("READY", world.now)
+
+
+def test_ready_needs_the_load_timestamp_even_when_the_final_one_is_below() -> None:
+    """An aborted transaction at the end: the stable end can lie below the high watermark of the BUILD only
+    while it is open."""
+    world = started(World())
+    world.activate(1, 0, 0)
+    world.driver("b8", "PASSED", 1, (100, 50))
+    world.handle(SourceSampled(facts((100, 50), stable=(90, 50)), "b8", world.now))
+    assert world.common(95, 50) == []
+    assert world.common(100, 50) != []
+
+
+def test_the_driver_must_pass_the_low_watermark_of_every_partition() -> None:
+    world = started(World())
+    world.activate(1, 120)
+    assert world.driver("b8", "PASSED", 2, (500, 399)) == []
+    world.activate(1, 120, 400)
+    assert world.driver("b8", "PASSED", 2, (500, 399)) == []
+    assert world.driver("b8", "PASSED", 3, (500, 400)) == [SampleSource("people", "b8")]
+
+
+def test_an_older_version_activates_nothing_and_the_first_word_counts() -> None:
+    world = started(World())
+    world.activate(0, 5, 5)
+    world.activate(1, 120, 40)
+    world.activate(1, 125, 45)
+    world.tick()
+    assert world.build("b8").low_watermark == {0: 120, 1: 40}
+
+
+def test_topics_that_cannot_be_made_are_tried_again() -> None:
+    world = World()
+    world.sql(CREATE)
+    world.node("n1")
+    assert len(world.tick()) == 1
+    assert world.handle(PrepareFailed("b8", "no broker", world.now)) == []
+    assert isinstance(world.tick()[0], PrepareBuild)
+
+
+# --- what the source can do to a build ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        (facts((100, 50, 0), earliest=(0, 0, 0)), "had 2 partitions"),
+        (facts(topic_id="t2"), "made anew"),
+        (facts(topic_id="", high=(), earliest=()), "does not exist"),
+        (facts(earliest=(31, 0)), "offsets 30 to 30 of partition 0 were deleted"),
+        (facts(compacted=True, delete_retention_ms=1_000, at=9_000_000), "keeps tombstones"),
+    ],
+)
+def test_a_build_that_can_never_be_right_fails_with_the_reason(later: SourceFacts, reason: str) -> None:
+    world = started(World())
+    world.driver("b8", "RUNNING", 1, (30, 20), first_read_at=world.now)
+    assert world.handle(SourceSampled(facts(earliest=(30, 20)), "", world.now)) == []
+    out = world.handle(SourceSampled(later, "", world.now))
+    assert out == [StopDriver("b8"), DeleteTopics((BACKFILL,)), RemoveBuildFolder("b8")]
+    assert world.build("b8").state == "FAILED"
+    assert reason in world.build("b8").error
+    assert (world.index("by_city").state, world.index("by_city").placement) == ("FAILED", [])
+    assert reason in world.index("by_city").reason
+
+
+def test_tombstones_are_safe_once_the_load_timestamp_is_reached() -> None:
+    world = started(World())
+    world.driver("b8", "RUNNING", 1, (100, 50), first_read_at=world.now)
+    late = facts(compacted=True, delete_retention_ms=1_000, at=world.now + 5_000)
+    assert world.handle(SourceSampled(late, "", world.now)) == []
+
+
+def test_deleted_offsets_that_were_read_do_not_matter() -> None:
+    world = started(World())
+    world.driver("b8", "RUNNING", 1, (100, 20))
+    assert world.handle(SourceSampled(facts(earliest=(100, 20)), "", world.now)) == []
+
+
+def test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit() -> None:
+    world = started(World(BuildLimits(transaction_limit_ms=MINUTE)))
+    held = facts((140, 50), stable=(80, 50))
+    world.now += MINUTE // 2
+    assert world.handle(SourceSampled(held, "", world.now)) == []
+    assert world.leader.builds.book.run("b8").waiting_for == (
+        "open transactions of producers: partition 0 from offset 80"
+    )
+    above = facts((140, 50), stable=(100, 50))
+    world.handle(SourceSampled(above, "", world.now))
+    assert world.leader.builds.book.run("b8").waiting_for == ""
+    world.now += MINUTE
+    assert StopDriver("b8") in world.handle(SourceSampled(held, "", world.now))
+    assert "partition 0 from offset 80" in world.build("b8").error
+
+
+# --- the driver ---------------------------------------------------------------------------------------------
+
+
+def test_a_dead_driver_is_started_again_with_back_off_until_the_limit() -> None:
+    world = started(World(BuildLimits(restarts=3)))
+    delays = [world.handle(DriverExited("b8", -9, "boom", world.now)) for _ in range(3)]
+    assert delays == [[StartDriver("b8", 1_000)], [StartDriver("b8", 2_000)], [StartDriver("b8", 4_000)]]
+    world.driver("b8", "RUNNING", 1, (30, 20))  # it got on: the count begins anew
+    assert world.handle(DriverExited("b8", 1, "boom", world.now)) == [StartDriver("b8", 1_000)]
+    for _ in range(2):
+        world.handle(DriverExited("b8", 1, "boom", world.now))
+    assert StopDriver("b8") in world.handle(DriverExited("b8", 1, "last words", world.now))
+    assert "last words" in world.build("b8").error
+
+
+def test_a_driver_that_knows_that_it_can_never_work_is_not_started_again() -> None:
+    world = started(World())
+    assert StopDriver("b8") in world.handle(DriverExited("b8", 3, "offsets are gone", world.now))
+    assert world.build("b8").error == "offsets are gone"
+    other = started(World())
+    assert StopDriver("b8") in other.driver("b8", "FAILED", error="data was lost")
+    assert other.build("b8").error == "data was lost"
+
+
+def test_a_driver_that_ends_without_a_word_is_started_again() -> None:
+    world = started(World())
+    assert world.handle(DriverExited("b8", 0, "", world.now)) == []
+    assert world.tick(5_000) == []
+    assert world.tick(6_000) == [StartDriver("b8", 1_000)]
+
+
+def test_reports_that_come_late_do_not_turn_progress_back() -> None:
+    world = started(World())
+    world.driver("b8", "RUNNING", 2, (60, 40))
+    world.now -= 500
+    world.driver("b8", "RUNNING", 1, (30, 20))
+    world.now += 2_000
+    world.tick()
+    assert (world.build("b8").batches, world.build("b8").documents_done) == (2, 100)
+
+
+def test_documents_within_a_micro_batch_are_the_drivers_count() -> None:
+    world = started(World())
+    message = BuildProgress("b8", "r1", "RUNNING", 0, Timestamp(), Timestamp(), 70, {}, "", world.now)
+    world.handle(Reported(message, world.now))
+    assert world.leader.builds.book.get("b8").documents_done == 70
+    message = msgspec.structs.replace(message, documents=999_999, sent_at=world.now + 1)
+    world.handle(Reported(message, world.now))
+    assert world.leader.builds.book.get("b8").documents_done == 150
+
+
+def test_rate_is_measured_over_a_window() -> None:
+    run = Run()
+    run.count(0, 0)
+    assert run.rate() == 0
+    for second in range(1, 60):
+        run.count(second * 1_000, second * 500)
+    assert run.rate() == 500
+    assert len(run.history) < 20
+
+
+# --- limits and queueing ------------------------------------------------------------------------------------
+
+
+def test_builds_wait_for_their_turn() -> None:
+    world = World(BuildLimits(concurrent=2, concurrent_per_node=2))
+    world.node("n1")
+    for name in ("a", "b", "c"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1)")
+    assert [type(one) for one in world.tick()] == [PrepareBuild, PrepareBuild]
+    waiting = world.leader.builds.book.run("b12").waiting_for
+    assert waiting == "its turn: 2 builds run (setting build.concurrent)"
+    world.prepared("b8")
+    assert world.tick() == []
+    world.take(world.leader.cancel("b8", world.now).instructions)
+    assert isinstance(world.tick()[0], PrepareBuild)
+
+
+def test_one_build_per_node() -> None:
+    world = World(BuildLimits(concurrent=5, concurrent_per_node=1))
+    world.node("n1", "n2")
+    for name in ("a", "b", "c"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1)")
+    assert [one.build for one in world.tick() if isinstance(one, PrepareBuild)] == ["b8"]
+    world.prepared("b8")
+    # The second one's slice goes to the emptier node, where nothing is built; the third has to wait.
+    assert [one.build for one in world.tick() if isinstance(one, PrepareBuild)] == ["b10"]
+    assert "its turn on node n" in world.leader.builds.book.run("b12").waiting_for
+
+
+def test_catchup_does_not_hold_the_next_build_back() -> None:
+    world = backfilled(World(BuildLimits(concurrent=1)))
+    world.sql("CREATE INDEX other ON people (name) WITH (slices=1)")
+    assert [type(one) for one in world.tick()] == [PrepareBuild]
+
+
+# --- statements ---------------------------------------------------------------------------------------------
+
+
+def test_create_refuses_what_cannot_be() -> None:
+    world = World()
+    with pytest.raises(NoSuchKeyspaceError, match="no topic 'people'") as missing:
+        world.sql(CREATE, facts(topic_id="", high=(), earliest=()))
+    assert "kafka-topics.sh" in missing.value.next_step
+    assert world.written == {}
+    with pytest.raises(NoSuchKeyspaceError, match="Keytide's own"):
+        world.sql("CREATE INDEX x ON kt.control (a)")
+    world.sql(CREATE)
+    with pytest.raises(ConflictError, match="there is an index 'by_city'"):
+        world.sql(CREATE)
+    assert world.sql(CREATE.replace("INDEX by_city", "INDEX IF NOT EXISTS by_city")) == []
+    assert [key for key in world.written if key.startswith("index/")] == ["index/by_city-7"]
+
+
+def test_ids_are_never_reused_even_by_the_next_leader() -> None:
+    world = World()
+    world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
+    world.sql("DROP INDEX a")
+    world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
+    assert world.index("a").id == "a-8"
+    other, _ = world.restart()
+    other.sql("CREATE INDEX b ON people (a) WITH (defer_build=true)")
+    assert other.index("b").id == "b-1000"
+
+
+def test_several_deferred_indexes_are_one_build() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
+    assert world.tick() == []
+    world.sql("BUILD INDEX ON people (a, b)")
+    assert world.build("b9").indexes == ["a-7", "b-8"]
+    world.node("n1")
+    (prepare,) = world.tick()
+    assert isinstance(prepare, PrepareBuild)
+    assert len(prepare.topics) == 4
+    world.prepared("b9")
+    assert {world.index("a").version, world.index("b").version} == {1}
+
+
+def test_build_refuses_what_cannot_be() -> None:
+    world = backfilled(World())
+    with pytest.raises(ConflictError, match="is in build b8, CATCHUP"):
+        world.sql("BUILD INDEX ON people (by_city)")
+    world.common(200, 200)
+    with pytest.raises(ConflictError, match="is READY"):
+        world.sql("BUILD INDEX ON people (by_city)")
+    with pytest.raises(ConflictError, match="is on people, not on planes"):
+        world.sql("BUILD INDEX ON planes (by_city)")
+    with pytest.raises(NoSuchIndexError):
+        world.sql("BUILD INDEX ON people (nothing)")
+
+
+def test_drop_waits_until_projectors_have_let_go() -> None:
+    world = backfilled(World())
+    world.common(200, 200)
+    assert world.sql("DROP INDEX by_city") == []
+    assert (world.index("by_city").state, world.index("by_city").version) == ("DROPPING", 2)
+    assert world.keyspace().version == 2
+    with pytest.raises(NoSuchIndexError):
+        world.sql("DROP INDEX by_city")
+    assert world.sql("DROP INDEX IF EXISTS by_city") == []
+    assert world.tick() == []
+    world.handle(
+        Reported(
+            Progress("people", "p1", "t1", 0, [PartitionProgress(0, 200, 0, 200, world.now, 2)], 0, {}),
+            world.now,
+        )
+    )
+    assert world.tick() == []  # one partition is not all
+    world.progress(2, 200, 200)
+    assert world.tick() == [DeleteTopics((MUTATIONS,), "by_city-7")]
+    assert world.tick() == []
+    world.handle(TopicsDeleted("by_city-7", world.now))
+    assert "index/by_city-7" not in world.written
+
+
+def test_drop_does_not_wait_for_partitions_that_nobody_owns() -> None:
+    world = backfilled(World())
+    world.common(200, 200)
+    world.sql("DROP INDEX by_city")
+    assert world.tick() == []
+    assert world.tick(10_000) == []
+    assert world.tick(10_000) == [DeleteTopics((MUTATIONS,), "by_city-7")]
+
+
+def test_dropping_an_index_that_was_never_built_is_immediate() -> None:
+    world = World()
+    world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
+    assert world.sql("DROP INDEX a") == []
+    assert "index/a-7" not in world.written
+
+
+def test_dropping_an_index_under_build_cancels_and_the_others_begin_again() -> None:
+    world = World()
+    world.node("n1")
+    for name in ("a", "b"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
+    world.sql("BUILD INDEX ON people (a, b)")
+    world.tick()
+    world.prepared("b9")
+    out = world.sql("DROP INDEX a")
+    topics = ("kt.backfill.a-7.b9", "kt.backfill.b-8.b9")
+    assert out == [StopDriver("b9"), DeleteTopics(topics), RemoveBuildFolder("b9")]
+    assert (world.build("b9").state, world.build("b10").indexes) == ("CANCELLED", ["b-8"])
+    assert (world.index("a").state, world.index("b").state) == ("DROPPING", "DEFERRED")
+    assert world.tick() == []
+    assert world.leader.builds.book.run("b10").waiting_for == "the removal of what an earlier build left"
+    world.progress(2, 0, 0)
+    assert world.tick() == [
+        DeleteTopics(("kt.mutations.a-7",), "a-7"),
+        DeleteTopics(("kt.mutations.b-8",), "b-8"),
+    ]
+    world.handle(TopicsDeleted("a-7", world.now))
+    world.handle(TopicsDeleted("b-8", world.now))
+    assert isinstance(world.tick()[0], PrepareBuild)
+
+
+def test_an_index_leaves_a_queued_build_alone() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
+    world.sql("BUILD INDEX ON people (a, b)")
+    world.sql("DROP INDEX a")
+    assert (world.build("b9").state, world.build("b9").indexes) == ("QUEUED", ["b-8"])
+
+
+def test_cancel_makes_indexes_deferred_and_free_to_be_built_again() -> None:
+    world = started(World())
+    out = world.take(world.leader.cancel("b8", world.now).instructions)
+    assert [one for one in out if not isinstance(one, Note)] == [
+        StopDriver("b8"),
+        DeleteTopics((BACKFILL,)),
+        RemoveBuildFolder("b8"),
+    ]
+    assert (world.index("by_city").state, world.index("by_city").placement) == ("DEFERRED", [])
+    with pytest.raises(ConflictError, match="is over"):
+        world.leader.cancel("b8", world.now)
+    world.progress(2, 0, 0)
+    assert world.tick() == [DeleteTopics((MUTATIONS,), "by_city-7")]
+    world.handle(TopicsDeleted("by_city-7", world.now))
+    assert world.index("by_city").version == 0
+    world.sql("BUILD INDEX ON people (by_city)")
+    assert isinstance(world.tick()[0], PrepareBuild)
+
+
+def test_cancel_while_topics_are_being_made() -> None:
+    world = World()
+    world.sql(CREATE)
+    world.node("n1")
+    world.tick()
+    out = world.take(world.leader.cancel("b8", world.now).instructions)
+    assert DeleteTopics((MUTATIONS,), "by_city-7") in out
+    assert world.prepared("b8") == []
+    assert world.build("b8").state == "CANCELLED"
+
+
+# --- restarts -----------------------------------------------------------------------------------------------
+
+
+def test_a_restart_in_backfill_starts_the_driver_again_and_keeps_what_was_known() -> None:
+    world = started(World())
+    world.activate(1, 120, 40)
+    world.driver("b8", "RUNNING", 1, (30, 20))
+    world.tick(1_100)
+    other, out = world.restart()
+    assert out == [StartDriver("b8")]
+    build = other.leader.builds.book.get("b8")
+    assert (build.low_watermark, build.batches, build.documents_done) == ({0: 120, 1: 40}, 1, 50)
+    assert other.driver("b8", "PASSED", 2, (125, 60)) == [SampleSource("people", "b8")]
+
+
+def test_a_restart_in_catchup_sends_the_end_again_and_gets_ready() -> None:
+    world = backfilled(World())
+    other, out = world.restart()
+    ends = SendBuildEnd(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
+    assert out == [ends]
+    other.node("n1", "n2")
+    assert RemoveBuildFolder("b8") in other.common(130, 60)
+    assert other.index("by_city").state == "READY"
+
+
+def test_a_restart_while_queued_or_dropping_goes_on() -> None:
+    world = World()
+    world.sql(CREATE)
+    other, out = world.restart()
+    assert out == []
+    other.node("n1")
+    assert isinstance(other.tick()[0], PrepareBuild)
+    dropping = backfilled(World())
+    dropping.sql("DROP INDEX by_city")
+    other, _ = dropping.restart()
+    other.progress(2, 0, 0)
+    assert other.tick() == [DeleteTopics((MUTATIONS,), "by_city-7")]
+
+
+def test_topics_that_nobody_needs_are_found_at_the_start_of_a_term() -> None:
+    world = started(World())
+    catalog = world.leader.dictionary.catalog
+    others = ["kt.metadata", "kt.mutations.old-3", "kt.backfill.by_city-7.b2", "people", "ktx.mutations.a-1"]
+    found = orphans(catalog, "kt", [MUTATIONS, BACKFILL, *others])
+    assert found == ["kt.backfill.by_city-7.b2", "kt.mutations.old-3"]
+    world.take(world.leader.cancel("b8", world.now).instructions)
+    assert orphans(catalog, "kt", [MUTATIONS, BACKFILL]) == [BACKFILL]  # projectors still write to the other
+
+
+def test_old_finished_builds_are_forgotten() -> None:
+    world = World()
+    world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
+    for _ in range(60):
+        answer = world.leader.build(["a"], 0, world.now)
+        world.take(answer.instructions)
+        assert answer.outcome.build is not None
+        world.take(world.leader.cancel(answer.outcome.build.id, world.now).instructions)
+    assert len([key for key in world.written if key.startswith("build/")]) <= 51
+
+
+# --- placement ----------------------------------------------------------------------------------------------
+
+
+def test_placement_is_balanced_over_what_is_there() -> None:
+    load = {"a": 0, "b": 0, "c": 0}
+    assert place(4, 0, load) == [["a"], ["b"], ["c"], ["a"]]
+    assert place(2, 0, load) == [["b"], ["c"]]
+    assert place(2, 1, {"a": 5, "b": 0, "c": 0}) == [["b", "c"], ["b", "c"]]
+
+
+def test_placement_needs_a_node_per_replica() -> None:
+    with pytest.raises(TooFewNodesError, match="no indexer node is live"):
+        place(1, 0, {})
+    with pytest.raises(TooFewNodesError, match="only 1 indexer node"):
+        place(1, 1, {"a": 0})
+
+
+def test_only_slices_that_are_in_use_count() -> None:
+    world = started(World())
+    assert counts(["n1", "n2", "n3"], world.leader.dictionary.catalog.indexes()) == {
+        "n1": 2,
+        "n2": 1,
+        "n3": 0,
+    }
