@@ -17,6 +17,9 @@ class Key(NamedTuple):
     keyspace: str
     partition: int
 
+    def __str__(self) -> str:
+        return f"{self.keyspace}[{self.partition}]"
+
 
 class Reached(NamedTuple):
     """Where a poll brought a partition: next offset, and the leader epoch of the last record below it (-1

@@ -243,7 +243,7 @@ class Source:
         `read`.
         """
         offsets = [
-            TopicPartition(key.keyspace, key.partition, offset, metadata, epoch if epoch >= 0 else None)
+            TopicPartition(key.keyspace, key.partition, offset, metadata, epoch)
             for key, offset, epoch, metadata in places
         ]
         try:
