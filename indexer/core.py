@@ -102,6 +102,11 @@ class SliceCore:
         return self._mode.gap_drops if isinstance(self._mode, Following) else 0
 
     @property
+    def incomplete_batches(self) -> int:
+        """Batch ends that were passed over because chunks were missing."""
+        return self._mode.incomplete if isinstance(self._mode, Building) else 0
+
+    @property
     def paused(self) -> bool:
         return self._mode.paused
 
@@ -113,7 +118,7 @@ class SliceCore:
         """Change the bounds; they hold from the next decision on."""
         self.limits = limits
         if isinstance(self._mode, Following):
-            self._mode.limits = limits
+            self._mode.set_limits(limits)
 
     # --- events --------------------------------------------------------------
 

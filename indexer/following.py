@@ -8,7 +8,8 @@ the slice is full, applies without a number what it holds below a timestamp that
 that makes no room, pauses. One commit is under way at a time; until it is done the slice only listens.
 
 A segment beyond what is heard is dropped: its projector resends from the last commit (R10). That it is
-still missing counts from when the *end* of the queue was met without it; before, it may lie further on.
+still missing counts from when the *end* of the queue was met without it; before, it may lie further on. The
+same holds for the missing parts of a message (R20).
 """
 
 from __future__ import annotations
@@ -90,6 +91,12 @@ class Following:
         self._gaps: dict[int, _Gap] = {}
         self._incomplete: tuple[int, int] | None = None
         self._commit: Apply | None = None
+        self._news = True
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change the bounds; they hold from the next decision on."""
+        self.limits = limits
+        self._news = True
 
     def heard(self) -> Timestamp:
         """Everything below it is heard."""
@@ -102,6 +109,7 @@ class Following:
         if event.position < self._cursor:
             return  # once more, after a pause
         self._cursor = event.position + 1
+        self._news = True
         try:
             whole = self._assembler.feed(event.data, event.position)
         except UnreadableMessageError as error:
@@ -123,6 +131,7 @@ class Following:
     def stamped(self, number: int, message: StabilityTimestamp) -> None:
         """A stability timestamp of the leader."""
         current = self._current(message.incarnation, message.timestamp.topic_id)
+        self._news = True
         if current and number > self.number:
             self._stamps.add(number, message.timestamp)
 
@@ -130,6 +139,9 @@ class Following:
         """The end of the queue was met."""
         for gap in self._gaps.values():
             gap.since = now if gap.since is None else gap.since
+        first = self._assembler.first_pending()
+        if first is not None and (self._incomplete is None or self._incomplete[0] != first):
+            self._incomplete = (first, now)
 
     def watch(self, now: int) -> None:
         """Check what has a limit in time.
@@ -153,11 +165,15 @@ class Following:
             self.number = applied.number
         self.applied = applied
         self._commit = None
+        self._news = True
 
     # --- decisions --------------------------------------------------------------
 
     def decide(self) -> list[Instruction]:
-        """Commit, make room, pause or resume."""
+        """Commit, make room, pause or resume; nothing when nothing came since it was asked last."""
+        if not self._news:
+            return []
+        self._news = False
         if self._commit is None:
             self._commit = self._next_number() or self._make_room()
             if self._commit is not None:
@@ -249,12 +265,12 @@ class Following:
 
     def _give_up_parts(self, now: int) -> None:
         """A sender that died within a message leaves parts that nobody completes; they are sent anew."""
-        first = self._assembler.first_pending()
-        if first is None:
+        if self._incomplete is None:
+            return
+        first, since = self._incomplete
+        if first != self._assembler.first_pending():
             self._incomplete = None
-        elif self._incomplete is None or self._incomplete[0] != first:
-            self._incomplete = (first, now)
-        elif now - self._incomplete[1] > self.limits.part_ms:
+        elif now - since > self.limits.part_ms:
             self._assembler.forget(first)
             self._incomplete = None
 

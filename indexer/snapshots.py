@@ -7,7 +7,7 @@ Every commit gives a `StoreSnapshot`. A ring keeps, by number:
 * the newest few (a setting);
 * the newest common one, which the leader has published: stable scans read it (R5);
 * what is newer than that, for a slower slice may work towards any of them (R5), up to a limit: beyond it
-  those of lowest rank go first (`indexer.stamps.rank`), which slower slices are least likely to reach;
+  those of lowest rank go first (`keytide.landmarks`), which slower slices are least likely to reach;
 * what a page token has leased, until the lease runs out;
 
 and, whatever its number, the newest commit, for scans of the tip. The rest is closed, once nobody reads it.
@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.stamps import rank
 from indexer.store.interface import UNNUMBERED, StoreSnapshot
+from keytide.landmarks import rank
 from keytide.timestamp import Timestamp
 
 AHEAD_LIMIT: Final = 64
@@ -123,7 +123,8 @@ class SnapshotRing:
             return sorted(self._numbered)
 
     def lease(self, number: int, holder: str, until: int) -> bool:
-        """Keep a snapshot until a time for `holder`, who may renew; False when it cannot be kept."""
+        """Keep a snapshot until a time for `holder`, in place of an earlier time; False when it cannot be
+        kept."""
         with self._lock:
             kept = self._numbered.get(number)
             if kept is None:
@@ -131,7 +132,7 @@ class SnapshotRing:
             leased = sum(1 for one in self._numbered.values() if one.leases)
             if not kept.leases and leased >= LEASED_LIMIT:
                 return False
-            kept.leases[holder] = max(until, kept.leases.get(holder, 0))
+            kept.leases[holder] = until
             return True
 
     # --- inside, under the lock -----------------------------------------------------------------------
@@ -169,13 +170,14 @@ class SnapshotRing:
 class Reading:
     """One reader's hold on a snapshot (`indexer.view.ReadableSnapshot`)."""
 
-    __slots__ = ("_kept", "_released", "_ring", "number", "timestamp")
+    __slots__ = ("_kept", "_released", "_ring", "incarnation", "number", "timestamp")
 
     def __init__(self, ring: SnapshotRing, kept: _Kept) -> None:
         self._ring = ring
         self._kept = kept
         self._released = False
         self.number = kept.number
+        self.incarnation = kept.snapshot.incarnation
         self.timestamp: Timestamp = kept.snapshot.timestamp
 
     def rows(

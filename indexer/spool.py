@@ -13,13 +13,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Protocol, TypeVar, overload
 
 from indexer.events import ChunkKey
 from keytide.errors import RetryableError, invariant
 from keytide.messages import PutChunk, RemovalChunk, decode, encode
 
 _ChunkT = TypeVar("_ChunkT", PutChunk, RemovalChunk)
+
+
+class Spool(Protocol):
+    """Where chunks wait."""
+
+    def keep(self, key: ChunkKey, chunk: PutChunk | RemovalChunk) -> None: ...
+    def puts(self, keys: Sequence[ChunkKey]) -> Sequence[PutChunk]: ...
+    def removals(self, keys: Sequence[ChunkKey]) -> Sequence[RemovalChunk]: ...
+    def forget(self, keys: Sequence[ChunkKey]) -> None: ...
+    def forget_all(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class ChunkSpool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from indexer.queue import HeldQueue
+from keytide.landmarks import rank
 from keytide.timestamp import Timestamp
 
 PENDING_LIMIT: Final = 256
@@ -26,14 +27,6 @@ landmark beyond that."""
 class Pending(NamedTuple):
     number: int
     timestamp: Timestamp
-
-
-def rank(number: int) -> int:
-    """How often two divides a hash of `number`: half of all numbers have rank 0, a quarter rank 1, and so
-    on up to 32."""
-    mixed = (number * 2654435761) & 0xFFFFFFFF
-    mixed ^= mixed >> 15
-    return 32 if mixed == 0 else (mixed & -mixed).bit_length() - 1
 
 
 class PendingStamps:

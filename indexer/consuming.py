@@ -1,0 +1,205 @@
+"""The node's one Kafka consumer: the control topic and the current queue of every slice.
+
+Theory of operation
+===================
+A slice reads one partition at a time, of its mutation queue or of its build's backfill queue; it may pause
+it, move to another, or leave. Partitions are assigned by hand, outside any group. What is buffered is bounded
+three times: in librdkafka, per poll (as many messages as come to about BATCH_BYTES by the size of recent
+ones), and by the slices, which pause when they are full.
+
+A queue that is not there yet, or for a moment, is assigned again a second later; one whose position is gone
+is reported to the slice.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from indexer.slices import SliceKey
+from keytide.kafka import KafkaUnavailableError, consumer, drain
+from keytide.settings import Settings
+from keytide.topics import Topics
+
+log = logging.getLogger(__name__)
+
+BATCH_BYTES: Final = 12 * 1024 * 1024
+"""About what one poll brings at most."""
+BATCH_MESSAGES: Final = 1_000
+PREFETCH_KBYTES: Final = 16 * 1024
+FETCH_BYTES: Final = 8 * 1024 * 1024
+FETCH_WAIT_MS: Final = 50
+"""How long the broker holds a fetch that finds nothing: also how long a queue that is resumed may wait."""
+REASSIGN_MS: Final = 1_000
+
+_ABSENT: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+    }
+)
+
+
+class Kind(Enum):
+    CONTROL = "control"
+    MUTATIONS = "mutations"
+    BACKFILL = "backfill"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One thing that was read. `key` is None for control; `data` is None when the queue's end was met."""
+
+    kind: Kind
+    key: SliceKey | None
+    position: int
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A slice's queue cannot be read from its position."""
+
+    key: SliceKey
+    reason: str
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a slice reads: `position` is the next offset."""
+
+    kind: Kind
+    topic: str
+    position: int
+    paused: bool = False
+    again_at: int = 0
+
+
+class NodeConsumer:
+    """Reads for all slices of a node. Used by one thread. Implements `indexer.slices.QueueReading`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._topics = Topics(settings.cluster)
+        self._consumer = consumer(
+            settings,
+            queued_max_messages_kbytes=PREFETCH_KBYTES,
+            fetch_max_bytes=FETCH_BYTES,
+            max_partition_fetch_bytes=FETCH_BYTES // 4,
+            fetch_wait_max_ms=FETCH_WAIT_MS,
+        )
+        self._places: dict[SliceKey, _Place] = {}
+        self._readers: dict[tuple[str, int], SliceKey] = {}
+        self._average = 64 * 1024.0
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Read control from its present end.
+
+        Raises:
+            KafkaUnavailableError: the topic is not to be had.
+        """
+        control = TopicPartition(self._topics.control, 0)
+        marks = self._consumer.get_watermark_offsets(control, timeout=timeout)
+        if marks is None:
+            raise KafkaUnavailableError(f"topic {self._topics.control} did not answer")
+        end = marks[1]
+        self._consumer.assign([TopicPartition(self._topics.control, 0, end)])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    # --- what slices ask for --------------------------------------------------------------------------
+
+    def read_mutations(self, key: SliceKey, position: int) -> None:
+        self._read(key, _Place(Kind.MUTATIONS, self._topics.mutations(key[0]), position))
+
+    def read_backfill(self, key: SliceKey, build: str, position: int) -> None:
+        self._read(key, _Place(Kind.BACKFILL, self._topics.backfill(key[0], build), position))
+
+    def pause(self, key: SliceKey) -> None:
+        place = self._places.get(key)
+        if place is not None and not place.paused:
+            place.paused = True
+            self._consumer.pause([TopicPartition(place.topic, key[1])])
+
+    def resume(self, key: SliceKey) -> None:
+        place = self._places.get(key)
+        if place is not None and place.paused:
+            place.paused = False
+            self._consumer.resume([TopicPartition(place.topic, key[1])])
+
+    def leave(self, key: SliceKey) -> None:
+        place = self._places.pop(key, None)
+        if place is not None:
+            del self._readers[place.topic, key[1]]
+            self._consumer.incremental_unassign([TopicPartition(place.topic, key[1])])
+
+    def _read(self, key: SliceKey, place: _Place) -> None:
+        self.leave(key)
+        self._places[key] = place
+        self._readers[place.topic, key[1]] = key
+        self._consumer.incremental_assign([TopicPartition(place.topic, key[1], place.position)])
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float, now: int) -> list[Record | Lost]:
+        """What has come, in order within each partition; waits at most `timeout` seconds for the first.
+
+        Raises:
+            KafkaUnavailableError: the control topic cannot be read.
+        """
+        self._assign_again(now)
+        limit = max(1, min(BATCH_MESSAGES, int(BATCH_BYTES / self._average)))
+        records: list[Record | Lost] = []
+        for message in drain(self._consumer, limit, timeout):
+            record = self._record(message, now)
+            if record is not None:
+                records.append(record)
+        return records
+
+    def _record(self, message: Message, now: int) -> Record | Lost | None:
+        topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
+        key = self._readers.get((topic, partition))
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            return self._trouble(topic, key, error, now)
+        if key is None:
+            if topic != self._topics.control or error is not None:
+                return None
+            return Record(Kind.CONTROL, None, offset, message.value())
+        place = self._places[key]
+        if error is not None:
+            return Record(place.kind, key, offset, None)
+        data = message.value() or b""
+        self._average += (len(data) - self._average) / 32
+        place.position = offset + 1
+        return Record(place.kind, key, offset, data)
+
+    def _trouble(self, topic: str, key: SliceKey | None, error: KafkaError, now: int) -> Lost | None:
+        if key is None:
+            if topic == self._topics.control and not error.retriable():
+                raise KafkaUnavailableError(f"{topic} cannot be read: {error}")
+            return None
+        place = self._places[key]
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            return Lost(key, f"{topic} no longer has offset {place.position}: build the index again")
+        log.info("%s [%d]: %s", topic, key[1], error)
+        if error.code() in _ABSENT:
+            place.again_at = now + REASSIGN_MS
+        return None
+
+    def _assign_again(self, now: int) -> None:
+        """Queues that were not there: begin anew where the slice is."""
+        for key, place in self._places.items():
+            if place.again_at and now >= place.again_at:
+                place.again_at = 0
+                partition = TopicPartition(place.topic, key[1], place.position)
+                self._consumer.incremental_unassign([partition])
+                self._consumer.incremental_assign([partition])
+                if place.paused:
+                    self._consumer.pause([partition])

@@ -1,0 +1,300 @@
+"""One slice of this node: its core, its store, its snapshots; carries out what the core asks for.
+
+Theory of operation
+===================
+`feed` hands an event to the core and carries out the instructions in order. A commit is done at once and its
+result fed back. What cannot be done now (the disk is full, the fold is behind) stays at the head of `_todo`,
+with everything behind it, and is tried again later: nothing is lost, for the core only listens meanwhile, and
+what it may hold is bounded. A core that stopped is started again now and then from the state of its store,
+which reads the queue again from there: a gap may have been filled by then.
+
+All of this happens in the ingest thread; only the ring is shared with the endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from indexer.core import SliceCore
+from indexer.events import (
+    Acknowledge,
+    Apply,
+    Done,
+    DropChunks,
+    Event,
+    Failed,
+    Instruction,
+    KeepChunk,
+    LoadBatch,
+    Pause,
+    ReadBackfill,
+    ReadMutations,
+    Recovered,
+    Resume,
+    Stop,
+    SwitchOver,
+)
+from indexer.following import Limits
+from indexer.freshness import newest_times
+from indexer.metrics import NodeMetrics
+from indexer.snapshots import SnapshotRing
+from indexer.spool import Spool
+from indexer.store.interface import UNNUMBERED, Applied, SliceStore
+from keytide.errors import RetryableError
+from keytide.messages import SliceStatus
+
+log = logging.getLogger(__name__)
+
+RETRY_MS: Final = 1_000
+"""Between tries of a commit that fails."""
+RESTART_MS: Final = 30_000
+"""Before a core that stopped is started again."""
+DISK_BYTES_MS: Final = 5_000
+"""Between looks at the size on disk."""
+
+
+SliceKey = tuple[str, int]
+"""(index id, slice number)."""
+
+
+class QueueReading(Protocol):
+    """Where a slice's queue is read: the node's consumer."""
+
+    def read_mutations(self, key: SliceKey, position: int) -> None: ...
+    def read_backfill(self, key: SliceKey, build: str, position: int) -> None: ...
+    def pause(self, key: SliceKey) -> None: ...
+    def resume(self, key: SliceKey) -> None: ...
+    def leave(self, key: SliceKey) -> None: ...
+
+
+class SliceRunner:
+    """One slice.
+
+    Args:
+        keyspace: of its index.
+        store: opened; closed with the runner.
+        spool: where chunks wait; closed with the runner.
+        reading: the node's consumer.
+        acknowledge: called with (keyspace, incarnation, number, key) when a number's commit can be read.
+        term: newest term known.
+
+    Attributes:
+        ring: the snapshots, for the endpoint.
+    """
+
+    def __init__(
+        self,
+        key: SliceKey,
+        keyspace: str,
+        store: SliceStore,
+        spool: Spool,
+        limits: Limits,
+        snapshots_kept: int,
+        reading: QueueReading,
+        acknowledge: Callable[[str, int, int, SliceKey], None],
+        metrics: NodeMetrics,
+        term: int,
+    ) -> None:
+        self.key = key
+        self.keyspace = keyspace
+        self.store = store
+        self.ring = SnapshotRing(snapshots_kept)
+        self._limits = limits
+        self._term = term
+        self._spool = spool
+        self._reading = reading
+        self._acknowledge = acknowledge
+        self._metrics = metrics
+        self._todo: deque[Instruction] = deque()
+        self._retry_at = 0
+        self._restart_at = 0
+        self._fold_error = ""
+        self._disk = (0, 0)
+        self._times: list[tuple[int, int]] = []
+        self.core = self._new_core()
+
+    def start(self, now: int) -> None:
+        """Begin to read."""
+        if not self.core.applied.building:
+            self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+        self._carry_out(self.core.start(), now)
+
+    def feed(self, event: Event, now: int) -> None:
+        """Hand one event to the core and do what it asks for."""
+        self._carry_out(self.core.handle(event), now)
+
+    def look_after(self, now: int) -> None:
+        """What is due: another try, another start, a fold, leases that ran out."""
+        if self._todo and now >= self._retry_at:
+            self._try_again(now)
+        if self._restart_at and now >= self._restart_at:
+            self._restart(now)
+        self._fold(now)
+        self.ring.trim(now)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change the slice's share of the node's memory."""
+        self._limits = limits
+        self.core.set_limits(limits)
+
+    def published(self, number: int, now: int) -> None:
+        """The leader announced a newest common number: what lies below it can be scanned now."""
+        self.ring.publish(number, now)
+        while self._times and self._times[0][0] <= number:
+            _, record_time = self._times.pop(0)
+            self._metrics.freshness.observe(max(0, now - record_time) / 1000)
+
+    def close(self) -> None:
+        """Let go of everything; what is on disk stays."""
+        self._reading.leave(self.key)
+        self.ring.close()
+        self._spool.close()
+        self.store.close()
+
+    def destroy(self) -> None:
+        """The same, and delete what is on disk."""
+        self._reading.leave(self.key)
+        self.ring.close()
+        self._spool.close()
+        self.store.destroy()
+
+    def status(self, now: int) -> SliceStatus:
+        """For the node's heartbeat."""
+        core, counts = self.core, self.store.counts
+        if now - self._disk[0] >= DISK_BYTES_MS:
+            self._disk = (now, self.store.disk_bytes())
+        reason = core.reason or self._fold_error
+        return SliceStatus(
+            index=self.key[0],
+            slice=self.key[1],
+            state="STOPPED" if core.reason else core.state,
+            reason=reason,
+            timestamp=core.applied.timestamp,
+            number=core.number,
+            batch=core.applied.batch,
+            entries=counts.entries,
+            bytes=self._disk[1],
+            skipped=counts.skips,
+            queue_documents=core.queue_documents,
+            queue_position=self.store.durable.queue_position,
+            gap_drops=core.gap_drops,
+            foreign_partition_ids=counts.foreign,
+            build=core.applied.build if core.applied.building else "",
+        )
+
+    # --- instructions ---------------------------------------------------------------------------------
+
+    def _carry_out(self, instructions: list[Instruction], now: int) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Pause):
+                self._reading.pause(self.key)
+            elif isinstance(instruction, Resume):
+                self._reading.resume(self.key)
+            elif isinstance(instruction, Stop):
+                self._stop(instruction.reason, now)
+            elif self._todo:
+                self._todo.append(instruction)
+            else:
+                self._try(instruction, now)
+
+    def _try(self, instruction: Instruction, now: int) -> bool:
+        """Do one instruction; False when it failed and is kept for another try."""
+        try:
+            applied = self._do(instruction, now)
+        except RetryableError as error:
+            log.warning("slice %s/%d waits: %s", *self.key, error)
+            self._todo.appendleft(instruction)
+            self._retry_at = now + RETRY_MS
+            self._carry_out(self.core.handle(Failed(error.message)), now)
+            return False
+        if applied is not None:
+            self._carry_out(self.core.handle(Done(applied)), now)
+        return True
+
+    def _try_again(self, now: int) -> None:
+        todo, self._todo = self._todo, deque()
+        while todo:
+            if not self._try(todo.popleft(), now) or self._todo:
+                self._todo.extend(todo)
+                return
+        self._carry_out(self.core.handle(Recovered()), now)
+
+    def _do(self, instruction: Instruction, now: int) -> Applied | None:
+        """Carry it out; the new state when it was a commit."""
+        match instruction:
+            case Apply(applied=applied):
+                self._apply(instruction, now)
+                return applied
+            case Acknowledge(number=number, incarnation=incarnation):
+                self._acknowledge(self.keyspace, incarnation, number, self.key)
+            case KeepChunk(key=key, chunk=chunk):
+                self._spool.keep(key, chunk)
+            case LoadBatch(puts=puts, removals=removals, applied=applied):
+                self.store.load(self._spool.puts(puts), self._spool.removals(removals), applied)
+                log.info("slice %s/%d loaded micro-batch %d", *self.key, applied.batch)
+                return applied
+            case DropChunks(keys=keys):
+                self._spool.forget(keys)
+            case SwitchOver(applied=applied):
+                self.store.load([], [], applied)
+                self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+                log.info("slice %s/%d switches to its mutation queue", *self.key)
+                return applied
+            case ReadMutations(position=position):
+                self._reading.read_mutations(self.key, position)
+            case ReadBackfill(build=build, position=position):
+                self._reading.read_backfill(self.key, build, position)
+            case Pause() | Resume() | Stop():
+                pass  # done out of turn, by `_carry_out`
+        return None
+
+    def _apply(self, instruction: Apply, now: int) -> None:
+        began = time.perf_counter()
+        applied = instruction.applied
+        self.store.apply(instruction.segments, applied)
+        self.ring.add(self.store.snapshot(), applied.number, now)
+        self._metrics.commit.observe(time.perf_counter() - began)
+        if applied.number != UNNUMBERED:
+            times = newest_times(instruction.segments)
+            self._times += [(applied.number, record_time) for record_time in times]
+            del self._times[:-_TIMES_KEPT]
+
+    # --- keeping up -----------------------------------------------------------------------------------
+
+    def _new_core(self) -> SliceCore:
+        return SliceCore(self.key[0], self.key[1], self.store.applied, self._limits, self._term)
+
+    def _stop(self, reason: str, now: int) -> None:
+        log.error("slice %s/%d stopped: %s", *self.key, reason)
+        self._reading.leave(self.key)
+        self._todo.clear()
+        self._restart_at = now + RESTART_MS
+
+    def _restart(self, now: int) -> None:
+        """A new core on the store as it is. Its reason stays in sight until the slice has a snapshot."""
+        self._restart_at = 0
+        log.info("slice %s/%d starts again", *self.key)
+        reason = self.core.reason
+        self.core = self._new_core()
+        self.core.reason = reason
+        self._spool.forget_all()
+        self._carry_out(self.core.start(), now)
+
+    def _fold(self, now: int) -> None:
+        try:
+            if self.store.folding:
+                if self.store.finish_fold() is not None:
+                    self._fold_error = ""
+            elif self.store.fold_due(now):
+                self.store.start_fold()
+        except RetryableError as error:
+            log.warning("fold of slice %s/%d: %s", *self.key, error)
+            self._fold_error = error.message
+
+
+_TIMES_KEPT: Final = 256
+"""Record times that wait for their number to be published; only the metric suffers when there are more."""
