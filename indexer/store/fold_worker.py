@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -62,12 +63,10 @@ class FoldWorker:
                 self._start()
             self._waiting.append(ticket)
             pipe = None if self._process is None else self._process.stdin
-            try:
+            with suppress(OSError, ValueError):  # it died just now: the reader thread settles all its tickets
                 if pipe is not None:
                     pipe.write(job.to_line())
                     pipe.flush()
-            except OSError:
-                pass  # it died just now: the reader thread settles all its tickets
         return ticket
 
     def close(self) -> None:
@@ -81,7 +80,8 @@ class FoldWorker:
         for ticket in waiting:
             ticket.outcome(max(0.0, deadline - time.monotonic()))
         if process.stdin is not None:
-            process.stdin.close()
+            with suppress(OSError):
+                process.stdin.close()
         try:
             process.wait(_CLOSE_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -111,6 +111,9 @@ class FoldWorker:
                 waiting.popleft().settle(FoldOutcome.from_line(line))
             answers.close()
         code = process.wait()
+        if process.stdin is not None:
+            with suppress(OSError):  # what it had not read is lost with it
+                process.stdin.close()
         with self._lock:
             left = list(waiting)
             waiting.clear()

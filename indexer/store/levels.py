@@ -54,6 +54,7 @@ class View:
             if self._holders:
                 return
             self._transaction.abort()
+            del self._transaction  # an aborted one keeps its reader slot for as long as it is referred to
             self._level.view_gone()
 
     def cursor(self, table: Any) -> lmdb.Cursor[bytes]:

@@ -18,6 +18,7 @@ to `fold_wait_s`, then raises `fold-behind`: the caller's queue is bounded, so t
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -68,9 +69,8 @@ class LmdbSliceStore:
         self._applied = self._base.applied
         self._counts = self._base.counts
         self._delta: Level | None = None
-        self._delta_changes = 0
+        self._delta_changes = self._delta_rows = 0
         self._delta_since: int | None = None
-        self._deltas_made = 0
         self._folding = Folding(self._base, self._folder, settings, folds)
 
     @property
@@ -110,6 +110,7 @@ class LmdbSliceStore:
                     writer.write_lines(lines)
             delta.changed()
             self._delta_changes += len(changes.put_keys) + len(changes.removed)
+            self._delta_rows += rows
         self._applied = applied
         self._counts = self._counts.plus(changes.counts(len(lines)))
         invariant(min(astuple(self._counts)) >= 0, "Mirror", lambda: f"counts {self._counts}")
@@ -123,7 +124,7 @@ class LmdbSliceStore:
         self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
     ) -> ApplyResult:
         invariant(
-            self._delta is None and self._folding.frozen is None and self._applied == self._base.applied,
+            not self._delta_rows and self._folding.frozen is None and self._applied == self._base.applied,
             "BackfillIsInvisible",
             f"a micro-batch came into {self._folder} beside changes that are not folded",
         )
@@ -162,7 +163,8 @@ class LmdbSliceStore:
             with disk_errors(self._folder):
                 delta = self._delta or self._new_delta()
             self._folding.freeze(delta, self._applied, self._counts, self._filter)
-            self._delta, self._delta_changes, self._delta_since = None, 0, None
+            self._delta, self._delta_since = None, None
+            self._delta_changes = self._delta_rows = 0
         self._folding.submit(self._filter)
         return True
 
@@ -184,18 +186,15 @@ class LmdbSliceStore:
         return self._base.copy_to(folder, self._filter)
 
     def close(self) -> None:
-        self._end(delete=False)
-
-    def destroy(self) -> None:
-        self._end(delete=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _end(self, *, delete: bool) -> None:
         if self._delta is not None:
             self._delta.retire(delete=self._delta.folder)
             self._delta = None
         self._folding.abandon()
-        self._base.level.retire(delete=self._folder if delete else None)
+        self._base.level.retire()
+
+    def destroy(self) -> None:
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _views(self) -> list[View]:
         """The last commit: views of all levels, oldest first, acquired."""
@@ -235,8 +234,8 @@ class LmdbSliceStore:
         return lines
 
     def _new_delta(self) -> Level:
-        self._deltas_made += 1
-        path = self._folder / f"{_DELTA}{self._base.owner}-{self._deltas_made}"
+        # A name of its own: snapshots may keep (and later delete) deltas of a slice that was here before.
+        path = Path(tempfile.mkdtemp(prefix=_DELTA, dir=self._folder))
         self._delta = Level(path, self._settings.delta_map_bytes, self._settings, sync=False)
         return self._delta
 

@@ -1,0 +1,335 @@
+"""The LMDB store and its disk: room, sparse files, a full disk, the filter's file, formats, bounds."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from indexer.store.filter import IdFilter
+from indexer.store.fold_worker import FoldWorker
+from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.settings import GIB, MIB, StoreSettings
+from indexer.store.snapshot import LmdbSnapshot
+from indexer.store.writing import long_table_key
+from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
+from tests.store_kit import SMALL, Version, all_rows, chunks, key, lmdb_store, rows_of, segments, state
+
+
+@pytest.fixture(scope="module")
+def folds() -> Iterator[FoldWorker]:
+    worker = FoldWorker()
+    yield worker
+    worker.close()
+
+
+def documents(first: int, count: int) -> list[Version]:
+    return [
+        Version(b"d%05d" % n, 0, n, entries=((key(f"k{n % 97}"), b""),)) for n in range(first, first + count)
+    ]
+
+
+def fold(store: LmdbSliceStore) -> None:
+    assert store.start_fold()
+    assert store.finish_fold(30) is not None
+
+
+def test_maps_of_many_gigabytes_take_little_disk(tmp_path: Path, folds: FoldWorker) -> None:
+    settings = StoreSettings(base_map_bytes=256 * GIB, delta_map_bytes=8 * GIB, reserve_bytes=MIB)
+    store = lmdb_store(tmp_path / "slice", folds, settings)
+    store.apply(segments(documents(0, 10)), state(1, p0=10))
+    fold(store)
+    store.apply(segments(documents(10, 10)), state(2, p0=20))
+    assert (tmp_path / "slice" / "base" / "data.mdb").stat().st_size == 256 * GIB
+    assert store.disk_bytes() < 8 * MIB
+    store.close()
+
+
+def test_room_covers_what_commits_write(tmp_path: Path, folds: FoldWorker) -> None:
+    """Pages in use never pass what was allocated: no page fault can find the disk full."""
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror=False, filter_bits=1 << 16))
+    source = random.Random(3)
+    for number in range(30):
+        window = [
+            Version(
+                b"d%d" % source.randrange(10**6),
+                0,
+                number * 1_000 + n,
+                entries=(
+                    (key(f"{source.getrandbits(64):x}" + "y" * source.choice([0, 0, 0, 400, 900])), b"v" * n),
+                ),
+            )
+            for n in range(300)
+        ]
+        held = store.snapshot()
+        store.apply(segments(window), state(number, p0=number * 1_000 + 300))
+        held.close()
+        delta = store._delta
+        assert delta is not None
+        assert delta.room.used_bytes() <= delta.room._allocated
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_typed_error_and_nothing_changes(
+    tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = lmdb_store(tmp_path / "slice", folds)
+    store.apply(segments(documents(0, 10)), state(1, p0=10))
+    fold(store)
+    before = all_rows(store)
+
+    def full(*_: object) -> None:
+        raise OSError(code, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", full)
+        with pytest.raises(RetryableError) as caught:
+            store.apply(segments(documents(10, 10)), state(2, p0=20))
+        assert caught.value.problem_type == "disk-full"
+        with pytest.raises(RetryableError) as caught:
+            store.load(chunks(documents(10, 10)), [], state(2, p0=20))
+        assert caught.value.problem_type == "disk-full"
+    assert all_rows(store) == before
+    assert store.applied == store.durable == state(1, p0=10)
+    store.check_mirror()
+    store.load(chunks(documents(10, 10)), [], state(2, p0=20))
+    store.apply(segments(documents(20, 10)), state(3, p0=30))
+    assert len(all_rows(store)) == 30
+    store.close()
+
+
+def test_the_reserve_is_left_free(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, reserve_bytes=1 << 60))
+    with pytest.raises(RetryableError) as caught:
+        store.apply(segments(documents(0, 10)), state(1, p0=10))
+    assert caught.value.problem_type == "disk-full"
+    store.close()
+
+
+def test_a_fold_leaves_the_reserve_and_goes_on_when_there_is_room(
+    tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = lmdb_store(tmp_path / "slice", folds)
+    store.apply(segments(documents(0, 10)), state(1, p0=10))
+    with monkeypatch.context() as patched:
+        patched.setattr(store._folding, "_settings", replace(SMALL, reserve_bytes=1 << 60))
+        store.start_fold()
+        with pytest.raises(RetryableError) as caught:
+            store.finish_fold(30)
+        assert caught.value.problem_type == "disk-full"
+    assert len(all_rows(store)) == 10
+    fold(store)
+    assert store.durable == state(1, p0=10)
+    store.close()
+
+
+def test_a_full_map_is_a_typed_error_and_the_base_stays(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, base_map_bytes=MIB))
+    store.load(chunks(documents(0, 10)), [], state(1, p0=10))
+    with pytest.raises(RetryableError) as caught:
+        store.load(chunks(documents(10, 20_000), size=1_000), [], state(2, p0=20_010))
+    assert caught.value.problem_type == "disk-full"
+    assert len(all_rows(store)) == 10
+    assert store.durable == state(1, p0=10)
+    store.close()
+
+
+def test_a_base_that_has_grown_gets_a_larger_map_at_open(tmp_path: Path, folds: FoldWorker) -> None:
+    small = replace(SMALL, base_map_bytes=2 * MIB)
+    store = lmdb_store(tmp_path / "slice", folds, small)
+    store.load(chunks(documents(0, 8_000), size=1_000), [], state(1, p0=8_000))
+    store.close()
+    store = lmdb_store(tmp_path / "slice", folds, small)
+    assert store._base.map_bytes > 3 * MIB
+    store.load(chunks(documents(8_000, 12_000), size=1_000), [], state(2, p0=20_000))
+    assert len(all_rows(store)) == 20_000
+    store.close()
+
+
+def test_too_many_snapshots_is_a_typed_error(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, max_readers=4))
+    held: list[LmdbSnapshot] = []
+
+    def take_too_many() -> None:
+        for number in range(10):
+            store.apply(segments(documents(number, 1)), state(number, p0=number + 1))
+            held.append(store.snapshot())
+
+    with pytest.raises(RetryableError) as caught:
+        take_too_many()
+    assert caught.value.problem_type == "too-many-snapshots"
+    for snapshot in held:
+        snapshot.close()
+    assert len(all_rows(store)) >= 3
+    store.close()
+
+
+def test_destroy_leaves_nothing(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds)
+    store.apply(segments(documents(0, 10)), state(1, p0=10))
+    fold(store)
+    store.apply(segments(documents(10, 10)), state(2, p0=20))
+    snapshot = store.snapshot()
+    store.destroy()
+    assert not (tmp_path / "slice").exists()
+    assert len(rows_of(snapshot)) == 20
+    again = lmdb_store(tmp_path / "slice", folds)
+    snapshot.close()
+    again.apply(segments(documents(0, 1)), state(1, p0=1))
+    assert len(all_rows(again)) == 1
+    again.destroy()
+    assert not (tmp_path / "slice").exists()
+
+
+def test_another_format_is_refused_by_name(tmp_path: Path, folds: FoldWorker) -> None:
+    lmdb_store(tmp_path / "slice", folds).close()
+    with lmdb.open(str(tmp_path / "slice" / "base"), map_size=SMALL.base_map_bytes, max_dbs=5) as environment:
+        meta = environment.open_db(b"meta")
+        with environment.begin(write=True, db=meta) as transaction:
+            transaction.put(b"format", b"keytide-slice-9")
+    with pytest.raises(ConfigurationError, match="keytide-slice-9"):
+        lmdb_store(tmp_path / "slice", folds)
+
+
+def test_a_planted_ghost_is_found(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror=False))
+    store.apply(segments(documents(0, 10)), state(1, p0=10))
+    store.check_mirror()
+    delta = store._delta
+    assert delta is not None
+    with delta.environment.begin(write=True) as transaction:
+        transaction.put(key("ghost") + b"d00001", b"\x01", db=delta.tables.forward)
+    delta.changed()
+    with pytest.raises(InvariantViolationError, match="ghost"):
+        store.check_mirror()
+    store.start_fold()
+    with pytest.raises(InvariantViolationError, match="Mirror"):
+        store.finish_fold(30)
+    store.close()
+
+
+def test_bounds_longer_than_a_database_key(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds)
+    texts = ["f", "f" + "g" * 800, "h"]
+    rows = [Version(b"d", 0, 0, entries=tuple((key(text), b"") for text in texts))]
+    store.apply(segments(rows), state(1, p0=1))
+    snapshot = store.snapshot()
+    after = key("f" + "g" * 2_000)
+    assert [row[0] for row in rows_of(snapshot, after)] == [key("h") + b"d"]
+    assert [row[0] for row in rows_of(snapshot, b"", after, reverse=True)] == [
+        key(text) + b"d" for text in ("f" + "g" * 800, "f")
+    ]
+    assert len(long_table_key(key(texts[1]) + b"d")) <= 511
+    snapshot.close()
+    store.close()
+
+
+# --- the filter ---------------------------------------------------------------------------------------------
+
+
+def hashes(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("bits", [64, 128, 1 << 12, 1 << 20])
+def test_a_filter_lets_pass_all_that_was_added(bits: int) -> None:
+    held = IdFilter(bits)
+    some = hashes(1, 3_000)
+    held.add(some)
+    assert held.test(some).all()
+    assert held.bits == bits
+
+
+def test_a_filter_of_the_right_size_lets_little_else_pass() -> None:
+    held = IdFilter.for_documents(10_000, 64)
+    some = hashes(1, 10_000) & ~np.uint64(7)  # documents of one slice of eight: their lowest bits are alike
+    held.add(some)
+    assert not held.full()
+    assert held.test(hashes(2, 100_000)).mean() < 0.03
+    held.add(hashes(3, 60_000))
+    assert held.full()
+
+
+def test_a_saved_filter_is_read_back_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    held = IdFilter(1 << 12)
+    some = hashes(1, 100)
+    held.add(some)
+    path = tmp_path / "filter"
+    held.save(path, 7, sync=True)
+    read = IdFilter.read(path)
+    assert read is not None
+    assert read[1] == 7
+    assert read[0].test(some).all()
+    read[0].add(hashes(2, 10))
+    data = path.read_bytes()
+    for damaged in (
+        b"",
+        data[:20],
+        data[:-1],
+        data[:-1] + bytes([data[-1] ^ 1]),
+        b"x" + data[1:],
+        data + b"\0" * 8,
+    ):
+        path.write_bytes(damaged)
+        assert IdFilter.read(path) is None
+    assert IdFilter.read(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("harm", ["keep", "delete", "damage", "old"])
+def test_the_filter_is_there_after_reopening_whatever_happened_to_its_file(
+    tmp_path: Path, folds: FoldWorker, harm: str
+) -> None:
+    path = tmp_path / "slice" / "filter"
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, filter_bits=1 << 16))
+    store.apply(segments(documents(0, 50)), state(1, p0=50))
+    fold(store)
+    old = path.read_bytes()
+    store.apply(segments(documents(50, 50)), state(2, p0=100))
+    fold(store)
+    store.close()
+    if harm == "delete":
+        path.unlink()
+    elif harm == "damage":
+        path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
+    elif harm == "old":
+        path.write_bytes(old)
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, filter_bits=1 << 16))
+    gone = [Version(b"d%05d" % n, 0, 100 + n) for n in range(100)]
+    result = store.apply(segments(gone), state(3, p0=200))
+    assert result.removed == 100
+    assert all_rows(store) == []
+    store.close()
+
+
+def test_a_full_filter_is_built_anew_by_the_fold_and_misses_nothing(
+    tmp_path: Path, folds: FoldWorker
+) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, filter_bits=1 << 10))
+    store.apply(segments(documents(0, 600)), state(1, p0=600))
+    assert store._filter.full()
+    store.start_fold()
+    store.apply(segments(documents(600, 100)), state(2, p0=700))
+    assert store.finish_fold(30) is not None
+    assert store._filter.bits > 1 << 10
+    assert not store._filter.full()
+    gone = [Version(b"d%05d" % n, 0, 700 + n) for n in range(700)]
+    assert store.apply(segments(gone), state(3, p0=1_400)).removed == 700
+    store.close()
+
+
+def test_only_documents_that_may_be_held_are_looked_up(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, filter_bits=1 << 16))
+    first = store.apply(segments(documents(0, 500)), state(1, p0=500))
+    assert first.looked_up < 10, "new documents need no look-up"
+    others = [Version(b"other%d" % n, 0, 500 + n) for n in range(2_000)]
+    assert store.apply(segments(others), state(2, p0=2_500)).looked_up < 200
+    again = [Version(b"d%05d" % n, 0, 2_500 + n) for n in range(500)]
+    assert store.apply(segments(again), state(3, p0=3_000)).looked_up == 500
+    store.close()
