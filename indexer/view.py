@@ -15,15 +15,23 @@ from keytide.timestamp import Timestamp
 
 
 class ReadableSnapshot(Protocol):
-    """One slice at one commit. The holder calls `release` exactly once.
+    """One slice at one commit. The holder calls `release` exactly once; `rows` and `count` may be called from
+    any thread until then."""
 
-    Attributes:
-        number: the snapshot number, -1 for an unnumbered state (tip).
-        timestamp: everything below it is in, nothing past it.
-    """
+    @property
+    def number(self) -> int:
+        """The snapshot number, -1 for an unnumbered state (tip)."""
+        ...
 
-    number: int
-    timestamp: Timestamp
+    @property
+    def incarnation(self) -> int:
+        """The keyspace's incarnation under which it was committed."""
+        ...
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Everything below it is in, nothing past it."""
+        ...
 
     def rows(
         self,
@@ -33,13 +41,17 @@ class ReadableSnapshot(Protocol):
         limit: int | None = None,
         start_after: bytes | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Blocks of (entry key, value) in entry key order."""
+        """Blocks of (entry key, value) in entry key order: those with low <= entry key < high, behind
+        `start_after` in the direction of the read, at most `limit`."""
+        ...
 
     def count(self, low: bytes, high: bytes | None) -> int:
         """How many entries lie in [low, high)."""
+        ...
 
     def release(self) -> None:
         """Give the snapshot back."""
+        ...
 
 
 class NodeView(Protocol):
@@ -49,28 +61,39 @@ class NodeView(Protocol):
     def node_id(self) -> str: ...
 
     def catalog(self) -> Catalog:
-        """The system dictionary as last read; not to be changed."""
+        """The system dictionary as last read; not to be changed. A change shows by another object or another
+        `offset`."""
+        ...
 
     def published(self, index: str) -> int | None:
         """Newest common snapshot number of a READY index (id), from the leader's `Published`."""
+        ...
 
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
         """(incarnation, timestamp, fresh_at) of a recent number, from the leader's `StabilityTimestamp`."""
+        ...
 
     def acquire(self, index: str, slice_number: int, number: int) -> ReadableSnapshot | None:
         """The slice's snapshot of that number; None when it is not held (any more)."""
+        ...
 
     def tip(self, index: str, slice_number: int) -> ReadableSnapshot | None:
         """The slice's newest committed state; None when the slice is not on this node or not open."""
+        ...
 
     def newest(self, index: str, slice_number: int) -> int:
         """Newest snapshot number that the slice holds, -1 when none."""
+        ...
 
     def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
-        """Keep a snapshot until a time (ms) for `holder` (renewing is allowed); False when it is not held."""
+        """Keep a snapshot until a time (ms) for `holder`, in place of an earlier time; False when it is not
+        held or cannot be kept."""
+        ...
 
     def node_url(self, node: str) -> str | None:
         """Where another node serves, None when unknown."""
+        ...
 
     def on_published(self, callback: Callable[[], None]) -> None:
-        """Call back (from any thread) whenever a published number or the catalog changes."""
+        """Call back (from any thread) after a published number or the catalog has changed."""
+        ...

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexer.scan.request import Demands
+from indexer.scan.request import OffsetAndEpoch, Question
 from keytide.errors import CallerError, RetryableError
 from keytide.timestamp import Timestamp
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A snapshot as `control` announced it."""
+    """A snapshot as `control` announced it.
+
+    Attributes:
+        fresh_at: from when its staleness counts (ms), 0 when unknown.
+    """
 
     number: int
     incarnation: int
@@ -46,45 +50,60 @@ class SnapshotGoneError(CallerError):
     status = 410
 
 
+class UnknownIndexError(CallerError):
+    """No index bears the name."""
+
+    problem_type = "unknown-index"
+    status = 404
+
+
 class IndexNotReadyError(RetryableError):
-    """The index has no snapshot to answer from."""
+    """The index has no snapshot to answer from: it is being built, or its slices are catching up."""
 
     problem_type = "index-not-ready"
     status = 503
 
 
-def check_incarnation(seen: tuple[int, int] | None, incarnation: int) -> None:
-    """Raise `HistoryChangedError` if a session saw another incarnation of the keyspace."""
-    if seen is not None and seen[1] != incarnation:
+def check_history(seen: tuple[int, int] | None, incarnation: int) -> None:
+    """Raise `HistoryChangedError` if the keyspace was rolled back since a session saw it.
+
+    Args:
+        seen: (number, incarnation) that the session has seen.
+        incarnation: the keyspace's, now.
+    """
+    if seen is not None and seen[1] < incarnation:
         raise HistoryChangedError(
             "the source lost records and the index was rolled back: what the session saw may be undone",
             next_step="read again what depends on it, then go on without the session token",
         )
 
 
-def check_partitions(at_least: dict[int, int | dict[str, int]] | None, partitions: int) -> dict[int, int]:
+def check_partitions(at_least: dict[int, int | OffsetAndEpoch] | None, partitions: int) -> dict[int, int]:
     """`at_least` as plain next offsets.
 
     Raises:
-        CallerError (422): a partition that the keyspace does not have, or an offset below 0.
+        CallerError (422): a partition that the keyspace does not have.
     """
     wanted: dict[int, int] = {}
     for partition, place in (at_least or {}).items():
-        offset = place if isinstance(place, int) else place.get("offset", -1)
         if not 0 <= partition < partitions:
             raise CallerError(
                 f"the keyspace has no partition {partition}, it has {partitions}",
                 status=422,
                 problem_type="unknown-partition",
+                next_step=f"name partitions 0 to {partitions - 1}",
             )
-        if offset < 0:
-            raise CallerError(f"at_least of partition {partition} is no offset", status=422)
-        wanted[partition] = offset
+        wanted[partition] = place if isinstance(place, int) else place.offset
     return wanted
 
 
 def unmet(
-    stamp: Stamp | None, demands: Demands, seen: tuple[int, int] | None, at_least: dict[int, int], now: int
+    stamp: Stamp | None,
+    question: Question,
+    seen: tuple[int, int] | None,
+    at_least: dict[int, int],
+    incarnation: int,
+    now: int,
 ) -> str | None:
     """What `stamp` lacks for a request, or None when it satisfies it.
 
@@ -92,15 +111,19 @@ def unmet(
         stamp: the newest published snapshot; None when there is none.
         seen: (number, incarnation) that the session has seen of this keyspace.
         at_least: from `check_partitions`.
+        incarnation: the keyspace's, as the metadata has it (R32).
         now: milliseconds.
     """
     if stamp is None:
         return "a snapshot that all slices hold"
-    if seen is not None and stamp.number < seen[0]:
+    if stamp.incarnation != incarnation:
+        return f"a snapshot of incarnation {incarnation} (newest: {stamp.incarnation})"
+    if seen is not None and (stamp.incarnation, stamp.number) < (seen[1], seen[0]):
         return f"snapshot {seen[0]}, which the session has seen (newest: {stamp.number})"
     for partition, offset in at_least.items():
         if stamp.timestamp.offset(partition) < offset:
             return f"offset {offset} of partition {partition} (indexed: {stamp.timestamp.offset(partition)})"
-    if demands.max_staleness_ms is not None and now - stamp.fresh_at > demands.max_staleness_ms:
-        return f"a snapshot at most {demands.max_staleness_ms} ms old (newest: {now - stamp.fresh_at} ms)"
+    if question.max_staleness_ms is not None and now - stamp.fresh_at > question.max_staleness_ms:
+        age = f"{now - stamp.fresh_at} ms" if stamp.fresh_at else "of unknown age"
+        return f"a snapshot at most {question.max_staleness_ms} ms old (newest: {age})"
     return None

@@ -1,67 +1,161 @@
-"""Reading this node's own slices: answers a `ReadRequest` from the snapshots that the node holds."""
+"""Reading this node's own slices: answers `ReadRequest` and `LeaseRequest` from the snapshots that it holds.
+
+Theory of operation
+===================
+Snapshots are taken hold of, leased and given back on the event loop; only reading their entries may take
+long. A read of at most `INLINE_ROWS` rows is done at once (a hop to a thread costs more than the read), a
+longer one or a count in a small pool of threads, so that it holds up no other scan.
+"""
 
 from __future__ import annotations
 
-from indexer.scan.reading import TIP, ReadReply, ReadRequest, SliceReply
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from indexer.scan.reading import TIP, LeaseReply, LeaseRequest, ReadReply, ReadRequest, SliceReply
 from indexer.view import NodeView, ReadableSnapshot
+from keytide.clock import now_ms
+from keytide.errors import RetryableError
 from keytide.timestamp import Timestamp
 
-_NOTHING = Timestamp()
+INLINE_ROWS: Final = 2_000
+"""Rows that are read or written as JSON on the event loop: about 2 ms."""
+READERS: Final = 4
+"""Threads for long reads: two cores' worth, and some that wait for the disk."""
+
+_NOTHING: Final = Timestamp()
+_Held = list[ReadableSnapshot | None]
 
 
-def read_local(view: NodeView, request: ReadRequest, now: int) -> ReadReply:
-    """Answer from the snapshots held here. A slice without the snapshot is marked `gone`, never answered from
-    another one.
+class TooManyLeasesError(RetryableError):
+    """As many page tokens are in use as the node allows."""
+
+    problem_type = "too-many-leases"
+    status = 503
+
+
+class LocalReader:
+    """Reads the slices of this node.
 
     Args:
-        now: milliseconds, for leases.
+        view: the node.
+        max_leases: page tokens that may hold snapshots here at once.
     """
-    return ReadReply(
-        [
-            _read_slice(view, request, slice_number, after, now)
-            for slice_number, after in zip(request.slices, request.after, strict=True)
-        ]
-    )
+
+    def __init__(self, view: NodeView, max_leases: int) -> None:
+        self._view = view
+        self._max_leases = max_leases
+        self._leases: dict[str, int] = {}
+        self.threads = ThreadPoolExecutor(READERS, thread_name_prefix="scan")
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, request: ReadRequest) -> ReadReply:
+        """Answer from the snapshots held here. A slice without the snapshot is marked `gone`, never answered
+        from another one.
+
+        Raises:
+            TooManyLeasesError: a lease was asked for, and is one too many.
+        """
+        held = [self._acquire(request, slice_number) for slice_number in request.slices]
+        try:
+            newest = [self._view.newest(request.index, slice_number) for slice_number in request.slices]
+            if _is_short(request):
+                replies = _read(request, held, newest)
+            else:
+                loop = asyncio.get_running_loop()
+                replies = await loop.run_in_executor(self.threads, _read, request, held, newest)
+            leased = False
+            if request.lease and request.number != TIP and any(reply.more for reply in replies):
+                leased = not self._keep(
+                    request.index, request.number, request.slices, request.lease, request.lease_ms
+                )
+            return ReadReply(replies, leased)
+        finally:
+            for snapshot in held:
+                if snapshot is not None:
+                    snapshot.release()
+
+    def lease(self, request: LeaseRequest) -> LeaseReply:
+        """Keep snapshots that are held here.
+
+        Raises:
+            TooManyLeasesError: one too many.
+        """
+        missing = self._keep(request.index, request.number, request.slices, request.lease, request.lease_ms)
+        return LeaseReply(missing)
+
+    def _acquire(self, request: ReadRequest, slice_number: int) -> ReadableSnapshot | None:
+        if request.number == TIP:
+            return self._view.tip(request.index, slice_number)
+        snapshot = self._view.acquire(request.index, slice_number, request.number)
+        if snapshot is not None and snapshot.incarnation != request.incarnation:  # voided by a rollback (R31)
+            snapshot.release()
+            return None
+        return snapshot
+
+    def _keep(self, index: str, number: int, slices: list[int], lease: str, lease_ms: int) -> list[int]:
+        """Lease a snapshot in some slices; returns those that do not hold it."""
+        now = now_ms()
+        if lease_ms and lease not in self._leases and len(self._leases) >= self._max_leases:
+            self._leases = {name: until for name, until in self._leases.items() if until > now}
+            if len(self._leases) >= self._max_leases:
+                raise TooManyLeasesError(
+                    f"node {self._view.node_id} keeps snapshots for {len(self._leases)} unfinished scans",
+                    next_step="try again, ask for larger pages, or raise scan.max_leases",
+                )
+        until = now + lease_ms
+        missing = [one for one in slices if not self._view.lease(index, one, number, lease, until)]
+        if lease_ms:
+            self._leases[lease] = until
+        else:
+            self._leases.pop(lease, None)
+        return missing
 
 
-def _read_slice(
-    view: NodeView, request: ReadRequest, slice_number: int, after: bytes, now: int
-) -> SliceReply:
-    snapshot = (
-        view.tip(request.index, slice_number)
-        if request.number == TIP
-        else view.acquire(request.index, slice_number, request.number)
-    )
-    if snapshot is None:
-        newest = view.newest(request.index, slice_number)
-        return SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, newest)
-    try:
-        if request.lease and request.number != TIP:
-            view.lease(request.index, slice_number, request.number, request.lease, now + request.lease_ms)
-        if request.limit == 0:
+def _is_short(request: ReadRequest) -> bool:
+    """Whether the read is done faster than a thread is asked to do it."""
+    if request.limit:
+        return request.limit * len(request.slices) <= INLINE_ROWS
+    return all(not low and high is None for low, high in request.spans)  # the store knows this count
+
+
+def _read(request: ReadRequest, held: _Held, newest: list[int]) -> list[SliceReply]:
+    """Read every slice of the request. Any thread."""
+    replies = []
+    for slice_number, snapshot, after, latest in zip(
+        request.slices, held, request.after, newest, strict=True
+    ):
+        if snapshot is None:
+            replies.append(SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, latest))
+            continue
+        entries: list[tuple[bytes, bytes]] = []
+        counted = 0
+        if request.limit:
+            entries = _entries(snapshot, request, after)
+        else:
             counted = sum(snapshot.count(low, high) for low, high in request.spans)
-            return SliceReply(
-                slice_number, snapshot.number, snapshot.timestamp, [], False, counted, False, snapshot.number
+        more = bool(request.limit) and len(entries) >= request.limit
+        replies.append(
+            SliceReply(
+                slice_number, snapshot.number, snapshot.timestamp, entries, more, counted, False, latest
             )
-        entries = _entries(snapshot, request, after)
-        more = len(entries) >= request.limit
-        return SliceReply(
-            slice_number, snapshot.number, snapshot.timestamp, entries, more, 0, False, snapshot.number
         )
-    finally:
-        snapshot.release()
+    return replies
 
 
 def _entries(snapshot: ReadableSnapshot, request: ReadRequest, after: bytes) -> list[tuple[bytes, bytes]]:
     """Up to the limit of entries behind `after`, over all spans in the direction of the read."""
     entries: list[tuple[bytes, bytes]] = []
     for low, high in reversed(request.spans) if request.reverse else request.spans:
-        if after and ((low > after) if request.reverse else (high is not None and high <= after)):
+        if after and ((low >= after) if request.reverse else (high is not None and high <= after)):
             continue  # this span was read to its end on an earlier page
         inside = after if after and low <= after and (high is None or after < high) else None
         wanted = request.limit - len(entries)
         for block in snapshot.rows(low, high, request.reverse, wanted, inside):
             entries += block
-            if len(entries) >= request.limit:
-                return entries[: request.limit]
+        if len(entries) >= request.limit:
+            return entries[: request.limit]
     return entries

@@ -1,35 +1,49 @@
-"""Reading other nodes' slices over HTTP: one kept-alive connection pool, MessagePack bodies."""
+"""Reading slices wherever they lie: this node's directly, other nodes' over HTTP from one pool of kept-alive
+connections, MessagePack bodies."""
 
 from __future__ import annotations
 
-import aiohttp
+from typing import TypeVar
 
-from indexer.scan.local import read_local
-from indexer.scan.reading import ReadReply, ReadRequest, encoder, reply_decoder
+import aiohttp
+import msgspec
+
+from indexer.scan.local import LocalReader
+from indexer.scan.reading import (
+    LeaseReply,
+    LeaseRequest,
+    NodeUnavailableError,
+    ReadReply,
+    ReadRequest,
+    encoder,
+    lease_reply_decoder,
+    read_reply_decoder,
+)
 from indexer.view import NodeView
-from keytide.clock import now_ms
 from keytide.errors import RetryableError
 
 READ_PATH = "/internal/v1/read"
+LEASE_PATH = "/internal/v1/lease"
 
-
-class NodeUnavailableError(RetryableError):
-    """A node that holds slices of the index does not answer."""
-
-    problem_type = "node-unavailable"
-    status = 503
+ReplyT = TypeVar("ReplyT", ReadReply, LeaseReply)
 
 
 class Peers:
-    """Asks nodes, this one included, for entries of their slices.
+    """Asks nodes, this one included.
 
     Args:
         view: this node.
+        local: its slices.
         token: API token that other nodes accept, "" when the cluster has none.
+
+    Attributes:
+        here: id of this node.
     """
 
-    def __init__(self, view: NodeView, token: str = "") -> None:
+    def __init__(self, view: NodeView, local: LocalReader, token: str = "") -> None:
+        self.here = view.node_id
         self._view = view
+        self._local = local
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -38,39 +52,81 @@ class Peers:
             await self._session.close()
             self._session = None
 
-    async def ask(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
-        """The node's answer.
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
+        """Entries of a node's slices.
 
         Raises:
-            NodeUnavailableError: it is not known, does not answer in time, or answers with an error.
+            NodeUnavailableError: it is not known, does not answer in time, or answers with something else.
+            RetryableError: the error that it answered with.
         """
-        if node == self._view.node_id:
-            return read_local(self._view, request, now_ms())
+        if node == self.here:
+            return await self._local.read(request)
+        return await self._ask(node, READ_PATH, request, read_reply_decoder, timeout_s)
+
+    async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
+        """Keep, or let go of, the snapshot of a node's slices. Raises as `read` does."""
+        if node == self.here:
+            return self._local.lease(request)
+        return await self._ask(node, LEASE_PATH, request, lease_reply_decoder, timeout_s)
+
+    async def _ask(
+        self,
+        node: str,
+        path: str,
+        request: ReadRequest | LeaseRequest,
+        decoder: msgspec.msgpack.Decoder[ReplyT],
+        timeout_s: float,
+    ) -> ReplyT:
         url = self._view.node_url(node)
         if url is None:
             raise NodeUnavailableError(
-                f"node {node} holds slices of the index and is not known to be running"
+                f"node {node} holds slices of the index and is not known to be running",
+                next_step="see `keytide node list`",
             )
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=60)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         try:
             async with self._session.post(
-                url + READ_PATH, data=encoder.encode(request), timeout=aiohttp.ClientTimeout(total=timeout_s)
+                url + path, data=encoder.encode(request), timeout=aiohttp.ClientTimeout(total=timeout_s)
             ) as response:
                 body = await response.read()
-                if response.status == 200:
-                    return reply_decoder.decode(body)
-                raise NodeUnavailableError(
-                    f"node {node} answered {response.status}: {body[:200].decode(errors='replace')}"
-                )
+                status = response.status
+            if status == 200:
+                return decoder.decode(body)
         except TimeoutError as error:
             raise NodeUnavailableError(
                 f"node {node} did not answer within {timeout_s:.1f} s",
                 status=504,
                 next_step="try again, or see `keytide node list`",
             ) from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, msgspec.MsgspecError) as error:
             raise NodeUnavailableError(
-                f"node {node} cannot be reached: {error}", next_step="try again, or see `keytide node list`"
+                f"node {node} cannot be asked: {error}", next_step="try again, or see `keytide node list`"
             ) from error
+        raise _answered(node, status, body)
+
+
+class _Problem(msgspec.Struct):
+    """What is used of a problem document."""
+
+    type: str
+    detail: str = ""
+    next_step: str = ""
+
+
+def _answered(node: str, status: int, body: bytes) -> RetryableError:
+    """The error that a node answered with, under its own type if it has one."""
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except msgspec.MsgspecError:
+        text = body[:200].decode(errors="replace")
+        return NodeUnavailableError(f"node {node} answered {status}: {text}")
+    if status not in (503, 504):
+        return NodeUnavailableError(f"node {node} answered {status} {problem.type}: {problem.detail}")
+    return RetryableError(
+        f"node {node}: {problem.detail}",
+        problem_type=problem.type,
+        status=status,
+        next_step=problem.next_step,
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final, Protocol
+
 import msgspec
 
+from keytide.errors import CallerError, RetryableError
 from keytide.timestamp import Timestamp
 
-TIP = -1
+TIP: Final = -1
 """In place of a snapshot number: each slice's newest state."""
 
 
@@ -18,9 +21,11 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
         slices: slice numbers.
         spans: disjoint (low, high) spans in ascending order.
         after: per slice in `slices`, the entry key behind which to go on (in the direction of the read), b""
-        for the start.
+            for the start.
         limit: entries per slice; 0 only counts.
-        lease, lease_ms: when not empty, keep the snapshot for the holder of this name for so long.
+        lease: when not empty and a slice has more than it gives, keep the snapshot of all these slices under
+            this name: a page token will most likely follow.
+        lease_ms: for how long.
     """
 
     index: str
@@ -34,6 +39,10 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     lease: str = ""
     lease_ms: int = 0
 
+    def __post_init__(self) -> None:
+        if len(self.after) != len(self.slices) or self.limit < 0:
+            raise ValueError("one `after` per slice, and a limit of 0 or more")
+
 
 class SliceReply(msgspec.Struct, frozen=True, array_like=True):
     """What one slice gives.
@@ -44,7 +53,7 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
         more: whether there may be further entries behind the last.
         count: entries counted, when the request's limit was 0.
         gone: the slice does not hold the snapshot (it was dropped, or the slice restarted); nothing was read.
-        newest: the newest snapshot number that the slice holds.
+        newest: the newest snapshot number that the slice holds, -1 when none.
     """
 
     slice: int
@@ -58,11 +67,62 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True):
-    """Answers for the request's slices, in its order."""
+    """Answers for the request's slices, in its order; `leased` tells whether their snapshot is now kept."""
 
     slices: list[SliceReply]
+    leased: bool = False
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Keep the snapshot of some slices of one index for `lease_ms` from now, under the name `lease`. A
+    shorter time than before takes the place of the longer one; 0 lets go."""
+
+    index: str
+    number: int
+    incarnation: int
+    slices: list[int]
+    lease: str
+    lease_ms: int
+
+
+class LeaseReply(msgspec.Struct, frozen=True, array_like=True):
+    """The slices of the request whose snapshot is not held (any more)."""
+
+    missing: list[int]
 
 
 encoder = msgspec.msgpack.Encoder()
-request_decoder = msgspec.msgpack.Decoder(ReadRequest)
-reply_decoder = msgspec.msgpack.Decoder(ReadReply)
+read_decoder = msgspec.msgpack.Decoder(ReadRequest)
+read_reply_decoder = msgspec.msgpack.Decoder(ReadReply)
+lease_decoder = msgspec.msgpack.Decoder(LeaseRequest)
+lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)
+
+
+class NodeUnavailableError(RetryableError):
+    """A node that holds slices of the index does not answer."""
+
+    problem_type = "node-unavailable"
+    status = 503
+
+
+class MalformedRequestError(CallerError):
+    """Bytes from another node that are no request of this release."""
+
+    problem_type = "invalid-request"
+    status = 422
+
+
+class Nodes(Protocol):
+    """Reads slices wherever they lie; `indexer.scan.peers.Peers` asks real nodes.
+
+    Every method raises `NodeUnavailableError`, or the error that the node answered with.
+    """
+
+    @property
+    def here(self) -> str:
+        """Id of this node, whose slices are read without HTTP."""
+        ...
+
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply: ...
+
+    async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply: ...

@@ -1,80 +1,91 @@
-"""What a reader may ask of the scan endpoint, and what it answers (CONTRACT §5)."""
+"""What a reader may ask of the scan endpoint (CONTRACT §5), decoded and checked in one go.
+
+The OpenAPI page shows the schemas that msgspec derives from these types, so that what is shown and what is
+checked cannot differ.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+import msgspec
+from msgspec import Meta
 
-
-def _json_only(value: Any) -> Any:
-    """Key parts are JSON values as they are: no coercion."""
-    return value
-
-
-KeyPart = Annotated[Any, BeforeValidator(_json_only)]
 Inclusion = Literal["both", "low", "high", "neither"]
 Consistency = Literal["stable", "tip"]
+Column = Literal["key", "id", "include"]
+KeyParts = list[Any]
+"""Leading key parts: JSON values as they are, integers of any size exactly."""
 
 
-class Selection(BaseModel):
-    """Which entries: at most one of `equals`, `low`/`high`, `prefix`; nothing selects the whole index."""
+class OffsetAndEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A place in a source partition, as answers show it: the next offset and the leader epoch."""
 
-    model_config = ConfigDict(extra="forbid")
+    offset: Annotated[int, Meta(ge=0)]
+    epoch: Annotated[int, Meta(ge=-1)] = -1
 
-    equals: list[KeyPart] | None = Field(
-        None, description="leading key parts that must be equal", examples=[["Boston"]]
-    )
-    low: list[KeyPart] | None = Field(None, description="lower bound: leading key parts")
-    high: list[KeyPart] | None = Field(None, description="upper bound: leading key parts")
-    inclusion: Inclusion = Field("both", description="which of the bounds belong to the range")
-    prefix: str | None = Field(
-        None, description="strings that begin so, in the key part after `equals` (the first part without it)"
-    )
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Selection:
-        if self.equals is not None and (self.low is not None or self.high is not None):
+class Question(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Which entries, and from which moment in time.
+
+    At most one of `equals`, `low`/`high`, `prefix` (which may follow `equals`); nothing selects the whole
+    index.
+    """
+
+    equals: Annotated[
+        KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["Boston"]])
+    ] = None
+    low: Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")] = None
+    high: Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")] = None
+    inclusion: Annotated[Inclusion, Meta(description="which of the bounds belong to the range")] = "both"
+    prefix: Annotated[
+        str | None,
+        Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
+    ] = None
+    consistency: Annotated[
+        Consistency,
+        Meta(description="`stable`: one agreed snapshot of all slices; `tip`: each slice's newest state"),
+    ] = "stable"
+    at_least: Annotated[
+        dict[int, Annotated[int, Meta(ge=0)] | OffsetAndEpoch] | None,
+        Meta(
+            description="source partition -> next offset (record offset + 1) that the snapshot must include",
+            examples=[{"0": 4711}],
+        ),
+    ] = None
+    session: Annotated[
+        str | None,
+        Meta(description="token of an earlier answer: never see an older snapshot than that one"),
+    ] = None
+    max_staleness_ms: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="how old the snapshot may be at most")
+    ] = None
+    timeout_ms: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="longest wait for such a snapshot and for the slices"),
+    ] = None
+    explain: Annotated[bool, Meta(description="add how the snapshot was chosen")] = False
+
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            return
+        if self.equals is not None:
             raise ValueError("give either `equals` or `low`/`high`, not both")
-        if self.prefix is not None and (self.low is not None or self.high is not None):
+        if self.prefix is not None:
             raise ValueError("give either `prefix` or `low`/`high`, not both")
-        return self
 
 
-class Demands(BaseModel):
-    """From which moment in time the answer must come."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    consistency: Consistency = Field(
-        "stable", description="`stable`: one agreed snapshot of all slices; `tip`: each slice's newest state"
-    )
-    at_least: dict[int, int | dict[str, int]] | None = Field(
-        None,
-        description="source partition -> next offset (record offset + 1) that the snapshot must include; "
-        'or {"offset": n, "epoch": e}',
-        examples=[{"0": 4711}],
-    )
-    session: str | None = Field(
-        None, description="token of an earlier answer: never see an older snapshot than that one"
-    )
-    max_staleness_ms: int | None = Field(None, ge=0, description="how old the snapshot may be at most")
-    timeout_ms: int | None = Field(None, ge=1, description="longest wait for such a snapshot")
-
-
-class ScanRequest(Selection, Demands):
+class ScanRequest(Question, frozen=True):
     """Body of `POST /v1/indexes/{name}/scan`."""
 
-    reverse: bool = Field(False, description="rows in descending key order")
-    limit: int | None = Field(None, ge=1, description="rows per page")
-    columns: list[Literal["key", "id", "include"]] | None = Field(None, description="what each row holds")
-    page: str | None = Field(
-        None, description="token of an earlier answer: its next page; all else is taken from the token"
-    )
-    explain: bool = Field(False, description="add how the snapshot was chosen")
+    reverse: Annotated[bool, Meta(description="rows in descending key order")] = False
+    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="rows per page")] = None
+    columns: Annotated[list[Column] | None, Meta(description="what each row holds")] = None
+    page: Annotated[
+        str | None,
+        Meta(description="token of an earlier answer: its next page; the selection is in the token"),
+    ] = None
 
 
-class CountRequest(Selection, Demands):
+class CountRequest(Question, frozen=True):
     """Body of `POST /v1/indexes/{name}/count`."""
-
-    explain: bool = False

@@ -10,19 +10,22 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from keytide.errors import CallerError
 
-_SIGNATURE_BYTES = 12
+_SIGNATURE_BYTES: Final = 12
+
+Seen = dict[str, tuple[int, int]]
+"""Keyspace -> (snapshot number, incarnation) that the holder has seen."""
 
 
 class SessionToken(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """Keyspace -> (snapshot number, incarnation) that the holder has seen."""
+    """What its holder has seen."""
 
-    seen: dict[str, tuple[int, int]]
+    seen: Seen
 
 
 class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
@@ -31,22 +34,26 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     Attributes:
         index: index id.
         number, incarnation: the snapshot that all pages come from.
+        fresh_at: from when its staleness counts (ms), 0 when unknown.
         spans: (low, high) entry-key spans of the whole scan.
+        nodes: (node id, its slices): the replicas that hold the snapshot under lease.
         after: entry key of the last row given; the next page begins behind it in the scan's direction.
         lease: names the lease that keeps the snapshot.
-        session: the session token that every page repeats.
+        seen: what the session had seen with the first page.
     """
 
     index: str
     number: int
     incarnation: int
+    fresh_at: int
     spans: list[tuple[bytes, bytes | None]]
+    nodes: list[tuple[str, list[int]]]
     after: bytes
     reverse: bool
     limit: int
     columns: list[str] | None
     lease: str
-    session: str
+    seen: Seen
 
 
 TokenT = TypeVar("TokenT", SessionToken, PageToken)
@@ -83,6 +90,16 @@ def verify(text: str, kind: type[TokenT], secret: bytes) -> TokenT:
         "the token was not made by this cluster, or is damaged",
         next_step="leave the token out to start a new session or scan",
     )
+
+
+def newest(one: Seen, other: Seen) -> Seen:
+    """What has been seen by the two together; a later incarnation outweighs any number (Monotonic)."""
+    seen = dict(one)
+    for keyspace, (number, incarnation) in other.items():
+        held = seen.get(keyspace)
+        if held is None or (incarnation, number) > (held[1], held[0]):
+            seen[keyspace] = (number, incarnation)
+    return seen
 
 
 def _signature(body: bytes, secret: bytes) -> bytes:

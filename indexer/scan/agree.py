@@ -1,0 +1,226 @@
+"""Agreeing on the snapshot of a first page: choose a number, waiting for it if need be, read it, and choose
+again while some slice does not hold it.
+
+A slice may not hold a published number because it restarted (then it catches up, Published) or because the
+number is old already on a busy node. Other replicas are tried at once, the same ones after a pause.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from indexer.scan.choose import (
+    IndexNotReadyError,
+    Stamp,
+    TimestampNotReachedError,
+    check_history,
+    check_partitions,
+    unmet,
+)
+from indexer.scan.directory import Directory, Scannable
+from indexer.scan.gather import Gathered, SnapshotMissingError, Target
+from indexer.scan.news import News, Patience
+from indexer.scan.reading import TIP
+from indexer.scan.request import Question
+from indexer.scan.selection import slices_of, spans_of
+from indexer.scan.tokens import Seen
+from indexer.view import NodeView
+from keytide.clock import now_ms
+from keytide.errors import CallerError, RetryableError, invariant
+from keytide.timestamp import Timestamp, smallest
+
+FIRST_PAUSE_S: Final = 0.005
+LONGEST_PAUSE_S: Final = 0.1
+"""Between tries of a snapshot that a slice did not hold; doubled from the first to the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A gathered read of one agreed snapshot, and the story of the choice."""
+
+    stamp: Stamp
+    target: Target
+    gathered: Gathered
+    waited_ms: int
+    waited_for: list[str]
+
+
+class Agreement:
+    """Chooses snapshots for first pages and counts.
+
+    Args:
+        view: this node.
+        directory: indexes by name.
+        news: of published numbers and the catalog.
+        give_up: told of a target that was not read after all, so that its leases end.
+    """
+
+    def __init__(
+        self, view: NodeView, directory: Directory, news: News, give_up: Callable[[Target], None]
+    ) -> None:
+        self._view = view
+        self._directory = directory
+        self._news = news
+        self._give_up = give_up
+
+    async def read(
+        self,
+        index: Scannable,
+        question: Question,
+        seen: Seen,
+        patience: Patience,
+        lease: tuple[str, int],
+        work: Callable[[Target], Awaitable[Gathered]],
+    ) -> Agreed:
+        """Do `work` on the newest snapshot that satisfies the question.
+
+        Args:
+            seen: what the session has seen.
+            patience: bounds all waits.
+            lease: name and milliseconds, for `Target`.
+            work: reads a target; may raise `SnapshotMissingError`, then it is called again.
+
+        Raises:
+            KeytideError: the typed errors of CONTRACT §5.
+            ReaderGoneError: the reader went away.
+        """
+        spans = spans_of(question, index.shape)
+        slices = slices_of(question, index.shape) if spans else ()
+        waited_for: list[str] = []
+        lacking: dict[int, set[str]] = {}
+        pause = FIRST_PAUSE_S
+        while True:
+            stamp = await self._choose(index, question, seen, patience, waited_for)
+            index = self._same(index)
+            nodes = {number: self._place(index.placement[number], lacking.get(number)) for number in slices}
+            target = Target(
+                index.id, stamp.number, stamp.incarnation, spans, nodes, max(0.001, patience.left), *lease
+            )
+            try:
+                gathered = await work(target)
+                stamp = with_timestamp(stamp, (reply.timestamp for reply in gathered.replies.values()))
+                return Agreed(stamp, target, gathered, patience.waited_ms, waited_for)
+            except SnapshotMissingError as missing:
+                self._give_up(target)
+                if not patience.left:
+                    raise IndexNotReadyError(
+                        f"slice {missing.slice} of {index.name} is catching up on node {missing.node}",
+                        next_step="try again; see `keytide status`",
+                    ) from missing
+                _note(waited_for, f"slice {missing.slice} on {missing.node} to hold its snapshot")
+                tried = lacking.setdefault(missing.slice, set())
+                tried.add(missing.node)
+                if not tried.issuperset(index.placement[missing.slice]):
+                    continue
+                tried.clear()
+            except RetryableError:
+                self._give_up(target)
+                raise
+            await patience.wait(at_most=pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _choose(
+        self, index: Scannable, question: Question, seen: Seen, patience: Patience, waited_for: list[str]
+    ) -> Stamp:
+        """The newest published snapshot, once it satisfies the question."""
+        at_least = check_partitions(question.at_least, index.partitions)
+        if question.consistency == "tip":
+            if at_least or question.max_staleness_ms is not None:
+                raise CallerError(
+                    "at_least and max_staleness_ms need consistency `stable`: a tip scan agrees on nothing",
+                    status=422,
+                    problem_type="invalid-request",
+                )
+            return Stamp(TIP, index.incarnation, Timestamp(), 0)
+        stamp, lacking = self._look(index, question, seen, at_least)
+        if lacking is None and stamp is not None:
+            return stamp
+        while True:
+            with self._news.listening() as heard:
+                index = self._same(index)
+                stamp, lacking = self._look(index, question, seen, at_least)
+                if lacking is None and stamp is not None:
+                    return stamp
+                _note(waited_for, str(lacking))
+                if not patience.left:
+                    break
+                await patience.wait(heard)
+        if stamp is None:
+            raise IndexNotReadyError(
+                f"no snapshot of {index.name} is held by all its slices",
+                next_step="try again; see `keytide status`",
+            )
+        raise TimestampNotReachedError(
+            f"waited {patience.waited_ms} ms for {lacking}",
+            next_step="try again, or allow more with timeout_ms",
+        )
+
+    def _look(
+        self, index: Scannable, question: Question, seen: Seen, at_least: dict[int, int]
+    ) -> tuple[Stamp | None, str | None]:
+        """The newest published snapshot, and what it lacks."""
+        of_keyspace = seen.get(index.keyspace)
+        check_history(of_keyspace, index.incarnation)
+        number = self._view.published(index.id)
+        known = None if number is None else self._view.stamp(index.keyspace, number)
+        stamp = None if number is None or known is None else Stamp(number, *known)
+        return stamp, unmet(stamp, question, of_keyspace, at_least, index.incarnation, now_ms())
+
+    def _same(self, index: Scannable) -> Scannable:
+        """The same index as the catalog has it now.
+
+        Raises:
+            KeytideError: it is gone, or not READY any more.
+        """
+        now = self._directory.index(index.name)
+        if now.id != index.id:
+            raise IndexNotReadyError(
+                f"index {index.name} was dropped and created again meanwhile", next_step="try again"
+            )
+        return now
+
+    def _place(self, replicas: list[str], lacking: set[str] | None) -> str:
+        """Where to read a slice: here if a replica is here, else at any that is known; those that lacked the
+        snapshot come last."""
+        me = self._view.node_id
+        left = [node for node in replicas if node not in lacking] if lacking else replicas
+        if me in left:
+            return me
+        known = [node for node in left if self._view.node_url(node) is not None]
+        return random.choice(known or left or replicas)
+
+
+def with_timestamp(stamp: Stamp, read: Iterable[Timestamp]) -> Stamp:
+    """The stamp with the timestamp that its slices have: the same in all unless it is a tip scan (Untorn)."""
+    timestamps = list(read)
+    if not timestamps:
+        return stamp
+    first, *others = timestamps
+    if stamp.number == TIP:
+        return replace(stamp, timestamp=smallest(timestamps))
+    invariant(
+        all(_same_cut(first, other) for other in others),
+        "Untorn",
+        lambda: f"snapshot {stamp.number} has several timestamps: {timestamps}",
+    )
+    if stamp.timestamp.places:
+        invariant(
+            _same_cut(first, stamp.timestamp),
+            "Untorn",
+            lambda: f"snapshot {stamp.number} is {stamp.timestamp}, its slices have {first}",
+        )
+        return stamp
+    return replace(stamp, timestamp=first)
+
+
+def _same_cut(one: Timestamp, other: Timestamp) -> bool:
+    return one is other or (one.covers(other) and other.covers(one))
+
+
+def _note(waited_for: list[str], what: str) -> None:
+    """Keep the story short: what is waited for is told once, though its numbers change."""
+    if not waited_for or waited_for[-1].split(" (")[0] != what.split(" (")[0]:
+        waited_for.append(what)

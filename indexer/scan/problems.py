@@ -1,0 +1,80 @@
+"""Errors as RFC 9457 problem details."""
+
+from __future__ import annotations
+
+import json
+import logging
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from indexer.scan.metrics import ScanMetrics
+from indexer.scan.news import ReaderGoneError
+from keytide.errors import InvariantViolationError, KeytideError, RetryableError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S: Final = 1
+READER_GONE: Final = 499
+"""What other servers, too, note for a client that went away."""
+
+
+def problem_response(error: Exception, metrics: ScanMetrics) -> Response:
+    """The response for an error; what is our bug is logged with its story and answered with 500."""
+    if isinstance(error, ReaderGoneError | ClientDisconnect):
+        return Response(status_code=READER_GONE)  # nobody reads it
+    if isinstance(error, KeytideError) and not isinstance(error, InvariantViolationError):
+        document, status = error.problem(), error.status
+    else:
+        log.critical("a request failed by a bug: %s", error, exc_info=error)
+        status = 500
+        document = {
+            "type": InvariantViolationError.problem_type
+            if isinstance(error, InvariantViolationError)
+            else "internal-error",
+            "title": "Internal error",
+            "status": status,
+            "detail": "the node met a bug of its own; its log has the story",
+        }
+    metrics.failed(document["type"])
+    # An index under build (the error names its state) is not ready in a second: no use in trying again.
+    soon = status == 503 and isinstance(error, RetryableError) and "state" not in error.extra
+    return _response(document, status, {"Retry-After": str(RETRY_AFTER_S)} if soon else {})
+
+
+def add_problem_handlers(app: FastAPI, metrics: ScanMetrics) -> None:
+    """Make `app` answer every error in this form."""
+
+    @app.exception_handler(KeytideError)
+    async def known(_: Request, error: KeytideError) -> Response:
+        return problem_response(error, metrics)
+
+    @app.exception_handler(Exception)
+    async def unknown(_: Request, error: Exception) -> Response:
+        return problem_response(error, metrics)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        try:
+            title = HTTPStatus(error.status_code).phrase
+        except ValueError:
+            title = "Error"
+        kind = title.lower().replace(" ", "-")
+        metrics.failed(kind)
+        detail = error.detail if error.detail != title else f"{request.method} {request.url.path}: {title}"
+        document = {
+            "type": kind,
+            "title": title,
+            "status": error.status_code,
+            "detail": detail,
+            "next_step": "see /docs for what this node answers",
+        }
+        return _response(document, error.status_code, dict(error.headers or {}))
+
+
+def _response(document: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
+    # Python's JSON, because details may quote what a reader sent, lone surrogates included.
+    return Response(json.dumps(document, default=str), status, headers, "application/problem+json")

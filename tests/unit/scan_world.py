@@ -1,0 +1,345 @@
+"""A small cluster of indexer nodes in memory, for tests of scans: what its slices hold is set by hand.
+
+Snapshots are sorted lists. A slice keeps the newest `KEPT` of them, the published one and what is leased,
+like a real one. Entries go to slices by the rule of the router, written down here once more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import xxhash
+
+from indexer.scan.local import LocalReader
+from indexer.scan.reading import (
+    LeaseReply,
+    LeaseRequest,
+    NodeUnavailableError,
+    ReadReply,
+    ReadRequest,
+    encoder,
+    lease_decoder,
+    lease_reply_decoder,
+    read_decoder,
+    read_reply_decoder,
+)
+from indexer.scan.service import ScanService
+from keytide.catalog import (
+    Catalog,
+    ClusterRecord,
+    IndexRecord,
+    KeyspaceRecord,
+    Record,
+    encode_record,
+    record_key,
+)
+from keytide.clock import now_ms
+from keytide.collation import Value, encode_key, encode_part, key_forms
+from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.entry import pack_value
+from keytide.settings import ScanSettings
+from keytide.timestamp import Timestamp
+
+KEPT = 2
+KEYSPACE = "users"
+SECRET = "5e" * 32
+
+
+@dataclass(frozen=True)
+class Doc:
+    """One entry to be: key parts, document id, included columns as JSON."""
+
+    key: Sequence[Value]
+    id: str
+    include: bytes | None = None
+
+    def entry(self, directions: Sequence[bool]) -> tuple[bytes, bytes]:
+        return (
+            encode_key(self.key, directions) + self.id.encode(),
+            pack_value(key_forms(self.key), self.include),
+        )
+
+
+class FakeSnapshot:
+    """A sorted list of entries at one commit; counts how often it is taken and given back."""
+
+    def __init__(
+        self, number: int, incarnation: int, timestamp: Timestamp, entries: list[tuple[bytes, bytes]]
+    ) -> None:
+        self.number = number
+        self.incarnation = incarnation
+        self.timestamp = timestamp
+        self.entries = sorted(entries)
+        self.readers = 0
+        self.leases: dict[str, int] = {}
+
+    def rows(
+        self,
+        low: bytes,
+        high: bytes | None,
+        reverse: bool = False,
+        limit: int | None = None,
+        start_after: bytes | None = None,
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        assert self.readers > 0, "read without holding it"
+        found = [entry for entry in self.entries if low <= entry[0] and (high is None or entry[0] < high)]
+        if reverse:
+            found.reverse()
+        if start_after is not None:
+            found = [e for e in found if (e[0] < start_after if reverse else e[0] > start_after)]
+        found = found[:limit]
+        for at in range(0, len(found), 3):  # several blocks, as a real store gives
+            yield found[at : at + 3]
+
+    def count(self, low: bytes, high: bytes | None) -> int:
+        assert self.readers > 0, "counted without holding it"
+        return sum(map(len, self.rows(low, high)))
+
+    def release(self) -> None:
+        assert self.readers > 0, "given back twice"
+        self.readers -= 1
+
+
+@dataclass
+class FakeSlice:
+    """The snapshots of one slice on one node, by number; `newest` is also its tip."""
+
+    snapshots: dict[int, FakeSnapshot] = field(default_factory=dict)
+    tip: FakeSnapshot | None = None
+
+    def add(self, snapshot: FakeSnapshot, published: int) -> None:
+        self.tip = snapshot
+        if snapshot.number >= 0:
+            self.snapshots[snapshot.number] = snapshot
+        now = now_ms()
+        keep = {*sorted(self.snapshots)[-KEPT:], published}
+        self.snapshots = {
+            number: one
+            for number, one in self.snapshots.items()
+            if number in keep or any(until > now for until in one.leases.values())
+        }
+
+    def restart(self) -> None:
+        """Lose all snapshots and leases."""
+        self.snapshots.clear()
+        self.tip = None
+
+
+class FakeView:
+    """One node's part of the world, as `indexer.view.NodeView` shows it."""
+
+    def __init__(self, node_id: str, world: World) -> None:
+        self.node_id = node_id
+        self.world = world
+        self.slices: dict[tuple[str, int], FakeSlice] = {}
+        self.publications: dict[str, int] = {}
+        self.urls: dict[str, str] = {}
+        self.callbacks: list[Callable[[], None]] = []
+        self.looks = 0
+
+    def catalog(self) -> Catalog:
+        return self.world.catalog
+
+    def published(self, index: str) -> int | None:
+        self.looks += 1
+        return self.publications.get(index)
+
+    def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
+        return self.world.stamps.get(number) if keyspace == KEYSPACE else None
+
+    def _slice(self, index: str, number: int) -> FakeSlice:
+        return self.slices.get((index, number), FakeSlice())
+
+    def acquire(self, index: str, slice_number: int, number: int) -> FakeSnapshot | None:
+        return _taken(self._slice(index, slice_number).snapshots.get(number))
+
+    def tip(self, index: str, slice_number: int) -> FakeSnapshot | None:
+        return _taken(self._slice(index, slice_number).tip)
+
+    def newest(self, index: str, slice_number: int) -> int:
+        return max(self._slice(index, slice_number).snapshots, default=-1)
+
+    def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
+        snapshot = self._slice(index, slice_number).snapshots.get(number)
+        if snapshot is None or (index, slice_number) in self.world.unleasable:
+            return False
+        snapshot.leases[holder] = until
+        return True
+
+    def node_url(self, node: str) -> str | None:
+        return self.urls.get(node)
+
+    def on_published(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+
+def _taken(snapshot: FakeSnapshot | None) -> FakeSnapshot | None:
+    if snapshot is not None:
+        snapshot.readers += 1
+    return snapshot
+
+
+class DirectNodes:
+    """Asks the world's nodes without HTTP, but through the bytes that HTTP would carry."""
+
+    def __init__(self, here: str, readers: dict[str, LocalReader]) -> None:
+        self.here = here
+        self.readers = readers
+        self.down: set[str] = set()
+        self.reads: list[tuple[str, ReadRequest]] = []
+        self.leases: list[tuple[str, LeaseRequest]] = []
+
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
+        self._check(node)
+        self.reads.append((node, request))
+        reply = await self.readers[node].read(read_decoder.decode(encoder.encode(request)))
+        return read_reply_decoder.decode(encoder.encode(reply))
+
+    async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
+        self._check(node)
+        self.leases.append((node, request))
+        reply = self.readers[node].lease(lease_decoder.decode(encoder.encode(request)))
+        return lease_reply_decoder.decode(encoder.encode(reply))
+
+    def _check(self, node: str) -> None:
+        if node in self.down:
+            raise NodeUnavailableError(f"node {node} is down")
+
+
+class World:
+    """Nodes, one keyspace, indexes, and the snapshots that the test commits.
+
+    Args:
+        node_count: nodes `n0`, `n1`, ...; slices go to them in turn.
+        statements: CREATE INDEX statements on `users`.
+        replicas: further copies of each slice.
+    """
+
+    def __init__(self, *statements: str, node_count: int = 2, replicas: int = 0, partitions: int = 2) -> None:
+        self.catalog = Catalog()
+        self.stamps: dict[int, tuple[int, Timestamp, int]] = {}
+        self.unleasable: set[tuple[str, int]] = set()
+        self.incarnation = 0
+        self.views = {f"n{at}": FakeView(f"n{at}", self) for at in range(node_count)}
+        self.documents: dict[str, list[Doc]] = {}
+        self.partitions = partitions
+        self.record(ClusterRecord("c", SECRET, 0))
+        self.record(KeyspaceRecord(KEYSPACE, "t", partitions, 1))
+        for statement in statements:
+            self.create(statement, replicas)
+
+    # --- metadata -------------------------------------------------------------
+
+    def record(self, record: Record) -> None:
+        self.catalog.apply(record_key(record), encode_record(record), self.catalog.offset)
+
+    def create(self, statement: str, replicas: int = 0, state: Any = "READY") -> IndexRecord:
+        definition = definition_of(statement)
+        names = list(self.views)
+        placement = [
+            [names[(number + copy) % len(names)] for copy in range(replicas + 1)]
+            for number in range(definition.slices)
+        ]
+        record = IndexRecord(f"{definition.name}-1", definition, state, 1, placement, "b1", 0)
+        self.record(record)
+        for number, nodes in enumerate(placement):
+            for node in nodes:
+                self.views[node].slices[record.id, number] = FakeSlice()
+        return record
+
+    def index(self, name: str) -> IndexRecord:
+        record = self.catalog.index_by_name(name)
+        assert record is not None
+        return record
+
+    def change(self, name: str, **changes: Any) -> None:
+        """Replace members of an index's record."""
+        self.record(msgspec.structs.replace(self.index(name), **changes))
+        self.tell()
+
+    def roll_back(self) -> None:
+        """The keyspace gets a new incarnation; snapshots of it must be committed anew."""
+        self.incarnation += 1
+        self.record(KeyspaceRecord(KEYSPACE, "t", self.partitions, 1, self.incarnation))
+        self.tell()
+
+    # --- snapshots ------------------------------------------------------------
+
+    def commit(
+        self,
+        number: int,
+        documents: dict[str, Iterable[Doc]],
+        *,
+        offsets: dict[int, int] | None = None,
+        fresh_at: int | None = None,
+        publish: bool = True,
+        skip: Iterable[tuple[str, int]] = (),
+    ) -> None:
+        """Commit a snapshot of every index on all slices (but those in `skip`), and publish it."""
+        timestamp = Timestamp.of(offsets if offsets is not None else {0: number, 1: number})
+        self.stamps[number] = (self.incarnation, timestamp, now_ms() if fresh_at is None else fresh_at)
+        left_out = set(skip)
+        for name, docs in documents.items():
+            record = self.index(name)
+            self.documents[name] = list(docs)
+            for slice_number, entries in enumerate(sliced(record.definition, self.documents[name])):
+                for node, view in self.views.items():
+                    held = view.slices.get((record.id, slice_number))
+                    if held is None or (node, slice_number) in left_out:
+                        continue
+                    snapshot = FakeSnapshot(number, self.incarnation, timestamp, entries)
+                    held.add(snapshot, view.publications.get(record.id, -1))
+            if publish:
+                self.publish(name, number)
+
+    def publish(self, name: str, number: int, nodes: Iterable[str] | None = None) -> None:
+        """Announce a common number to all nodes, or some."""
+        for node in self.views if nodes is None else nodes:
+            self.views[node].publications[self.index(name).id] = number
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the endpoints that something changed, from another thread as the ingest thread does."""
+        callbacks = [callback for view in self.views.values() for callback in view.callbacks]
+        if callbacks:
+            thread = threading.Thread(target=lambda: [callback() for callback in callbacks])
+            thread.start()
+            thread.join()
+
+    def held(self) -> list[FakeSnapshot]:
+        """All snapshots of all slices."""
+        slices = [one for view in self.views.values() for one in view.slices.values()]
+        return [snapshot for one in slices for snapshot in one.snapshots.values()]
+
+    # --- endpoints ------------------------------------------------------------
+
+    def services(self, settings: ScanSettings | None = None) -> dict[str, ScanService]:
+        """An endpoint per node; call it on the event loop. `nodes` keeps what they ask each other."""
+        settings = settings or ScanSettings.model_validate({})
+        readers = {name: LocalReader(view, settings.max_leases) for name, view in self.views.items()}
+        self.nodes = {name: DirectNodes(name, readers) for name in self.views}
+        return {
+            name: ScanService(view, readers[name], self.nodes[name], settings)
+            for name, view in self.views.items()
+        }
+
+
+def definition_of(statement: str) -> IndexDefinition:
+    parsed = parse_statement(statement)
+    assert isinstance(parsed, CreateIndex)
+    return parsed.definition
+
+
+def sliced(definition: IndexDefinition, documents: Iterable[Doc]) -> list[list[tuple[bytes, bytes]]]:
+    """The entries of each slice."""
+    slices: list[list[tuple[bytes, bytes]]] = [[] for _ in range(definition.slices)]
+    part = definition.partition_part
+    for document in documents:
+        routed_by = document.id.encode() if part is None else encode_part(document.key[part])
+        number = xxhash.xxh3_64_intdigest(routed_by) % definition.slices
+        slices[number].append(document.entry(definition.descending))
+    return slices
