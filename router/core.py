@@ -1,0 +1,166 @@
+"""Routing: the entries of one index to its slices, and one segment per slice.
+
+Theory of operation
+===================
+A slice is the hash of the partition key modulo the number of slices. Every slice of an index gets a segment
+for every batch, with the full range of offsets [start, end) and the shared `Heard` columns, even when the
+batch brings it nothing: it hears every document, so that it removes what it holds under another key, and it
+knows how far it has heard (DESIGN §4). A line of the skip ledger goes to the slice of hash(document id).
+
+The hash, and the slice it gives, are on the disks of running clusters: they never change.
+
+R16, narrowing: the slices that held a document's old keys could be remembered here, and the others spared
+from hearing it. The place for it is `segments`, which would then pack a `Heard` per slice. Only a cache of
+the router's own may do that, filled from what it routed itself, its entries for a partition dropped on
+assignment, reset and topology change, and never a Debezium `before`. It is not built: hearing is cheap, as
+slices filter by hash.
+
+R20, limits: `bounded` splits and groups segments into messages of at most about a number of bytes, at
+offset boundaries. One version that is larger alone stays whole here and goes out in parts
+(`keytide.messages.split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from keytide.columns import cut_segment, hashes_of, pack_puts
+from keytide.messages import Heard, Puts, Segment, Skip
+
+_SEGMENT_BYTES: Final = 100
+"""What a segment takes beside its documents."""
+_DOCUMENT_BYTES: Final = 4 + 8 + 1 + 8
+"""What one heard document takes beside its id: offset, time, length, hash."""
+_ENTRY_BYTES: Final = 4 + 2 + 4
+"""What one entry takes beside its key and value."""
+
+
+class Entries(Protocol):
+    """What is routed: one index's part of a projected batch (`projector.core.Projected`)."""
+
+    @property
+    def ordinals(self) -> npt.NDArray[np.uint32]: ...
+    @property
+    def keys(self) -> list[bytes]: ...
+    @property
+    def partition_keys(self) -> list[bytes]: ...
+    @property
+    def values(self) -> list[bytes] | None: ...
+    @property
+    def skips(self) -> list[Skip]: ...
+
+
+def slice_of(partition_key_hash: int, slices: int) -> int:
+    """The slice of an entry, by the hash (xxh3_64) of its partition key; or of a skip, by that of its
+    document id."""
+    return partition_key_hash % slices
+
+
+def slices_of(partition_keys: Sequence[bytes], slices: int) -> npt.NDArray[np.uint16]:
+    """The slice of each partition key. u16[n]."""
+    return (hashes_of(partition_keys, len(partition_keys)) % np.uint64(slices)).astype(np.uint16)
+
+
+def route(entries: Entries, slices: int) -> list[tuple[Puts | None, list[Skip]]]:
+    """What goes to each slice: its entries, by ascending ordinal, and its lines of the skip ledger."""
+    routed: list[tuple[Puts | None, list[Skip]]] = [(None, []) for _ in range(slices)]
+    if entries.keys:
+        of_entry = slices_of(entries.partition_keys, slices)
+        order = np.argsort(of_entry, kind="stable")  # a radix sort, for 16 bits
+        ends = np.cumsum(np.bincount(of_entry, minlength=slices)).tolist()
+        ordinals = entries.ordinals[order]
+        keys = list(map(entries.keys.__getitem__, order.tolist()))
+        values = None if entries.values is None else list(map(entries.values.__getitem__, order.tolist()))
+        start = 0
+        for number, end in enumerate(ends):
+            if end > start:
+                some = None if values is None else values[start:end]
+                routed[number] = (pack_puts(ordinals[start:end], keys[start:end], some), [])
+            start = end
+    if entries.skips:
+        of_skip = slices_of([skip.id for skip in entries.skips], slices).tolist()
+        for skip, number in zip(entries.skips, of_skip, strict=True):
+            routed[number][1].append(skip)
+    return routed
+
+
+def segments(
+    entries: Entries, slices: int, *, partition: int, epoch: int, start: int, end: int, heard: Heard | None
+) -> list[Segment]:
+    """One segment per slice, in slice order; a sync message where there is nothing to say.
+
+    Args:
+        partition, epoch, start, end, heard: of the batch that was projected.
+    """
+    return [
+        Segment(partition, epoch, start, end, heard, puts, skips) for puts, skips in route(entries, slices)
+    ]
+
+
+def segment_bytes(segment: Segment) -> int:
+    """About how many bytes the segment takes in a message (never less)."""
+    return _SEGMENT_BYTES + int(_document_sizes(segment).sum()) + sum(map(_skip_bytes, segment.skips))
+
+
+def bounded(all_segments: Sequence[Segment], limit: int) -> list[list[Segment]]:
+    """The segments for one slice as the contents of one or more messages of about `limit` bytes or less each.
+
+    Order is kept, so the segments of one source partition stay adjacent. A piece of one document may be
+    larger than `limit`.
+    """
+    messages: list[list[Segment]] = [[]]
+    room = limit
+    for segment in all_segments:
+        for piece in split_segment(segment, limit):
+            size = segment_bytes(piece)
+            if messages[-1] and size > room:
+                messages.append([])
+                room = limit
+            messages[-1].append(piece)
+            room -= size
+    return messages
+
+
+def split_segment(segment: Segment, limit: int) -> list[Segment]:
+    """Adjacent pieces of about `limit` bytes or less, cut between documents; a larger document is a piece
+    of its own."""
+    if segment_bytes(segment) <= limit or segment.heard is None:
+        return [segment]
+    offsets = np.frombuffer(segment.heard.offsets, "<u4").astype(np.int64) + segment.start
+    sizes = _document_sizes(segment)
+    positions = {offset: ordinal for ordinal, offset in enumerate(offsets.tolist())}
+    for skip in segment.skips:  # one without a document counts with the document that follows it
+        ordinal = positions.get(skip.offset, int(np.searchsorted(offsets, skip.offset)))
+        sizes[min(ordinal, len(sizes) - 1)] += _skip_bytes(skip)
+    pieces: list[Segment] = []
+    rest, used = segment, _SEGMENT_BYTES
+    for ordinal, size in enumerate(sizes.tolist()):
+        if used > _SEGMENT_BYTES and used + size > limit:
+            piece, rest = cut_segment(rest, int(offsets[ordinal]))
+            pieces.append(piece)
+            used = _SEGMENT_BYTES
+        used += size
+    pieces.append(rest)
+    return pieces
+
+
+def _document_sizes(segment: Segment) -> npt.NDArray[np.int64]:
+    """Bytes of each heard document with its entries. i64[n]."""
+    heard, puts = segment.heard, segment.puts
+    if heard is None:
+        return np.zeros(0, np.int64)
+    sizes = np.frombuffer(heard.id_lengths, np.uint8).astype(np.int64) + _DOCUMENT_BYTES
+    if puts is not None:
+        entry_sizes = np.frombuffer(puts.key_lengths, "<u2").astype(np.int64) + _ENTRY_BYTES
+        if puts.value_lengths:
+            entry_sizes += np.frombuffer(puts.value_lengths, "<u4")
+        np.add.at(sizes, np.frombuffer(puts.ordinals, "<u4"), entry_sizes)
+    return sizes
+
+
+def _skip_bytes(skip: Skip) -> int:
+    return 30 + len(skip.id) + len(skip.reason) + 4 * len(skip.detail)
