@@ -165,7 +165,7 @@ class FakeView:
 
     def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
         snapshot = self._slice(index, slice_number).snapshots.get(number)
-        if snapshot is None or (index, slice_number) in self.world.unleasable:
+        if snapshot is None or (index, slice_number, number) in self.world.unleasable:
             return False
         snapshot.leases[holder] = until
         return True
@@ -222,7 +222,7 @@ class World:
     def __init__(self, *statements: str, node_count: int = 2, replicas: int = 0, partitions: int = 2) -> None:
         self.catalog = Catalog()
         self.stamps: dict[int, tuple[int, Timestamp, int]] = {}
-        self.unleasable: set[tuple[str, int]] = set()
+        self.unleasable: set[tuple[str, int, int]] = set()
         self.incarnation = 0
         self.views = {f"n{at}": FakeView(f"n{at}", self) for at in range(node_count)}
         self.documents: dict[str, list[Doc]] = {}

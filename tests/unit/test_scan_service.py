@@ -156,11 +156,10 @@ def test_the_last_page_lets_go_of_the_snapshot_after_a_grace() -> None:
 def test_a_snapshot_that_cannot_be_leased_is_exchanged_before_the_first_page_is_given() -> None:
     world = World(BY_CITY)
     world.commit(10, {"by_city": people(50)})
-    world.unleasable.add(("by_city-1", 2))
+    world.unleasable.add(("by_city-1", 2, 10))
 
     async def test(services: ByNode) -> None:
         first = await waiting(ask(services["n0"], limit=10, explain=True), world.views["n0"])
-        world.unleasable.clear()
         world.commit(11, {"by_city": people(30)})
         page = await first
         assert page["snapshot"] == 11
