@@ -232,11 +232,11 @@ class _MicroBatch:
         self._bring(from_chunk_puts(run, self.filter))
 
     def _bring(self, documents: Documents) -> None:
-        wanted = documents.to_look_up()
+        wanted, _ = documents.to_look_up()
         found: list[tuple[bytes, bytes]] = []
         if wanted:
             with self._transaction.cursor(self._base.level.tables.back) as cursor:
-                found = cursor.getmulti(wanted)
+                found = cursor.getmulti(sorted(wanted))
         changes = resolve(documents, found)
         self._make_room(changes.rows(), changes.row_bytes())
         self._writer.write(changes)

@@ -28,6 +28,7 @@ from keytide.columns import hashes_of, heard_hashes, heard_offsets, heard_times,
 from keytide.messages import PutChunk, Puts, RemovalChunk, Segment
 
 Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -40,6 +41,7 @@ class Documents:
         index: id to its place in `ids`.
         partitions, offsets, times: i64[n], their versions.
         maybe_held: bool[n], those that the filter lets pass.
+        hashes: u64[n], of the ids.
         owners: i64[m], the document of each entry (an index into `ids`).
         keys: m canonical keys.
         values: m entry values, or None when all are empty.
@@ -52,18 +54,28 @@ class Documents:
     offsets: Ints
     times: Ints
     maybe_held: Mask
+    hashes: Hashes
     owners: Ints
     keys: list[bytes]
     values: list[bytes] | None
     contested: list[Contested] = field(default_factory=list)
 
-    def to_look_up(self) -> list[bytes]:
-        """Ids that may be held, ascending."""
+    def to_look_up(self) -> tuple[list[bytes], Hashes]:
+        """Ids that may be held, and their hashes."""
+        rows = np.flatnonzero(self.maybe_held)
         ids = self.ids
-        wanted = [ids[row] for row in np.flatnonzero(self.maybe_held).tolist()]
-        wanted += [contested.id for contested in self.contested]
-        wanted.sort()
-        return wanted
+        wanted = [ids[row] for row in rows.tolist()]
+        hashes = self.hashes[rows]
+        if self.contested:
+            wanted += [contested.id for contested in self.contested]
+            hashes = np.append(hashes, hashes_of(wanted[len(rows) :], len(self.contested)))
+        return wanted, hashes
+
+    def all_hashes(self) -> Hashes:
+        """Hashes of all documents here."""
+        if not self.contested:
+            return self.hashes
+        return np.append(self.hashes, hashes_of((c.id for c in self.contested), len(self.contested)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,17 @@ def from_segments(segments: Sequence[Segment], held: IdFilter) -> Documents:
     times = np.concatenate([heard_times(columns) for _, columns in heard])[relevant]
     place = np.full(bases[-1], -1, np.int64)
     place[relevant] = np.arange(len(relevant))
-    return _newest(ids, partitions, offsets, times, maybe_held[relevant], place[ordinals], keys_of, values)
+    return _newest(
+        ids,
+        partitions,
+        offsets,
+        times,
+        maybe_held[relevant],
+        hashes[relevant],
+        place[ordinals],
+        keys_of,
+        values,
+    )
 
 
 def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> Documents:
@@ -125,6 +147,7 @@ def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> Documents:
         np.frombuffer(joined(c.offsets for c in chunk_run), "<u8").astype(np.int64),
         np.frombuffer(joined(c.times for c in chunk_run), "<i8").astype(np.int64),
         maybe_held,
+        hashes,
         np.arange(len(ids)),
         keys,
         values,
@@ -142,7 +165,7 @@ def _as_segment(chunk: RemovalChunk) -> Segment:
 
 def _nothing() -> Documents:
     none = np.empty(0, np.int64)
-    return Documents([], {}, none, none, none, np.empty(0, np.bool_), none, [], None)
+    return Documents([], {}, none, none, none, np.empty(0, np.bool_), np.empty(0, np.uint64), none, [], None)
 
 
 def _newest(
@@ -151,6 +174,7 @@ def _newest(
     offsets: Ints,
     times: Ints,
     maybe_held: Mask,
+    hashes: Hashes,
     owners: Ints,
     keys: list[bytes],
     values: list[bytes] | None,
@@ -161,8 +185,10 @@ def _newest(
     """
     last = dict(zip(ids, range(len(ids)), strict=True))
     if len(last) == len(ids):
-        return Documents(ids, last, partitions, offsets, times, maybe_held, owners, keys, values)
-    return _Repeated(ids, last, partitions, offsets, times, owners, keys, values).documents(maybe_held)
+        return Documents(ids, last, partitions, offsets, times, maybe_held, hashes, owners, keys, values)
+    return _Repeated(ids, last, partitions, offsets, times, owners, keys, values).documents(
+        maybe_held, hashes
+    )
 
 
 class _Repeated:
@@ -190,7 +216,7 @@ class _Repeated:
         for docid, rows in self.rows.items():
             rows.append(last[docid])
 
-    def documents(self, maybe_held: Mask) -> Documents:
+    def documents(self, maybe_held: Mask, hashes: Hashes) -> Documents:
         target = np.arange(len(self.ids))  # row -> the row that stands for its version, -1 when outdated
         brings = np.zeros(len(self.ids), np.bool_)
         brings[self.owners] = True
@@ -220,6 +246,7 @@ class _Repeated:
             self.offsets[kept],
             self.times[kept],
             maybe_held[kept],
+            hashes[kept],
             owners[entries],
             [self.keys[entry] for entry in picked],
             None if self.values is None else [self.values[entry] for entry in picked],

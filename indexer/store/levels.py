@@ -24,6 +24,7 @@ from typing import Any
 import lmdb
 
 from indexer.store.environment import Room, open_environment
+from indexer.store.filter import IdFilter
 from indexer.store.settings import StoreSettings
 from keytide.errors import RetryableError, invariant
 
@@ -35,6 +36,7 @@ class View:
         self._level = level
         self._transaction = level.environment.begin()
         self.tables = level.tables
+        self.ids = level.ids
         self.has_long = False
         for table in level.tables:
             entries = self._transaction.stat(table)["entries"]
@@ -76,10 +78,20 @@ class Level:
 
     Attributes:
         lock: guards the views of this level; reentrant.
+        ids: contains at least the documents in `back`; None: any may be there. A look-up asks it first.
     """
 
-    def __init__(self, folder: Path, map_bytes: int, settings: StoreSettings, *, sync: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        map_bytes: int,
+        settings: StoreSettings,
+        *,
+        sync: bool,
+        ids: IdFilter | None = None,
+    ) -> None:
         self.folder = folder
+        self.ids = ids
         self.environment, self.tables = open_environment(folder, map_bytes, settings, sync=sync)
         self.room = Room(self.environment, folder, settings.reserve_bytes)
         self.lock = threading.RLock()

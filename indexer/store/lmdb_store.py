@@ -22,11 +22,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 from msgspec.structs import astuple
 
 from indexer.store.base import Base
 from indexer.store.documents import Documents, from_segments
 from indexer.store.environment import allocated_bytes, disk_errors
+from indexer.store.filter import IdFilter
 from indexer.store.fold_worker import Folder
 from indexer.store.folding import Folding
 from indexer.store.interface import Applied, ApplyResult, Counts
@@ -108,6 +110,8 @@ class LmdbSliceStore:
                     writer = Writer(transaction, delta.tables, markers=True)
                     writer.write(changes)
                     writer.write_lines(lines)
+            if delta.ids is not None:
+                delta.ids.add(documents.all_hashes())
             delta.changed()
             self._delta_changes += len(changes.put_keys) + len(changes.removed)
             self._delta_rows += rows
@@ -150,7 +154,7 @@ class LmdbSliceStore:
         settings = self._settings
         return (
             now - self._delta_since >= settings.fold_age_ms
-            or self._delta_changes >= settings.fold_entries
+            or self._delta_changes >= self._fold_entries()
             or (self._delta is not None and self._delta.room.used_bytes() >= settings.fold_bytes)
         )
 
@@ -211,16 +215,23 @@ class LmdbSliceStore:
 
     def _look_up(self, documents: Documents, views: Sequence[View]) -> list[tuple[bytes, bytes]]:
         """(id, record) of the documents that are held, asking the newest level first."""
-        wanted = documents.to_look_up()
+        wanted, hashes = documents.to_look_up()
         found: list[tuple[bytes, bytes]] = []
-        for number, view in enumerate(reversed(views)):
+        for view in reversed(views):
             if not wanted:
                 break
-            here = view.many(wanted, view.tables.back)
-            if here and number < len(views) - 1:
-                known = {docid for docid, _ in here}
-                wanted = [docid for docid in wanted if docid not in known]
+            ask = wanted
+            if view.ids is not None:
+                passing = np.flatnonzero(view.ids.test(hashes)).tolist()
+                ask = [wanted[row] for row in passing]
+            if not ask:
+                continue
+            here = view.many(sorted(ask), view.tables.back)
             found += here
+            if here and view is not views[0]:
+                known = {docid for docid, _ in here}
+                rest = [row for row, docid in enumerate(wanted) if docid not in known]
+                wanted, hashes = [wanted[row] for row in rest], hashes[rest]
         return [row for row in found if row[1] != REMOVED]
 
     def _new_lines(self, segments: Sequence[Segment], views: Sequence[View]) -> dict[bytes, bytes]:
@@ -236,8 +247,13 @@ class LmdbSliceStore:
     def _new_delta(self) -> Level:
         # A name of its own: snapshots may keep (and later delete) deltas of a slice that was here before.
         path = Path(tempfile.mkdtemp(prefix=_DELTA, dir=self._folder))
-        self._delta = Level(path, self._settings.delta_map_bytes, self._settings, sync=False)
+        ids = IdFilter.for_documents(self._fold_entries(), self._settings.filter_bits)
+        self._delta = Level(path, self._settings.delta_map_bytes, self._settings, sync=False, ids=ids)
         return self._delta
+
+    def _fold_entries(self) -> int:
+        settings = self._settings
+        return max(settings.fold_entries, int(settings.fold_share * self._base.counts.entries))
 
     def _wait_for_fold(self) -> None:
         """Keep the delta within its limit while the one before it is folded."""
