@@ -37,8 +37,11 @@ def main() -> int:
     return EXIT_CALLER
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     """Lead the cluster and serve the admin API.
+
+    Args:
+        driver_command: what runs a Spark driver, `streaming.backfill` when None.
 
     Raises:
         KeytideError: it cannot begin.
@@ -53,7 +56,7 @@ def run(settings: Settings) -> int:
         if server is not None:
             server.should_exit = True
 
-    service = Service(settings, failed)
+    service = Service(settings, failed, driver_command)
     wait_for_kafka(settings, service.start)
     app = create_app(service, url, lambda: print(f"ready {url}", flush=True))
     security = settings.security

@@ -89,6 +89,14 @@ class KafkaWork:
         except KafkaException as error:
             raise KafkaUnavailableError(f"topics cannot be listed: {error}") from error
 
+    def end(self, topic: str) -> int:
+        """The end of partition 0.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        return list_offsets(self._client, topic, [0], timeout=self._timeout)[0]
+
     def sample(self, keyspace: str) -> SourceFacts:
         """What Kafka says of a source topic now; with `topic_id` "" when there is none.
 

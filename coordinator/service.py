@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator.buildbook import BuildLimits
 from coordinator.core import Limits
@@ -112,18 +112,18 @@ class Service:
             FencedError: another coordinator claims the cluster at this moment.
         """
         self._sources.make_own_topics()
+        # Fixed offsets: OFFSET_END would be looked up some time later, and what comes until then be lost.
+        starts = [
+            TopicPartition(topic, 0, self._sources.end(topic))
+            for topic in (self.topics.reports, self.topics.metadata)
+        ]
         term, catalog = claim_term(self.settings, self._writer)
         recovered = read_control_tail(self.settings)
         if left := orphans(catalog, self.settings.cluster, self._sources.all_topics()):
             log.info("removing topics that nobody needs: %s", ", ".join(left))
             self._sources.delete(left)
         self._leader = Leader(catalog, self.settings.cluster, term, *_limits(self.settings))
-        self._reports.assign(
-            [
-                TopicPartition(self.topics.reports, 0, OFFSET_END),
-                TopicPartition(self.topics.metadata, 0, OFFSET_END),
-            ]
-        )
+        self._reports.assign(starts)
         self._supervisor.open()
         self._lane.open()
         self.events.add(

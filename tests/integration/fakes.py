@@ -1,0 +1,169 @@
+"""Stand-ins for projectors, indexer nodes and Spark drivers, for tests of the coordinator alone.
+
+They speak by the real messages over the real broker, and do nothing else: the projector acknowledges what it
+is told to, nodes acknowledge every timestamp for every slice that is placed on them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from keytide.clock import now_ms
+from keytide.kafka import CatalogReader, TopicReader, producer
+from keytide.messages import (
+    Acknowledged,
+    Activated,
+    BuildProgress,
+    Message,
+    NodeHeartbeat,
+    PartitionProgress,
+    Progress,
+    Published,
+    SliceStatus,
+    StabilityTimestamp,
+    decode,
+    encode,
+)
+from keytide.settings import Settings
+from keytide.timestamp import Timestamp
+from keytide.topics import Topics
+
+HEARTBEAT_S = 0.1
+
+DRIVER = """
+import os, sys, time
+with open(sys.argv[1], "a") as out:
+    print(os.getpid(), *sys.argv[2:], file=out)
+while True:
+    time.sleep(1)
+"""
+"""A driver that writes its process id and arguments to a file, and runs until it is stopped."""
+
+
+class FakeCluster:
+    """One projector over one keyspace, and indexer nodes.
+
+    Attributes:
+        acked: next offset by source partition that the projector reports.
+        stamps: (offset in control, message) of every timestamp heard, in order.
+        published: every common number heard.
+        silent: nodes that say nothing for now.
+    """
+
+    def __init__(
+        self, settings: Settings, keyspace: str, acked: dict[int, int], nodes: tuple[str, ...]
+    ) -> None:
+        self.keyspace = keyspace
+        self.acked = dict(acked)
+        self.stamps: list[tuple[int, StabilityTimestamp]] = []
+        self.published: list[Published] = []
+        self.silent: set[str] = set()
+        self._nodes = nodes
+        self._held: dict[str, int] = {}
+        self._topics = Topics(settings.cluster)
+        self._catalog = CatalogReader(settings)
+        self._catalog.start()
+        self._producer = producer(settings)
+        self._control = TopicReader(settings, self._topics.control, {0: 0})
+        self._stopping = threading.Event()
+        self.failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._control.close()
+        self._catalog.close()
+
+    def report(self, message: Message) -> None:
+        """Send something to the coordinators."""
+        self._producer.produce(self._topics.reports, encode(message))
+        self._producer.poll(0)
+
+    def driver(self, build: str, state: str, batches: int, reached: dict[int, int]) -> None:
+        """Speak as the driver of a build."""
+        timestamp = Timestamp.of(reached)
+        message = BuildProgress(
+            build,
+            "run",
+            state,
+            batches,
+            timestamp,
+            Timestamp(),
+            sum(reached.values()),
+            {},
+            "",
+            now_ms(),
+            now_ms(),
+        )
+        self.report(message)
+        self._producer.flush(10)
+
+    def _run(self) -> None:
+        try:
+            beat = 0.0
+            while not self._stopping.is_set():
+                self._catalog.poll()
+                for record in self._control.poll(0.01):
+                    self._hear(record.offset() or 0, decode(record.value() or b""))
+                if time.monotonic() - beat >= HEARTBEAT_S:
+                    beat = time.monotonic()
+                    self._beat()
+        except BaseException as error:
+            self.failures.append(error)
+            raise
+
+    def _hear(self, number: int, message: Message) -> None:
+        if isinstance(message, Published):
+            self.published.append(message)
+        elif isinstance(message, StabilityTimestamp):
+            self.stamps.append((number, message))
+            for node in self._nodes:
+                slices = self._slices(node)
+                if slices and node not in self.silent:
+                    self._held[node] = number
+                    self.report(Acknowledged(node, message.keyspace, message.incarnation, number, slices))
+
+    def _slices(self, node: str) -> list[tuple[str, int]]:
+        return [
+            (index.id, number)
+            for index in self._catalog.catalog.indexes()
+            for number, placed in enumerate(index.placement)
+            if node in placed
+        ]
+
+    def _beat(self) -> None:
+        keyspace = self._catalog.catalog.keyspace(self.keyspace)
+        if keyspace is not None:
+            self.send_progress(keyspace.version, keyspace.topic_id)
+            for partition, offset in self.acked.items():
+                self.report(Activated(self.keyspace, "p1", partition, keyspace.version, offset, 0))
+        for node in self._nodes:
+            if node not in self.silent:
+                number = self._held.get(node, -1)
+                slices = [
+                    SliceStatus(
+                        index, one, "LIVE", "", Timestamp.of(self.acked), number, -1, 10, 100, 1, 0, 0, 0, 0
+                    )
+                    for index, one in self._slices(node)
+                ]
+                self.report(NodeHeartbeat(node, f"http://127.0.0.1/{node}", 1, now_ms(), slices, 1, 1, 0))
+
+    def send_progress(self, version: int, topic_id: str) -> None:
+        """The projector's progress as it is now."""
+        partitions = [
+            PartitionProgress(partition, offset, 0, offset, now_ms(), version)
+            for partition, offset in self.acked.items()
+        ]
+        self.report(Progress(self.keyspace, "p1", topic_id, 0, partitions, sum(self.acked.values()), {}))
+
+
+def started_drivers(file: Path) -> list[tuple[int, str]]:
+    """(process id, build) of each start of the fake driver."""
+    if not file.exists():
+        return []
+    lines = [line.split() for line in file.read_text().splitlines()]
+    return [(int(line[0]), line[-1]) for line in lines]

@@ -1,0 +1,400 @@
+"""The coordinator as a process on the real broker, with stand-ins for everything else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from deploy.kafka import EmbeddedKafka
+from deploy.process import Child
+from keytide.catalog import Catalog
+from keytide.kafka import CatalogReader, TopicReader
+from keytide.messages import BuildEnd, decode
+from keytide.settings import Settings, load_settings
+from tests.integration.conftest import TopicFactory
+from tests.integration.fakes import DRIVER, FakeCluster, started_drivers
+
+pytestmark = pytest.mark.integration
+LIMIT_S = 30.0
+_numbers = itertools.count(1)
+
+LAUNCH = """
+import logging, sys
+from coordinator.__main__ import run
+from keytide.errors import KeytideError
+from keytide.settings import load_settings
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+try:
+    sys.exit(run(load_settings(), sys.argv[1:]))
+except KeytideError as error:
+    print(error.message, file=sys.stderr)
+    sys.exit(2)
+"""
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit: float = LIMIT_S) -> Any:
+    deadline = time.monotonic() + limit
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
+        time.sleep(0.02)
+    return result
+
+
+class Coordinator:
+    """A coordinator process that can be killed and started again, and a source topic with documents."""
+
+    def __init__(self, kafka: EmbeddedKafka, folder: Path, keyspace: str) -> None:
+        self.keyspace = keyspace
+        self.folder = folder
+        self.cluster = f"kt{next(_numbers)}-{os.getpid()}"
+        self.drivers = folder / "drivers.txt"
+        (folder / "driver.py").write_text(DRIVER)
+        self.settings: Settings = load_settings(
+            cluster=self.cluster, data_dir=folder, kafka={"bootstrap": kafka.bootstrap}
+        )
+        self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        self.child = self.make()
+        self.fakes: list[FakeCluster] = []
+
+    def make(self, name: str = "coordinator", **extra: str) -> Child:
+        command = [sys.executable, str(self.folder / "driver.py"), str(self.drivers)]
+        environment = {
+            **os.environ,
+            "KEYTIDE_CLUSTER": self.cluster,
+            "KEYTIDE_DATA_DIR": str(self.folder),
+            "KEYTIDE_KAFKA__BOOTSTRAP": self.settings.kafka.bootstrap,
+            "KEYTIDE_COORDINATOR__PORT": "0",
+            **extra,
+        }
+        log = self.folder / f"{name}.log"
+        return Child(name, [sys.executable, "-c", LAUNCH, *command], log=log, env=environment)
+
+    def start(self) -> None:
+        self.child.start()
+        self.child.wait_until(lambda: "ready http" in self.child.tail(200), LIMIT_S, "was ready")
+        (line,) = [line for line in self.child.tail(200).splitlines() if line.startswith("ready ")]
+        self.url = line.split()[1]
+
+    def fake(self, *nodes: str, acked: tuple[int, ...] = (3, 2)) -> FakeCluster:
+        fake = FakeCluster(self.settings, self.keyspace, dict(enumerate(acked)), nodes)
+        self.fakes.append(fake)
+        return fake
+
+    def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        return httpx.request(method, self.url + path, json=body, timeout=30)
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path).raise_for_status().json()
+
+    def sql(self, statement: str) -> dict[str, Any]:
+        answer = self.call("POST", "/v1/statements", {"statement": statement})
+        assert answer.is_success, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def catalog(self) -> Catalog:
+        reader = CatalogReader(self.settings)
+        try:
+            return reader.start().copy()
+        finally:
+            reader.close()
+
+    def topics(self) -> set[str]:
+        names = self.admin.list_topics(timeout=10).topics
+        return {name for name in names if name.startswith(self.cluster)}
+
+    def driver_starts(self, build: str) -> list[int]:
+        """Process ids of the drivers of a build, in order of their starts."""
+        return [pid for pid, its in started_drivers(self.drivers) if its == build]
+
+    def ready_index(self, fake: FakeCluster, name: str = "by_city") -> str:
+        """Create an index, have it built and wait until it is READY; the build's id."""
+        build: str = self.sql(f"CREATE INDEX {name} ON {self.keyspace} (city) WITH (slices=3)")["build"]
+        self.backfill(fake, build)
+        wait_for(lambda: self.get(f"/v1/indexes/{name}")["state"] == "READY", f"{name} READY")
+        return build
+
+    def backfill(self, fake: FakeCluster, build: str) -> None:
+        """Have the driver pass as soon as the low-watermark is known."""
+        wait_for(lambda: self.driver_starts(build), "a driver")
+        wait_for(lambda: len(self.get(f"/v1/builds/{build}")["low_watermark"]) == 2, "activations")
+        fake.driver(build, "PASSED", 1, fake.acked)
+
+    def close(self) -> None:
+        for fake in self.fakes:
+            fake.close()
+        self.child.terminate()
+        failures = [failure for fake in self.fakes for failure in fake.failures]
+        assert not failures, failures
+
+
+@pytest.fixture
+def coordinator(kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path) -> Iterator[Coordinator]:
+    """A running coordinator; its keyspace has 3 and 2 documents in two partitions."""
+    keyspace = topic(partitions=2, name="people")
+    source = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(5):
+        source.produce(keyspace, key=f"u{number}", value=b"{}", partition=number % 2)
+    assert source.flush(30) == 0
+    made = Coordinator(kafka, tmp_path, keyspace)
+    made.start()
+    yield made
+    made.close()
+
+
+def test_timestamps_are_numbered_by_their_place_and_an_index_gets_ready(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1", "n2")
+    build = coordinator.ready_index(fake)
+    document = coordinator.get(f"/v1/builds/{build}")
+    assert (document["state"], document["percent"], document["error"]) == ("READY", 100.0, None)
+    assert document["load_timestamp"] == {"0": {"offset": 3, "epoch": -1}, "1": {"offset": 2, "epoch": -1}}
+    index = wait_for(
+        lambda: (one := coordinator.get("/v1/indexes/by_city"))["snapshot"] is not None and one, "a snapshot"
+    )
+    assert (index["entries"], index["skipped"], index["lag_documents"]) == (30, 3, 0)
+    record = coordinator.catalog().index_by_name("by_city")
+    assert record is not None
+    assert record.placement == [["n1"], ["n2"], ["n1"]]
+
+    wait_for(lambda: fake.published, "a common number")
+    number = fake.published[0].numbers[record.id]
+    assert number in [offset for offset, _ in fake.stamps]
+    fake.acked = {0: 4, 1: 2}
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == {0: 4, 1: 2}, "news in a timestamp")
+    wait_for(lambda: fake.published[-1].numbers[record.id] > number, "a newer common number")
+
+
+def test_the_end_of_a_build_reaches_every_slice_and_its_queue_goes_when_it_is_over(
+    coordinator: Coordinator,
+) -> None:
+    fake = coordinator.fake("n1")
+    fake.silent = {"n1"}
+    build = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (slices=3)")["build"]
+    waiting = wait_for(lambda: coordinator.get(f"/v1/builds/{build}")["waiting_for"], "a reason")
+    assert waiting == "indexer nodes: no indexer node is live"
+    fake.silent = set()
+    wait_for(lambda: coordinator.driver_starts(build), "a driver")
+    fake.silent = {"n1"}  # nobody acknowledges: CATCHUP stays
+    coordinator.backfill(fake, build)
+    wait_for(lambda: coordinator.get(f"/v1/builds/{build}")["state"] == "CATCHUP", "CATCHUP")
+    index_id = coordinator.get("/v1/indexes/by_city")["id"]
+    queue = f"{coordinator.cluster}.backfill.{index_id}.{build}"
+    reader = TopicReader(coordinator.settings, queue, dict.fromkeys(range(3), 0))
+    ends: list[Any] = []
+
+    def read() -> bool:
+        ends.extend(decode(record.value() or b"") for record in reader.poll(0.1))
+        return len(ends) >= 3
+
+    wait_for(read, "an end for each slice")
+    reader.close()
+    assert sorted(end.slice for end in ends) == [0, 1, 2]
+    assert all(isinstance(end, BuildEnd) and (end.build, end.batches) == (build, 1) for end in ends)
+    fake.silent = set()
+    wait_for(lambda: coordinator.get(f"/v1/builds/{build}")["state"] == "READY", "READY")
+    wait_for(lambda: queue not in coordinator.topics(), "the queue's removal")
+    assert f"{coordinator.cluster}.mutations.{index_id}" in coordinator.topics()
+
+
+def test_after_kill_9_the_next_term_goes_on_without_loss(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1", "n2")
+    coordinator.ready_index(fake)
+    wait_for(lambda: fake.published, "a common number")
+    before, term = coordinator.catalog(), coordinator.get("/v1/stability")["term"]
+    coordinator.child.kill()
+    last_number, last = fake.stamps[-1]
+    # The projector starts again too, and sends again from its last commit.
+    fake.acked = {0: 1, 1: 1}
+    coordinator.start()
+    after = coordinator.catalog()
+    assert after.term == term + 1
+    assert {key: one for key, one in after.records.items() if key != "term"} == {
+        key: one for key, one in before.records.items() if key != "term"
+    }
+    wait_for(lambda: fake.stamps[-1][1].term == term + 1, "timestamps of the new term")
+    news = [(number, stamp) for number, stamp in fake.stamps if stamp.term == term + 1]
+    assert all(number > last_number for number, _ in news)
+    assert all(stamp.timestamp.covers(last.timestamp) for _, stamp in news)
+    (index_id,) = fake.published[0].numbers
+    number = max(number for number, stamp in fake.stamps if stamp.term == term)
+    wait_for(lambda: fake.published[-1].numbers[index_id] > number, "a common number of the new term")
+    assert [p.numbers[index_id] for p in fake.published] == sorted(
+        p.numbers[index_id] for p in fake.published
+    )
+
+
+def test_kill_9_during_a_backfill_starts_its_driver_again(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1")
+    build = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (slices=2)")["build"]
+    wait_for(lambda: coordinator.driver_starts(build), "a driver")
+    wait_for(lambda: len(coordinator.get(f"/v1/builds/{build}")["low_watermark"]) == 2, "activations")
+    wait_for(
+        lambda: len(written_build(coordinator, build).low_watermark) == 2, "the low-watermark in metadata"
+    )
+    fake.driver(build, "RUNNING", 1, {0: 2, 1: 2})
+    wait_for(lambda: written_build(coordinator, build).batches == 1, "progress in metadata")
+    (first,) = coordinator.driver_starts(build)
+    coordinator.child.kill()
+    wait_for(lambda: not psutil.pid_exists(first), "the driver's end with its parent")
+    fake.acked = {0: 3, 1: 2}
+    coordinator.start()
+    wait_for(lambda: len(coordinator.driver_starts(build)) == 2, "a second driver")
+    document = coordinator.get(f"/v1/builds/{build}")
+    assert (document["state"], document["batches"], document["low_watermark"]) == (
+        "BACKFILL",
+        1,
+        {"0": 3, "1": 2},
+    )
+    fake.driver(build, "PASSED", 2, {0: 3, 1: 2})
+    wait_for(lambda: coordinator.get(f"/v1/builds/{build}")["state"] == "READY", "READY")
+    second = coordinator.driver_starts(build)[1]
+    wait_for(lambda: coordinator.get("/v1/indexes/by_city")["snapshot"] is not None, "a common number")
+    assert second != first
+
+
+def written_build(coordinator: Coordinator, build: str) -> Any:
+    return coordinator.catalog().build(build)
+
+
+def test_a_dead_driver_is_started_again_and_cancel_ends_it(coordinator: Coordinator) -> None:
+    coordinator.fake("n1")
+    build = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (slices=2)")["build"]
+    (first,) = wait_for(lambda: coordinator.driver_starts(build), "a driver")
+    psutil.Process(first).kill()
+    wait_for(lambda: len(coordinator.driver_starts(build)) == 2, "a second driver")
+    kinds = [event["kind"] for event in coordinator.get("/v1/events")]
+    assert "driver-restarted" in kinds
+    second = coordinator.driver_starts(build)[1]
+    began = time.monotonic()
+    assert coordinator.call("POST", f"/v1/builds/{build}/cancel").json()["state"] == "CANCELLED"
+    wait_for(lambda: not psutil.pid_exists(second), "the driver's end", 5)
+    index = coordinator.get("/v1/indexes/by_city")
+    assert index["state"] == "DEFERRED"
+    queues = (
+        f"{coordinator.cluster}.mutations.{index['id']}",
+        f"{coordinator.cluster}.backfill.{index['id']}.{build}",
+    )
+    wait_for(lambda: not coordinator.topics() & set(queues), "the removal of its topics", 5)
+    assert time.monotonic() - began < 10
+    folder = coordinator.folder / "builds" / build
+    wait_for(lambda: [one.name for one in folder.iterdir()] == ["driver.log"], "an empty folder")
+    assert coordinator.sql(f"BUILD INDEX ON {coordinator.keyspace} (by_city)")["build"] != build
+
+
+def test_drop_removes_everything(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    assert coordinator.sql("DROP INDEX by_city")["message"] == "index by_city is being dropped"
+    assert coordinator.call("GET", "/v1/indexes/by_city").status_code == 404
+    wait_for(lambda: coordinator.get("/v1/indexes") == [], "the end of the index")
+    own = {f"{coordinator.cluster}.{name}" for name in ("metadata", "control", "reports")}
+    assert coordinator.topics() == own
+    assert coordinator.catalog().indexes() == []
+    again = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (defer_build=true)")
+    assert (again["index"], again["build"]) == ("by_city", None)
+
+
+def test_a_second_coordinator_takes_over_and_the_first_one_says_so(coordinator: Coordinator) -> None:
+    first = coordinator.child
+    second = coordinator.make("second")
+    with second:
+        second.wait_until(lambda: "ready http" in second.tail(200), LIMIT_S, "was ready")
+        wait_for(lambda: not first.running, "the first one's end")
+    assert first.returncode == 2
+    assert "has taken over" in first.tail()
+
+
+def test_errors_are_problem_documents_that_say_what_to_do(coordinator: Coordinator) -> None:
+    def problem(method: str, path: str, body: Any = None) -> tuple[int, str, str]:
+        answer = coordinator.call(method, path, body)
+        assert answer.headers["content-type"] == "application/problem+json", answer.text
+        document = answer.json()
+        assert {"type", "title", "status", "detail"} <= set(document)
+        return answer.status_code, document["type"], document["detail"] + document.get("next_step", "")
+
+    def sql(text: str) -> tuple[int, str, str]:
+        return problem("POST", "/v1/statements", {"statement": text})
+
+    status, kind, text = sql("CREATE INDEX a ON nowhere (x)")
+    assert (status, kind) == (404, "keyspace-not-found")
+    assert "kafka-topics.sh" in text
+    status, kind, text = sql("CREATE INDEX a ON people (x")
+    assert (status, kind) == (422, "invalid-statement")
+    assert "^" in text
+    status, kind, text = sql("SELECT * FROM people")
+    assert (status, kind) == (422, "not-there-yet")
+    assert "/scan" in text
+    assert problem("GET", "/v1/indexes/nothing")[:2] == (404, "index-not-found")
+    assert problem("GET", "/v1/builds/nothing")[:2] == (404, "build-not-found")
+    assert problem("POST", "/v1/builds", {"indexes": []})[0] == 422
+    assert problem("POST", "/v1/builds", {"names": []})[:2] == (422, "invalid-request")
+    assert problem("POST", "/v1/builds/b1/pause")[:2] == (501, "not-there-yet")
+    assert problem("GET", "/v1/nonsense")[:2] == (404, "not-found")
+
+
+def test_what_it_shows_to_people_and_to_monitoring(coordinator: Coordinator) -> None:
+    coordinator.ready_index(coordinator.fake("n1", "n2"))
+    assert coordinator.get("/readyz")["ready"] is True
+    assert coordinator.get("/healthz") == {"status": "ok"}
+    cluster = coordinator.get("/v1/cluster")
+    assert cluster["coordinator"] == coordinator.url
+    assert [node["id"] for node in cluster["nodes"] if node["live"]] == ["n1", "n2"]
+    assert [one["slices"] for one in coordinator.get("/v1/nodes")] == [2, 1]
+    stability = coordinator.get("/v1/stability")["keyspaces"][coordinator.keyspace]
+    assert stability["timestamp"]["0"]["offset"] == 3
+    wait_for(
+        lambda: coordinator.get("/v1/stability")["keyspaces"][coordinator.keyspace]["published"].get(
+            "by_city"
+        ),
+        "a common number",
+    )
+    topology = coordinator.get("/v1/topology")
+    assert [slice_["node"] for slice_ in topology["indexes"][0]["slices"]] == ["n1", "n2", "n1"]
+    events = coordinator.get("/v1/events")
+    kinds = [event["kind"] for event in events]
+    for kind in ("term-claimed", "index-created", "build-started", "build-catchup", "index-ready"):
+        assert kind in kinds
+    assert coordinator.get(f"/v1/events?after={events[-1]['number']}") == []
+    metrics = coordinator.call("GET", "/metrics").text
+    for line in (
+        "keytide_coordinator_term 1.0",
+        "keytide_coordinator_is_leader 1.0",
+        "keytide_build_documents_total",
+    ):
+        assert line in metrics
+    assert "keytide_build_percent{" in metrics
+
+
+def test_an_open_api_is_refused_without_tokens(coordinator: Coordinator) -> None:
+    with coordinator.make("open", KEYTIDE_COORDINATOR__HOST="0.0.0.0") as child:
+        assert child.wait(LIMIT_S) == 2
+        assert "without any API token" in child.tail()
+
+
+def test_tokens_have_scopes(coordinator: Coordinator) -> None:
+    tokens = '{"tokens": {"r": ["read"], "a": ["admin"]}}'
+    coordinator.child.terminate()
+    coordinator.child = coordinator.make("guarded", KEYTIDE_SECURITY=tokens)
+    coordinator.start()
+
+    def status(method: str, path: str, token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        body = {"statement": "DROP INDEX IF EXISTS x"} if method == "POST" else None
+        return httpx.request(
+            method, coordinator.url + path, json=body, headers=headers, timeout=30
+        ).status_code
+
+    assert [status("GET", "/v1/indexes", token) for token in ("", "x", "r", "a")] == [401, 401, 200, 200]
+    assert [status("POST", "/v1/statements", token) for token in ("", "r", "a")] == [401, 403, 200]
+    assert status("GET", "/healthz", "") == 200
