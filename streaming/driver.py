@@ -125,7 +125,8 @@ class Driver:
         scratch = self._folder / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
         scratch.mkdir()
-        session = spark.start_session(spark.session_options(self._settings, scratch))
+        documents = self._status.position.documents_to(self._build.load_timestamp)
+        session = spark.start_session(spark.session_options(self._settings, scratch, documents))
         try:
             self._stream(session, batches, reporter)
         finally:
