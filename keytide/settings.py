@@ -149,7 +149,11 @@ class ScanSettings(_Section):
     default_timeout_ms: int = 5_000
     max_timeout_ms: int = 120_000
     lease_s: int = Field(60, description="how long a page token keeps its snapshot after its last use")
-    max_leases: int = Field(1_000, description="page tokens with a lease at once, per node")
+    max_leases: int = Field(
+        400,
+        description="snapshots of one index that a node keeps for page tokens at once; beyond it those go "
+        "first that only gave first pages",
+    )
 
 
 class SecuritySettings(_Section):

@@ -29,7 +29,7 @@ from indexer.scan.selection import slices_of, spans_of
 from indexer.scan.tokens import Seen
 from indexer.view import NodeView
 from keytide.clock import now_ms
-from keytide.errors import CallerError, RetryableError, invariant
+from keytide.errors import CallerError, invariant
 from keytide.timestamp import Timestamp, smallest
 
 FIRST_PAUSE_S: Final = 0.005
@@ -55,16 +55,12 @@ class Agreement:
         view: this node.
         directory: indexes by name.
         news: of published numbers and the catalog.
-        give_up: told of a target that was not read after all, so that its leases end.
     """
 
-    def __init__(
-        self, view: NodeView, directory: Directory, news: News, give_up: Callable[[Target], None]
-    ) -> None:
+    def __init__(self, view: NodeView, directory: Directory, news: News) -> None:
         self._view = view
         self._directory = directory
         self._news = news
-        self._give_up = give_up
 
     async def read(
         self,
@@ -72,7 +68,7 @@ class Agreement:
         question: Question,
         seen: Seen,
         patience: Patience,
-        lease: tuple[str, int],
+        lease_ms: int,
         work: Callable[[Target], Awaitable[Gathered]],
     ) -> Agreed:
         """Do `work` on the newest snapshot that satisfies the question.
@@ -80,7 +76,7 @@ class Agreement:
         Args:
             seen: what the session has seen.
             patience: bounds all waits.
-            lease: name and milliseconds, for `Target`.
+            lease_ms: for `Target`.
             work: reads a target; may raise `SnapshotMissingError`, then it is called again.
 
         Raises:
@@ -97,14 +93,13 @@ class Agreement:
             index = self._same(index)
             nodes = {number: self._place(index.placement[number], lacking.get(number)) for number in slices}
             target = Target(
-                index.id, stamp.number, stamp.incarnation, spans, nodes, max(0.001, patience.left), *lease
+                index.id, stamp.number, stamp.incarnation, spans, nodes, max(0.001, patience.left), lease_ms
             )
             try:
                 gathered = await work(target)
                 stamp = with_timestamp(stamp, (reply.timestamp for reply in gathered.replies.values()))
                 return Agreed(stamp, target, gathered, patience.waited_ms, waited_for)
             except SnapshotMissingError as missing:
-                self._give_up(target)
                 if not patience.left:
                     raise IndexNotReadyError(
                         f"slice {missing.slice} of {index.name} is catching up on node {missing.node}",
@@ -116,9 +111,6 @@ class Agreement:
                 if not tried.issuperset(index.placement[missing.slice]):
                     continue
                 tried.clear()
-            except RetryableError:
-                self._give_up(target)
-                raise
             await patience.wait(at_most=pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 

@@ -40,8 +40,8 @@ class Target:
 
     Attributes:
         nodes: slice -> id of the node to ask.
-        lease: name of the lease that keeps the snapshot for the next page, "" for none.
-        lease_ms: how long it lasts.
+        lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
+        in_use: this is not the first page.
         timeout_s: longest wait for a node.
     """
 
@@ -51,8 +51,8 @@ class Target:
     spans: Sequence[Span]
     nodes: Mapping[int, str]
     timeout_s: float
-    lease: str = ""
     lease_ms: int = 0
+    in_use: bool = False
 
     def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Node -> its slices, of `slices` or all."""
@@ -160,8 +160,8 @@ async def _fill(
             [by_slice[number].after for number in slices],
             reverse,
             block,
-            target.lease,
             target.lease_ms,
+            target.in_use,
         )
         for node, slices in target.by_node(by_slice).items()
     }

@@ -1,81 +1,136 @@
 """Leases: a page token's promise that its snapshot is still there, taken before the token is given.
 
-Every slice that a token names keeps the snapshot until some time after the token's last use (settled
-question in the protocol; a restart loses it, then the next page is 410). Most leases come with the read
-itself (`ReadRequest.lease`); here the others are taken, and given back.
+Theory of operation
+===================
+What costs is a kept snapshot, not a token, so tokens of one snapshot share its lease, which runs until some
+time after the last use of any of them. Most scans are never asked for a second page, so a snapshot that has
+only given first pages is *idle*: when more snapshots are kept than the limit, the oldest idle ones go (their
+tokens are then `snapshot-gone`). Snapshots that later pages were read from go only when their time is over;
+if nothing but these is left, a new token is refused.
+
+Every slice that a token names keeps the snapshot (a restart loses it). Most leases come with the read itself
+(`ReadRequest.lease_ms`); `keep_everywhere` takes the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from indexer.scan.gather import SnapshotMissingError, Target
 from indexer.scan.reading import TIP, LeaseRequest, Nodes
+from indexer.view import NodeView
 from keytide.errors import RetryableError
 
-log = logging.getLogger(__name__)
-
-GRACE_MS: Final = 5_000
-"""How long a snapshot is kept after the last page was given, so that a reader who lost it may ask again."""
+HOLDER: Final = "pages"
+"""The name under which slices keep snapshots for page tokens."""
 
 
-def new_lease() -> str:
-    """A name that no other lease has."""
-    return secrets.token_urlsafe(9)
+class TooManyLeasesError(RetryableError):
+    """More paged scans are under way than the node keeps snapshots for."""
+
+    problem_type = "too-many-leases"
+    status = 503
 
 
-class Leases:
-    """Takes and gives back leases on all nodes of a scan."""
+@dataclass(slots=True)
+class _Lease:
+    """A kept snapshot: on which slices, until when, and whether later pages were read from it."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
-        self._ending: set[asyncio.Task[None]] = set()
+    until: int
+    in_use: bool = False
+    slices: set[int] = field(default_factory=set)
 
-    async def take(self, target: Target, held: Iterable[int]) -> None:
-        """Keep the snapshot on every slice of the target that is not `held` already.
 
-        Raises:
-            SnapshotMissingError: a slice does not have it.
-            RetryableError: a node does not answer, or has too many leases.
-        """
-        if target.number == TIP:
-            return
-        wanted = target.by_node(sorted(target.nodes.keys() - set(held)))
-        replies = await asyncio.gather(
-            *(
-                self._nodes.lease(node, _request(target, slices, target.lease_ms), target.timeout_s)
-                for node, slices in wanted.items()
-            )
-        )
-        for node, reply in zip(wanted, replies, strict=True):
-            if reply.missing:
-                raise SnapshotMissingError(reply.missing[0], node, -1)
+class LeaseBook:
+    """The leases of one node.
 
-    def end(self, target: Target, lease_ms: int) -> None:
-        """Shorten the target's leases, in the background; what cannot be reached runs out by itself.
+    Args:
+        view: the node.
+        limit: snapshots of one index that may be kept at once.
+    """
+
+    def __init__(self, view: NodeView, limit: int) -> None:
+        self._view = view
+        self._limit = limit
+        self._by_index: dict[str, dict[int, _Lease]] = {}
+
+    def keep(
+        self, index: str, number: int, slices: Sequence[int], lease_ms: int, *, in_use: bool, now: int
+    ) -> list[int]:
+        """Keep a snapshot in some slices for at least `lease_ms`; returns those that do not hold it.
 
         Args:
-            lease_ms: how much longer: `GRACE_MS` after a last page, 0 when no token was given.
+            in_use: a later page was read from it.
+            now: milliseconds.
+
+        Raises:
+            TooManyLeasesError: the limit is reached, and all snapshots that are kept are in use.
         """
-        if target.number == TIP or not target.lease:
-            return
-        for node, slices in target.by_node().items():
-            task = asyncio.ensure_future(
-                self._end(node, _request(target, slices, lease_ms), target.timeout_s)
+        leases = self._by_index.get(index)
+        if leases is None:
+            self._forget_indexes(now)
+            leases = self._by_index[index] = {}
+        lease = leases.get(number)
+        if lease is None:
+            if len(leases) >= self._limit:
+                self._make_room(index, leases, now)
+            lease = leases[number] = _Lease(0)
+        lease.in_use |= in_use
+        if lease.until - now >= lease_ms and lease.slices.issuperset(slices):
+            return []
+        # A tenth longer than is promised, so that not every token renews the lease.
+        lease.until = max(lease.until, now + lease_ms + lease_ms // 10)
+        missing = [one for one in slices if not self._view.lease(index, one, number, HOLDER, lease.until)]
+        lease.slices.update(set(slices).difference(missing))
+        return missing
+
+    def _make_room(self, index: str, leases: dict[int, _Lease], now: int) -> None:
+        """Forget what has run out; let go of the oldest idle snapshots until one more may be kept."""
+        for number in [number for number, lease in leases.items() if lease.until <= now]:
+            del leases[number]
+        idle = sorted(number for number, lease in leases.items() if not lease.in_use)
+        surplus = len(leases) + 1 - self._limit
+        if surplus > len(idle):
+            raise TooManyLeasesError(
+                f"node {self._view.node_id} keeps {len(leases)} snapshots for paged scans under way",
+                next_step="try again, ask for larger pages, or raise scan.max_leases",
             )
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+        for number in idle[: max(0, surplus)]:
+            for one in leases.pop(number).slices:
+                self._view.lease(index, one, number, HOLDER, now)
 
-    async def _end(self, node: str, request: LeaseRequest, timeout_s: float) -> None:
-        try:
-            await self._nodes.lease(node, request, timeout_s)
-        except RetryableError as error:
-            log.debug("lease %s on node %s runs out by itself: %s", request.lease, node, error)
+    def _forget_indexes(self, now: int) -> None:
+        """Forget indexes whose leases have run out: they may be dropped."""
+        for index, leases in list(self._by_index.items()):
+            if all(lease.until <= now for lease in leases.values()):
+                del self._by_index[index]
 
 
-def _request(target: Target, slices: list[int], lease_ms: int) -> LeaseRequest:
-    return LeaseRequest(target.index, target.number, target.incarnation, slices, target.lease, lease_ms)
+async def keep_everywhere(target: Target, nodes: Nodes, held: Iterable[int]) -> None:
+    """Keep the target's snapshot on every slice that is not `held` already.
+
+    Raises:
+        SnapshotMissingError: a slice does not have it.
+        RetryableError: a node does not answer, or keeps too many.
+    """
+    if target.number == TIP:
+        return
+    wanted = target.by_node(sorted(target.nodes.keys() - set(held)))
+    replies = await asyncio.gather(
+        *(
+            nodes.lease(
+                node,
+                LeaseRequest(
+                    target.index, target.number, target.incarnation, slices, target.lease_ms, target.in_use
+                ),
+                target.timeout_s,
+            )
+            for node, slices in wanted.items()
+        )
+    )
+    for node, reply in zip(wanted, replies, strict=True):
+        if reply.missing:
+            raise SnapshotMissingError(reply.missing[0], node, -1)

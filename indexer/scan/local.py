@@ -13,10 +13,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from indexer.scan.leases import LeaseBook
 from indexer.scan.reading import TIP, LeaseReply, LeaseRequest, ReadReply, ReadRequest, SliceReply
 from indexer.view import NodeView, ReadableSnapshot
 from keytide.clock import now_ms
-from keytide.errors import RetryableError
 from keytide.timestamp import Timestamp
 
 INLINE_ROWS: Final = 2_000
@@ -28,25 +28,17 @@ _NOTHING: Final = Timestamp()
 _Held = list[ReadableSnapshot | None]
 
 
-class TooManyLeasesError(RetryableError):
-    """As many page tokens are in use as the node allows."""
-
-    problem_type = "too-many-leases"
-    status = 503
-
-
 class LocalReader:
     """Reads the slices of this node.
 
     Args:
         view: the node.
-        max_leases: page tokens that may hold snapshots here at once.
+        max_leases: see `LeaseBook`.
     """
 
     def __init__(self, view: NodeView, max_leases: int) -> None:
         self._view = view
-        self._max_leases = max_leases
-        self._leases: dict[str, int] = {}
+        self._leases = LeaseBook(view, max_leases)
         self.threads = ThreadPoolExecutor(READERS, thread_name_prefix="scan")
 
     def close(self) -> None:
@@ -68,10 +60,8 @@ class LocalReader:
                 loop = asyncio.get_running_loop()
                 replies = await loop.run_in_executor(self.threads, _read, request, held, newest)
             leased = False
-            if request.lease and request.number != TIP and any(reply.more for reply in replies):
-                leased = not self._keep(
-                    request.index, request.number, request.slices, request.lease, request.lease_ms
-                )
+            if request.lease_ms and request.number != TIP and any(reply.more for reply in replies):
+                leased = not self._keep(request)
             return ReadReply(replies, leased)
         finally:
             for snapshot in held:
@@ -84,8 +74,7 @@ class LocalReader:
         Raises:
             TooManyLeasesError: one too many.
         """
-        missing = self._keep(request.index, request.number, request.slices, request.lease, request.lease_ms)
-        return LeaseReply(missing)
+        return LeaseReply(self._keep(request))
 
     def _acquire(self, request: ReadRequest, slice_number: int) -> ReadableSnapshot | None:
         if request.number == TIP:
@@ -96,23 +85,16 @@ class LocalReader:
             return None
         return snapshot
 
-    def _keep(self, index: str, number: int, slices: list[int], lease: str, lease_ms: int) -> list[int]:
-        """Lease a snapshot in some slices; returns those that do not hold it."""
-        now = now_ms()
-        if lease_ms and lease not in self._leases and len(self._leases) >= self._max_leases:
-            self._leases = {name: until for name, until in self._leases.items() if until > now}
-            if len(self._leases) >= self._max_leases:
-                raise TooManyLeasesError(
-                    f"node {self._view.node_id} keeps snapshots for {len(self._leases)} unfinished scans",
-                    next_step="try again, ask for larger pages, or raise scan.max_leases",
-                )
-        until = now + lease_ms
-        missing = [one for one in slices if not self._view.lease(index, one, number, lease, until)]
-        if lease_ms:
-            self._leases[lease] = until
-        else:
-            self._leases.pop(lease, None)
-        return missing
+    def _keep(self, request: ReadRequest | LeaseRequest) -> list[int]:
+        """Keep the snapshot of a request's slices; returns those that do not hold it."""
+        return self._leases.keep(
+            request.index,
+            request.number,
+            request.slices,
+            request.lease_ms,
+            in_use=request.in_use,
+            now=now_ms(),
+        )
 
 
 def _is_short(request: ReadRequest) -> bool:

@@ -23,9 +23,9 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
         after: per slice in `slices`, the entry key behind which to go on (in the direction of the read), b""
             for the start.
         limit: entries per slice; 0 only counts.
-        lease: when not empty and a slice has more than it gives, keep the snapshot of all these slices under
-            this name: a page token will most likely follow.
-        lease_ms: for how long.
+        lease_ms: when not 0 and a slice has more than it gives, keep the snapshot of all these slices for so
+            long: a page token will most likely follow.
+        in_use: this is not the first page.
     """
 
     index: str
@@ -36,8 +36,8 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     after: list[bytes]
     reverse: bool
     limit: int
-    lease: str = ""
     lease_ms: int = 0
+    in_use: bool = False
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices) or self.limit < 0:
@@ -74,15 +74,15 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Keep the snapshot of some slices of one index for `lease_ms` from now, under the name `lease`. A
-    shorter time than before takes the place of the longer one; 0 lets go."""
+    """Keep the snapshot of some slices of one index for at least `lease_ms` from now. `in_use` as in
+    `ReadRequest`."""
 
     index: str
     number: int
     incarnation: int
     slices: list[int]
-    lease: str
     lease_ms: int
+    in_use: bool
 
 
 class LeaseReply(msgspec.Struct, frozen=True, array_like=True):

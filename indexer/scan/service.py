@@ -26,7 +26,7 @@ from indexer.scan.choose import (
 )
 from indexer.scan.directory import Directory, Scannable
 from indexer.scan.gather import Gathered, SnapshotMissingError, Target, count, gather
-from indexer.scan.leases import GRACE_MS, Leases, new_lease
+from indexer.scan.leases import keep_everywhere
 from indexer.scan.local import INLINE_ROWS, LocalReader
 from indexer.scan.news import Gone, News, Patience
 from indexer.scan.reading import TIP, Nodes
@@ -55,11 +55,11 @@ class ScanService:
         self._local = local
         self._nodes = nodes
         self._settings = settings
+        self._lease_ms = settings.lease_s * 1000
         self._directory = Directory(view)
-        self._leases = Leases(nodes)
         self._answers = AnswerMaker()
         news = News()
-        self._agreement = Agreement(view, self._directory, news, lambda target: self._leases.end(target, 0))
+        self._agreement = Agreement(view, self._directory, news)
         view.on_published(news.tell)
 
     async def scan(self, name: str, request: ScanRequest, gone: Gone) -> Answer:
@@ -78,20 +78,15 @@ class ScanService:
         if request.page is not None:
             return await self._next_page(index, request, verify(request.page, PageToken, secret), seen)
         limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
-        lease = new_lease() if request.consistency == "stable" else ""
 
         async def work(target: Target) -> Gathered:
             gathered = await gather(target, self._nodes, b"", request.reverse, limit)
             if gathered.more:
-                await self._leases.take(target, gathered.leased)
-            elif gathered.leased:
-                self._leases.end(target, 0)
+                await keep_everywhere(target, self._nodes, gathered.leased)
             return gathered
 
         with Patience(self._timeout_s(request), gone) as patience:
-            agreed = await self._agreement.read(
-                index, request, seen, patience, (lease, self._settings.lease_s * 1000), work
-            )
+            agreed = await self._agreement.read(index, request, seen, patience, self._lease_ms, work)
         stamp, target = agreed.stamp, agreed.target
         seen = _seen_too(seen, index, stamp)
         page = None
@@ -107,7 +102,6 @@ class ScanService:
                 request.reverse,
                 limit,
                 list(request.columns) if request.columns is not None else None,
-                lease,
                 seen,
             )
             page = sign(token, secret)
@@ -120,7 +114,7 @@ class ScanService:
         seen = _session(request, secret)
         with Patience(self._timeout_s(request), gone) as patience:
             agreed = await self._agreement.read(
-                index, request, seen, patience, ("", 0), lambda target: count(target, self._nodes)
+                index, request, seen, patience, 0, lambda target: count(target, self._nodes)
             )
         session = sign(SessionToken(_seen_too(seen, index, agreed.stamp)), secret)
         answer = {"count": agreed.gathered.count, **self._answers.head(agreed.stamp, session, now_ms())}
@@ -139,13 +133,13 @@ class ScanService:
             [Span(low, high) for low, high in token.spans],
             {number: node for node, slices in token.nodes for number in slices},
             self._timeout_s(request),
-            token.lease,
-            self._settings.lease_s * 1000,
+            self._lease_ms,
+            in_use=True,
         )
         try:
             gathered = await gather(target, self._nodes, token.after, token.reverse, token.limit)
             if gathered.more:
-                await self._leases.take(target, gathered.leased)
+                await keep_everywhere(target, self._nodes, gathered.leased)
         except SnapshotMissingError as missing:
             raise SnapshotGoneError(
                 f"slice {missing.slice} no longer holds snapshot {token.number}",
@@ -156,8 +150,6 @@ class ScanService:
             page = sign(
                 msgspec.structs.replace(token, after=gathered.entries[-1][0]), self._directory.secret()
             )
-        else:
-            self._leases.end(target, GRACE_MS)
         stamp = with_timestamp(
             Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at),
             (reply.timestamp for reply in gathered.replies.values()),

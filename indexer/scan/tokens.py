@@ -36,9 +36,8 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
         number, incarnation: the snapshot that all pages come from.
         fresh_at: from when its staleness counts (ms), 0 when unknown.
         spans: (low, high) entry-key spans of the whole scan.
-        nodes: (node id, its slices): the replicas that hold the snapshot under lease.
+        nodes: (node id, its slices): the replicas that keep the snapshot.
         after: entry key of the last row given; the next page begins behind it in the scan's direction.
-        lease: names the lease that keeps the snapshot.
         seen: what the session had seen with the first page.
     """
 
@@ -52,7 +51,6 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     reverse: bool
     limit: int
     columns: list[str] | None
-    lease: str
     seen: Seen
 
 
