@@ -24,6 +24,7 @@ import numpy.typing as npt
 from keytide.columns import hashes_of, pack_heard
 from keytide.definition import IndexDefinition
 from keytide.entry import MAX_ID_BYTES
+from keytide.errors import invariant
 from keytide.messages import Heard, Skip
 from projector.compile import CompiledIndex, compile_index
 from projector.decoding import Decoded, DocumentReader
@@ -160,8 +161,10 @@ def _project_index(
         values = [b""] * len(keys)
         for entry, value in sparse.items():
             values[entry] = value
+    indexed = np.array(entries, np.uint32)
+    _check_outcomes(index, indexed, len(skips) + sum(left_out.values()), len(documents))
     return Projected(
-        ordinals=np.array(entries, np.uint32),
+        ordinals=indexed,
         keys=keys,
         partition_keys=partition_keys,
         values=values,
@@ -170,6 +173,20 @@ def _project_index(
             for ordinal, reason, detail in sorted(refused + skips)
         ],
         left_out={reason: count for reason, count in left_out.items() if count},
+    )
+
+
+def _check_outcomes(
+    index: CompiledIndex, indexed: npt.NDArray[np.uint32], without: int, documents: int
+) -> None:
+    """Every document has entries, or a line in the ledger, or is counted as left out: exactly one of them."""
+    with_entries = int(np.count_nonzero(np.diff(indexed))) + 1 if len(indexed) else 0
+    invariant(
+        with_entries + without == documents,
+        "NothingSilent",
+        lambda: (
+            f"{index.definition.name}: {documents} documents, {with_entries} indexed, {without} with a reason"
+        ),
     )
 
 

@@ -343,3 +343,25 @@ def test_depth_limit_holds_in_deep_stacks_too() -> None:
         return len(DocumentReader(["a"]).read([value]).refused)
 
     assert deeper(0) == deeper(400) == 0
+
+
+def test_a_document_that_would_vanish_stops_the_projection() -> None:
+    """NothingSilent: entries, ledger lines and counted reasons account for every document."""
+    plan = KeyspacePlan(
+        [("i", definition("CREATE INDEX i ON k (UNNEST(tags), age) WHERE age > 1 WITH (slices=2)"))]
+    )
+    values: list[bytes | None] = [doc(tags=["a", "b"], age=2), doc(tags=["c"], age=3), doc(age=4), doc(age=0)]
+    index = plan.indexes["i"]
+    whole = index.project
+    assert project(batch(values), plan).indexes["i"].ordinals.tolist() == [0, 0, 1]
+
+    def forgetful(*columns: Any) -> Any:
+        entries, keys, partition_keys, *rest = whole(*columns)
+        return (entries[:-1], keys[:-1], partition_keys[:-1], *rest)
+
+    index.project = forgetful
+    try:
+        with pytest.raises(InvariantViolationError, match="NothingSilent"):
+            project(batch(values), plan)
+    finally:
+        index.project = whole  # compiled indexes are shared between plans
