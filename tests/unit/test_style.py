@@ -1,0 +1,259 @@
+"""The style of the repository, kept by a test (after TigerBeetle): what a linter does not know.
+
+Each rule is in CONTRIBUTING.md. A rule that is wrong is changed there and here, together.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from keytide import messages
+from keytide.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("keytide", "projector", "router", "indexer", "coordinator", "streaming", "deploy")
+PACKAGES = (*PRODUCT, "benchmarks", "tests")
+
+MAX_LINES = 400
+LONGER = {"keytide/messages.py": 500}
+"""Files that may be longer, and how long. The messages are in one module by rule."""
+
+MACHINE_PATHS = re.compile(r"(?<![\w./~-])/(?:[w]ork|[r]oot|[h]ome/\w+|[U]sers/\w+|[v]ar/folders)/")
+INDEX_OPTIONS = re.compile(r"--(?:extra-)?[i]ndex-url|--[f]ind-links|--[t]rusted-host|^-i ", re.MULTILINE)
+URLS = re.compile(r"\bhttps?://([^\s/:\"'`)>\]}]+)")
+HOSTS = re.compile(
+    r"127\.0\.0\.1|localhost|\{.*|.*\.example|www\.(?:apache|w3)\.org|\[::1\]|keepachangelog\.com|semver\.org"
+)
+"""The only hosts whose addresses may stand in the repository: none that a build fetches from."""
+
+STRUCTS_ELSEWHERE = ("keytide/timestamp.py", "indexer/store/", "indexer/scan/", "streaming/")
+"""Where packed structs that never enter a topic may be defined: the timestamp (a part of messages), records
+on disk, answers between nodes and tokens, rows of Spark's shuffle."""
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+PICTURES_TO_COME = frozenset({"docs/images/page.png"})
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """All files of the repository, those of tomorrow's commit included."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    return tuple(path for name in sorted(listed.split("\0")) if name and (path := ROOT / name).is_file())
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def sources(packages: tuple[str, ...]) -> Iterator[Path]:
+    for path in tracked():
+        if path.suffix == ".py" and named(path).split("/")[0] in packages:
+            yield path
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """(name, text) of every tracked text file."""
+    for path in tracked():
+        try:
+            yield named(path), path.read_text()
+        except UnicodeDecodeError:
+            continue
+
+
+def pages() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+def test_the_rules_see_the_whole_repository() -> None:
+    """A rule that looks at nothing would always hold."""
+    names = {named(path) for path in tracked()}
+    assert {"README.md", "ARCHITECTURE.md", "docs/tune.md", "requirements.txt", ".ci/run"} <= names
+    assert {name.split("/")[0] for name in map(named, sources(PACKAGES))} == set(PACKAGES)
+
+
+# --- code -------------------------------------------------------------------------------------------------
+
+
+def test_product_code_has_no_bare_assert() -> None:
+    """It disappears under -O; `keytide.errors.invariant` stays."""
+    found = [
+        f"{named(path)}:{node.lineno}"
+        for path in sources(PRODUCT)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []
+
+
+def test_no_file_of_product_code_is_too_long() -> None:
+    lengths = {named(path): path.read_text().count("\n") for path in sources(PRODUCT)}
+    assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MAX_LINES)} == {}
+    assert all(lengths[name] > MAX_LINES for name in LONGER), "an exception that is no longer needed"
+
+
+def test_every_package_and_every_module_says_what_it_is() -> None:
+    silent = [
+        named(path)
+        for path in sources(PACKAGES)
+        if not (ast.get_docstring(tree(path)) or "").strip() and path.read_text().strip()
+    ]
+    packages = {path.parent for path in sources(PACKAGES)}
+    assert silent == []
+    assert [named(folder) for folder in sorted(packages) if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_a_package_says_who_may_import_it(package: str) -> None:
+    told = " ".join((ast.get_docstring(tree(ROOT / package / "__init__.py")) or "").split())
+    for words in (
+        "What lives here:",
+        "Who may import it:",
+        "What it may import:",
+        "Not to be touched lightly:",
+    ):
+        assert words in told
+
+
+# --- messages ---------------------------------------------------------------------------------------------
+
+
+def packed_structs(path: Path) -> list[str]:
+    """Names of the classes in a module that are packed as arrays."""
+    return [
+        node.name
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and any(keyword.arg == "array_like" for keyword in node.keywords)
+    ]
+
+
+def test_messages_are_defined_in_one_module() -> None:
+    found = {
+        named(path): structs
+        for path in sources(PRODUCT)
+        if (structs := packed_structs(path))
+        and named(path) != "keytide/messages.py"
+        and not named(path).startswith(STRUCTS_ELSEWHERE)
+    }
+    assert found == {}, "messages belong in keytide/messages.py"
+    assert packed_structs(ROOT / "keytide/messages.py")
+
+
+def test_every_message_can_be_read() -> None:
+    """Each class that derives from the base of all messages is in the union that `decode` takes."""
+    base = messages.SegmentBatch.__mro__[1]
+    assert set(base.__subclasses__()) == set(messages.Message.__args__)
+
+
+# --- what must not be in the repository -------------------------------------------------------------------
+
+
+def test_no_path_of_a_machine() -> None:
+    found = [(name, hit[0]) for name, text in texts() if (hit := MACHINE_PATHS.search(text))]
+    assert found == []
+
+
+def test_no_host_that_packages_or_jars_come_from() -> None:
+    hosts = [
+        (name, host) for name, text in texts() for host in URLS.findall(text) if not HOSTS.fullmatch(host)
+    ]
+    assert hosts == []
+    options = [(name, hit[0]) for name, text in texts() if (hit := INDEX_OPTIONS.search(text))]
+    assert options == []
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("see /ho" + "me/ann/notes", MACHINE_PATHS),
+        ("in /wo" + "rk/x", MACHINE_PATHS),
+        ("pip --ind" + "ex-url x", INDEX_OPTIONS),
+        ("-i x", INDEX_OPTIONS),
+    ],
+)
+def test_the_patterns_match_what_they_are_for(text: str, pattern: re.Pattern[str]) -> None:
+    assert pattern.search(text)
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+
+def test_links_point_to_files_that_exist() -> None:
+    broken = []
+    for page in pages():
+        for target in LINK.findall(page.read_text()):
+            if target.startswith(("http://", "https://", "#", "mailto:")):
+                continue
+            wanted = (page.parent / target.split("#")[0]).resolve()
+            if not wanted.exists() and named(wanted) not in PICTURES_TO_COME:
+                broken.append(f"{named(page)}: {target}")
+    assert broken == []
+
+
+def test_links_point_to_headings_that_exist() -> None:
+    broken = []
+    for page in pages():
+        for target in LINK.findall(page.read_text()):
+            file, _, heading = target.partition("#")
+            wanted = (page.parent / file).resolve() if file else page
+            if heading and wanted.suffix == ".md" and heading not in headings(wanted):
+                broken.append(f"{named(page)}: {target}")
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def invariant_names() -> set[str]:
+    """Names that the product code asserts: in `invariant(...)` and in errors raised directly."""
+    names: set[str] = set()
+    for path in sources(PRODUCT):
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            at = {"invariant": 1, "InvariantViolationError": 0}.get(node.func.id)
+            if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
+                names.add(str(node.args[at].value))  # type: ignore[attr-defined]
+    return names
+
+
+def test_architecture_lists_the_invariants_that_are_asserted() -> None:
+    listed = set(re.findall(r"^\| \*(\w+)\* \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE))
+    code = "".join(path.read_text() for path in sources(PRODUCT))
+    assert invariant_names() - listed == set(), "asserted, and not in ARCHITECTURE.md"
+    assert {name for name in listed if f'"{name}"' not in code} == set(), "listed, and asserted nowhere"
+
+
+def settings() -> Iterator[tuple[str, Any]]:
+    """(name, default) of every setting, as `section.name`."""
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            for inner, of in type(default).model_fields.items():
+                yield f"{name}.{inner}", of.get_default(call_default_factory=True)
+        else:
+            yield name, str(default)
+
+
+def test_the_page_on_tuning_has_every_setting_with_its_default() -> None:
+    page = (ROOT / "docs/tune.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", page, re.MULTILINE))
+    assert rows == {name: json.dumps(default) for name, default in settings()}
