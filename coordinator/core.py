@@ -23,8 +23,7 @@ every slice).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
 from coordinator.events import (
     Broadcast,
@@ -41,59 +40,11 @@ from coordinator.events import (
 from coordinator.holdings import Holdings
 from coordinator.nodes import Nodes
 from coordinator.progress import Progresses
+from coordinator.stream import STAMPS_KEPT, Limits, Stream
 from keytide.catalog import EMITTING, Catalog, IndexRecord
 from keytide.errors import invariant
 from keytide.messages import Acknowledged, NodeHeartbeat, Progress, Published, StabilityTimestamp
 from keytide.timestamp import Timestamp
-
-STAMPS_KEPT = 4096
-"""Numbers whose timestamp is remembered, per keyspace: a slice that acknowledges an older one is not waited
-for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The settings that the core obeys, in ms (reasons in `keytide.settings`).
-
-    Attributes:
-        newest_held: how many of its newest numbers a slice keeps for certain.
-        landmarks_held: how many of those before, by rank.
-    """
-
-    interval_ms: int = 10
-    heartbeat_ms: int = 200
-    pacing_limit_ms: int = 2_000
-    node_timeout_ms: int = 3_000
-    newest_held: int = 8
-    landmarks_held: int = 32
-
-
-@dataclass(slots=True)
-class Stream:
-    """The stability timestamps of one keyspace.
-
-    Attributes:
-        content: the newest timestamp issued; None before the first.
-        content_number: the first number that has this content; None until it is delivered.
-        content_since: when this content was first issued.
-        issued_at: when the last timestamp was issued.
-        in_flight: what is being sent.
-        stamps: number -> timestamp of the newest numbers.
-        published: index id -> newest common number.
-    """
-
-    progress: Progresses
-    content: Timestamp | None = None
-    content_number: int | None = None
-    content_since: int = 0
-    issued_at: int = 0
-    in_flight: StabilityTimestamp | None = None
-    number: int = -1
-    stamps: dict[int, Timestamp] = field(default_factory=dict)
-    published: dict[str, int] = field(default_factory=dict)
-    published_at: int = 0
-    emitting: list[IndexRecord] = field(default_factory=list)
-    ready: list[IndexRecord] = field(default_factory=list)
 
 
 class StabilityCore:
@@ -129,7 +80,9 @@ class StabilityCore:
             stream.ready = [record for record in mine if record.state == "READY"]
             ready = {record.id for record in stream.ready}
             stream.published = {index: n for index, n in stream.published.items() if index in ready}
-            out += self._publish(stream, [record.id for record in stream.ready], now)
+            common = {one.id: self.holdings.newest_common(one.id, len(one.placement)) for one in stream.ready}
+            known = {index: number for index, number in common.items() if number in stream.stamps}
+            out += self._publish(stream, known, now)
         return out
 
     def handle(self, event: Event) -> list[Instruction | CommonSnapshot]:
@@ -276,59 +229,77 @@ class StabilityCore:
         if restarted:
             self.holdings.reset(message.node)
         out: list[Instruction | CommonSnapshot] = [*notes]
+        held: dict[int, list[tuple[str, int]]] = {}
         for status in message.slices:
             if status.number < 0:
                 self.holdings.reset(message.node, status.index, status.slice)
-                continue
-            touched = self.holdings.acknowledge(message.node, [(status.index, status.slice)], status.number)
-            record = self._indexes.get(status.index)
-            if record is not None and record.keyspace in self.streams:
-                out += self._common(self.streams[record.keyspace], touched, status.number, now)
+            else:
+                held.setdefault(status.number, []).append((status.index, status.slice))
+        for number, slices in sorted(held.items()):
+            out += self._hold(message.node, slices, number, now)
         return out
 
     def _acknowledged(self, message: Acknowledged, now: int) -> list[Instruction | CommonSnapshot]:
         stream = self.streams.get(message.keyspace)
         if stream is None or message.incarnation != stream.progress.keyspace.incarnation:
             return []
-        touched = self.holdings.acknowledge(message.node, message.slices, message.number)
-        return self._common(stream, touched, message.number, now)
+        return self._hold(message.node, message.slices, message.number, now)
+
+    def _hold(
+        self, node: str, slices: Iterable[tuple[str, int]], number: int, now: int
+    ) -> list[Instruction | CommonSnapshot]:
+        """Slices on a node hold a number; what follows. Replicas that are not placed there do not count."""
+        by_index: dict[str, list[int]] = {}
+        for index, slice_number in slices:
+            record = self._indexes.get(index)
+            if (
+                record is not None
+                and slice_number < len(record.placement)
+                and node in record.placement[slice_number]
+            ):
+                by_index.setdefault(index, []).append(slice_number)
+        out: list[Instruction | CommonSnapshot] = []
+        touched: dict[str, list[str]] = {}
+        for index, mine in by_index.items():
+            self.holdings.acknowledge(node, index, mine, number)
+            touched.setdefault(self._indexes[index].keyspace, []).append(index)
+        for keyspace, indexes in touched.items():
+            if keyspace in self.streams:
+                out += self._common(self.streams[keyspace], indexes, number, now)
+        return out
 
     # --- common snapshots -----------------------------------------------------------------------------------
 
     def _common(
-        self, stream: Stream, indexes: list[str], number: int, now: int
+        self, stream: Stream, indexes: Iterable[str], number: int, now: int
     ) -> list[Instruction | CommonSnapshot]:
-        """What follows for `indexes` when a replica of each has acknowledged `number`."""
+        """What follows for `indexes` when replicas have acknowledged `number`."""
         timestamp = stream.stamps.get(number)
         if timestamp is None:
             return []  # not delivered yet (then `_issued` asks again), or of an earlier life
         complete: list[str] = []
         out: list[Instruction | CommonSnapshot] = []
         for index in indexes:
-            record = self._indexes.get(index)
-            if record is None or not self.holdings.holds(index, record.placement, number):
+            record = self._indexes[index]
+            if not self.holdings.holds(index, len(record.placement), number):
                 continue
             if record.state == "READY":
                 complete.append(index)
             else:
                 out.append(CommonSnapshot(index, number, timestamp, now))
-        if complete:
-            out += self._publish(stream, complete, now)
-        return out
+        return [*out, *self._publish(stream, dict.fromkeys(complete, number), now)]
 
-    def _publish(
-        self, stream: Stream, indexes: Iterable[str], now: int
-    ) -> list[Instruction | CommonSnapshot]:
-        changed = False
-        for index in indexes:
-            record = self._indexes[index]
-            number = self.holdings.newest_common(index, record.placement)
-            if number > stream.published.get(index, -1) and number in stream.stamps:
-                missing = self.holdings.missing(index, record.placement, number)
-                invariant(not missing, "Published", f"slices {missing} of {index} do not hold {number}")
-                stream.published[index] = number
-                changed = True
-        return [self._published(stream, now)] if changed else []
+    def _publish(self, stream: Stream, numbers: Mapping[str, int], now: int) -> list[Broadcast]:
+        """Publish what is newer than what is published."""
+        newer = {
+            index: number for index, number in numbers.items() if number > stream.published.get(index, -1)
+        }
+        for index, number in newer.items():
+            lacking = self.holdings.lacking(index, len(self._indexes[index].placement), number)
+            invariant(not lacking, "Published", f"slices {lacking} of {index} do not hold {number}")
+            stream.published[index] = number
+            self.holdings.passed(index, number)
+        return [self._published(stream, now)] if newer else []
 
     def _published(self, stream: Stream, now: int) -> Broadcast:
         stream.published_at = now

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from coordinator.buildbook import BuildLimits
 from coordinator.builds import Builds
-from coordinator.core import Limits, StabilityCore
+from coordinator.core import StabilityCore
 from coordinator.ddl import Ddl, Outcome
 from coordinator.dictionary import Dictionary
 from coordinator.events import (
@@ -30,6 +30,7 @@ from coordinator.events import (
     TopicsDeleted,
 )
 from coordinator.retire import Cleaner
+from coordinator.stream import Limits
 from keytide.catalog import Catalog, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.messages import NodeHeartbeat

@@ -25,7 +25,6 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator.buildbook import BuildLimits
-from coordinator.core import Limits
 from coordinator.ddl import Outcome
 from coordinator.election import FencedError, MetadataWriter, claim_term
 from coordinator.events import (
@@ -46,6 +45,7 @@ from coordinator.kafka_work import KafkaWork
 from coordinator.lane import Lane, Reply
 from coordinator.leader import Answer, Leader
 from coordinator.orphans import orphans
+from coordinator.stream import Limits
 from coordinator.supervisor import Supervisor
 from keytide.catalog import TermRecord
 from keytide.clock import now_ms

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.buildbook import FINAL
-from coordinator.core import Stream
 from coordinator.leader import Leader
 from coordinator.source import target
+from coordinator.stream import Stream
 from keytide.catalog import BuildRecord, IndexRecord
 from keytide.messages import SliceStatus
 from keytide.timestamp import Timestamp, smallest

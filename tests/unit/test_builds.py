@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
-from coordinator.core import Limits
 from coordinator.ddl import ConflictError, NoSuchKeyspaceError
 from coordinator.dictionary import NoSuchIndexError
 from coordinator.events import (
@@ -38,6 +37,7 @@ from coordinator.events import (
 from coordinator.leader import Leader
 from coordinator.orphans import orphans
 from coordinator.placement import TooFewNodesError, counts, place
+from coordinator.stream import Limits
 from keytide.catalog import (
     BuildRecord,
     Catalog,

@@ -8,7 +8,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core import Limits, StabilityCore
+from coordinator.core import StabilityCore
 from coordinator.events import (
     Broadcast,
     CommonSnapshot,
@@ -20,6 +20,7 @@ from coordinator.events import (
     Reported,
     Tick,
 )
+from coordinator.stream import Limits
 from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.messages import (

@@ -1,0 +1,59 @@
+"""The stability timestamps of one keyspace: where they stand. Plain data; `coordinator.core` decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.progress import Progresses
+from keytide.catalog import IndexRecord
+from keytide.messages import StabilityTimestamp
+from keytide.timestamp import Timestamp
+
+STAMPS_KEPT = 4096
+"""Numbers whose timestamp is remembered, per keyspace: a slice that acknowledges an older one is not waited
+for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that the core obeys, in ms (reasons in `keytide.settings`).
+
+    Attributes:
+        newest_held: how many of its newest numbers a slice keeps for certain.
+        landmarks_held: how many of those before, by rank.
+    """
+
+    interval_ms: int = 10
+    heartbeat_ms: int = 200
+    pacing_limit_ms: int = 2_000
+    node_timeout_ms: int = 3_000
+    newest_held: int = 8
+    landmarks_held: int = 32
+
+
+@dataclass(slots=True)
+class Stream:
+    """The stability timestamps of one keyspace.
+
+    Attributes:
+        content: the newest timestamp issued; None before the first.
+        content_number: the first number that has this content; None until it is delivered.
+        content_since: when this content was first issued.
+        issued_at: when the last timestamp was issued.
+        in_flight: what is being sent.
+        stamps: number -> timestamp of the newest numbers.
+        published: index id -> newest common number.
+    """
+
+    progress: Progresses
+    content: Timestamp | None = None
+    content_number: int | None = None
+    content_since: int = 0
+    issued_at: int = 0
+    in_flight: StabilityTimestamp | None = None
+    number: int = -1
+    stamps: dict[int, Timestamp] = field(default_factory=dict)
+    published: dict[str, int] = field(default_factory=dict)
+    published_at: int = 0
+    emitting: list[IndexRecord] = field(default_factory=list)
+    ready: list[IndexRecord] = field(default_factory=list)
