@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ HEADER: Final = np.dtype(
     [("tag", "u1"), ("flags", "u1"), ("partition", "<u4"), ("time", "<i8"), ("offset", "<u8")]
 )
 HEADER_BYTES: Final = HEADER.itemsize
+_RAW_HEADER: Final = np.dtype((np.void, HEADER_BYTES))
 _HEADER: Final = Struct("<BBIqQ")
 _LENGTH: Final = Struct("<H")
 _LEDGER_KEY: Final = Struct(">IQ")
@@ -50,8 +51,7 @@ def pack_headers(
     headers["partition"] = partitions
     headers["time"] = times
     headers["offset"] = offsets
-    data = headers.tobytes()
-    return [data[start : start + HEADER_BYTES] for start in range(0, len(data), HEADER_BYTES)]
+    return cast(list[bytes], headers.view(_RAW_HEADER).tolist())
 
 
 def read_headers(records: Sequence[bytes]) -> npt.NDArray[np.void]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 
@@ -133,8 +134,8 @@ def resolve(documents: Documents, found: Sequence[tuple[bytes, bytes]]) -> Chang
     """
     changes = Changes()
     held = dict(found)
-    where = np.array([documents.index.get(docid, -1) for docid, _ in found], np.int64)
-    records = [record for _, record in found]
+    where = np.fromiter(map(documents.index.get, held, repeat(-1)), np.int64, len(held))
+    records = list(held.values())
     plain_new = np.bincount(documents.owners, minlength=len(documents.ids))
     times = documents.times.copy()
     special, plain_old = _sort_out(documents, plain_new, where, records, times)

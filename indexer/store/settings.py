@@ -17,10 +17,10 @@ class StoreSettings:
         base_map_bytes: address space of the base. Sparse: neither memory nor disk. It cannot grow while
             snapshots are open, so it is large from the start; at open it is at least four times what is used.
         delta_map_bytes: address space of one delta; well above `delta_hard_bytes`.
-        fold_entries: changes to entries in a delta before it is folded; or `fold_share` of the base's entries,
-            if that is more. A fold rewrites about one page of a large base per entry, until it has touched them
-            all: the larger the delta, the less each entry costs. Measured: commits into a delta of 1,500,000
-            are a third slower than into one of 150,000.
+        fold_entries: changes to entries in a delta before it is folded; or `fold_share` of the base's
+            entries, if that is more. A fold rewrites about one page of a large base per entry, until it has
+            touched them all: the larger the delta, the less each entry costs. Measured: commits into a delta
+            of 1,500,000 are a third slower than into one of 150,000.
         fold_share: keeps the cost of folding an entry the same, however large the base.
         fold_bytes: the limit in bytes of the delta's file (old snapshots keep its pages from being reused).
         fold_age_ms: a delta with anything in it is folded at this age, so that a restart replays little.
