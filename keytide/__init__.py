@@ -12,3 +12,21 @@ Not to be touched lightly: the key encoding (`collation`, `entry`) is on the dis
 the messages (`messages`) are in their queues. A change to either needs a new tag or version, and a reader for
 the old one.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keytide.client import Client
+
+__all__ = ["Client"]
+
+
+def __getattr__(name: str) -> Any:
+    """`from keytide import Client`, without making every service that imports the vocabulary load httpx."""
+    if name == "Client":
+        from keytide.client import Client
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
