@@ -8,6 +8,7 @@ path. A thing that does not exist is an ordinary answer; everything else that go
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +28,16 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 REQUEST_TIMEOUT_S = 30.0
+SETTLING_S = 3.0
+"""How long a new topic, partition or leader may take until every broker and this client know it."""
+
+_SETTLING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
 
 COMMON: dict[str, Any] = {
     "socket_nagle_disable": True,
@@ -111,6 +122,15 @@ def describe_topics(
     return found
 
 
+def _refresh(client: AdminClient, topic: str, timeout: float) -> None:
+    """Make the client ask anew where the topic's partitions are: it answers from what it knew before they
+    grew."""
+    try:
+        client.list_topics(topic, timeout=timeout)
+    except KafkaException as error:
+        raise KafkaUnavailableError(f"topic {topic} cannot be looked up: {error}") from error
+
+
 def list_offsets(
     client: AdminClient,
     topic: str,
@@ -136,11 +156,18 @@ def list_offsets(
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
     if not wanted:
         return {}
-    futures = client.list_offsets(wanted, isolation_level=level, request_timeout=timeout)
-    try:
-        return {place.partition: int(_result(future, timeout).offset) for place, future in futures.items()}
-    except KafkaException as error:
-        raise KafkaUnavailableError(f"offsets of {topic} are not to be had: {error}") from error
+    settled = time.monotonic() + min(SETTLING_S, timeout)
+    while True:
+        futures = client.list_offsets(wanted, isolation_level=level, request_timeout=timeout)
+        try:
+            return {
+                place.partition: int(_result(future, timeout).offset) for place, future in futures.items()
+            }
+        except KafkaException as error:
+            if error_code(error) not in _SETTLING or time.monotonic() > settled:
+                raise KafkaUnavailableError(f"offsets of {topic} are not to be had: {error}") from error
+        _refresh(client, topic, timeout)
+        time.sleep(0.05)
 
 
 def topic_config(client: AdminClient, topic: str, timeout: float = REQUEST_TIMEOUT_S) -> dict[str, str]:
@@ -161,7 +188,8 @@ def create_topic(
     config: Mapping[str, str] | None = None,
     timeout: float = REQUEST_TIMEOUT_S,
 ) -> bool:
-    """Create a topic; True when it was made now, False when it existed.
+    """Create a topic and wait until the broker describes it; True when it was made now, False when it
+    existed.
 
     Raises:
         KafkaUnavailableError: refused or no answer.
@@ -173,6 +201,9 @@ def create_topic(
         if error_code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
         raise KafkaUnavailableError(f"topic {name} cannot be created: {error}") from error
+    settled = time.monotonic() + min(SETTLING_S, timeout)
+    while not describe_topics(client, [name], timeout) and time.monotonic() < settled:
+        time.sleep(0.02)
     return True
 
 

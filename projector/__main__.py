@@ -7,6 +7,7 @@ projectors at once.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -35,6 +36,10 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+    # A poll makes ten thousand message objects, all freed by their counts: looking for cycles among them, as
+    # often as the default has it, takes a tenth of the time.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
     try:
         settings = load_settings()
         port = settings.projector.metrics_port
