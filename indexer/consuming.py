@@ -14,11 +14,12 @@ is reported to the slice.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from indexer.slices import SliceKey
 from keytide.kafka import KafkaUnavailableError, consumer, drain
@@ -103,12 +104,20 @@ class NodeConsumer:
         Raises:
             KafkaUnavailableError: the topic is not to be had.
         """
-        control = TopicPartition(self._topics.control, 0)
-        marks = self._consumer.get_watermark_offsets(control, timeout=timeout)
-        if marks is None:
-            raise KafkaUnavailableError(f"topic {self._topics.control} did not answer")
-        end = marks[1]
+        deadline = time.monotonic() + timeout
+        while (end := self._control_end()) is None:
+            if time.monotonic() > deadline:
+                raise KafkaUnavailableError(f"topic {self._topics.control} is not to be had")
+            time.sleep(0.1)
         self._consumer.assign([TopicPartition(self._topics.control, 0, end)])
+
+    def _control_end(self) -> int | None:
+        try:
+            marks = self._consumer.get_watermark_offsets(TopicPartition(self._topics.control, 0), timeout=5.0)
+        except KafkaException as error:
+            log.info("%s: %s", self._topics.control, error)
+            return None
+        return int(marks[1])
 
     def close(self) -> None:
         self._consumer.close()

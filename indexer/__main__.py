@@ -1,0 +1,32 @@
+"""`python -m indexer`: an indexer node. Settings come from keytide.toml and KEYTIDE_* variables."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from pydantic import ValidationError
+
+from indexer.service import Service, exit_status
+from keytide.settings import load_settings
+
+
+def main() -> int:
+    """Run until SIGTERM or SIGINT; the exit status."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        settings = load_settings()
+    except ValidationError as error:
+        print(f"settings: {error}", file=sys.stderr)
+        return 2
+    try:
+        Service(settings).run()
+    except Exception as error:  # noqa: BLE001 - the end of the process: told, never swallowed
+        return exit_status(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

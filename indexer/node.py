@@ -1,0 +1,95 @@
+"""What a node shows to its scan endpoint: `indexer.view.NodeView` over the slices that run here.
+
+The ingest thread changes it, any thread may ask it. Every change is one assignment or one dictionary
+operation; the rings have locks of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from indexer.control import Control
+from indexer.slices import SliceKey
+from indexer.snapshots import Reading, SnapshotRing
+from keytide.catalog import Catalog
+from keytide.timestamp import Timestamp
+
+
+class Node:
+    """One node.
+
+    Attributes:
+        control: what the control topic said.
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self._id = node_id
+        self.control = Control()
+        self._catalog = Catalog()
+        self._urls: dict[str, str] = {}
+        self._rings: dict[SliceKey, SnapshotRing] = {}
+        self._callbacks: list[Callable[[], None]] = []
+
+    # --- the ingest thread ----------------------------------------------------------------------------
+
+    def show_catalog(self, catalog: Catalog) -> None:
+        """The dictionary has changed; `catalog` is a copy that nobody changes any more."""
+        self._urls = {record.id: record.url for record in catalog.nodes()}
+        self._catalog = catalog
+        self.control.raise_term(catalog.term)
+        self.changed()
+
+    def show_slices(self, rings: Iterable[tuple[SliceKey, SnapshotRing]]) -> None:
+        """The slices that run here have changed."""
+        self._rings = dict(rings)
+
+    def changed(self) -> None:
+        """Tell everybody who asked to be told."""
+        for callback in self._callbacks:
+            callback()
+
+    # --- NodeView -------------------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> str:
+        return self._id
+
+    def catalog(self) -> Catalog:
+        """The system dictionary as last read; not to be changed."""
+        return self._catalog
+
+    def published(self, index: str) -> int | None:
+        """Newest common snapshot number of a READY index (id)."""
+        return self.control.published(index)
+
+    def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
+        """(incarnation, timestamp, fresh_at) of a recent number."""
+        return self.control.stamp(keyspace, number)
+
+    def acquire(self, index: str, slice_number: int, number: int) -> Reading | None:
+        """The slice's snapshot of that number; None when it is not held (any more)."""
+        ring = self._rings.get((index, slice_number))
+        return None if ring is None else ring.acquire(number)
+
+    def tip(self, index: str, slice_number: int) -> Reading | None:
+        """The slice's newest committed state; None when there is none."""
+        ring = self._rings.get((index, slice_number))
+        return None if ring is None else ring.tip()
+
+    def newest(self, index: str, slice_number: int) -> int:
+        """Newest snapshot number that the slice holds, -1 when none."""
+        ring = self._rings.get((index, slice_number))
+        return -1 if ring is None else ring.newest()
+
+    def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
+        """Keep a snapshot until a time (ms) for `holder`; False when it is not held or cannot be kept."""
+        ring = self._rings.get((index, slice_number))
+        return ring is not None and ring.lease(number, holder, until)
+
+    def node_url(self, node: str) -> str | None:
+        """Where another node serves, None when unknown."""
+        return self._urls.get(node)
+
+    def on_published(self, callback: Callable[[], None]) -> None:
+        """Call back, in the ingest thread, after a published number or the catalog has changed."""
+        self._callbacks.append(callback)

@@ -1,0 +1,581 @@
+"""The slice's core, rule by rule: events in, instructions compared as lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from indexer.core import SliceCore
+from indexer.events import (
+    Acknowledge,
+    Apply,
+    BackfillData,
+    CaughtUp,
+    ChunkKey,
+    Done,
+    DropChunks,
+    Event,
+    Failed,
+    Instruction,
+    KeepChunk,
+    LoadBatch,
+    MutationData,
+    Pause,
+    QueueLost,
+    ReadBackfill,
+    ReadMutations,
+    Recovered,
+    Resume,
+    Stamped,
+    Stop,
+    SwitchOver,
+    Turn,
+)
+from indexer.following import Limits
+from indexer.store.interface import UNNUMBERED, Applied
+from keytide.columns import heard_offsets
+from keytide.errors import InvariantViolationError
+from keytide.messages import (
+    BatchEnd,
+    BuildEnd,
+    Message,
+    Segment,
+    SegmentBatch,
+    StabilityTimestamp,
+    encode,
+    split,
+)
+from keytide.timestamp import Timestamp
+from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, removal_chunk, segment
+
+LIMITS = Limits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)
+
+
+def at(*offsets: int) -> Timestamp:
+    return Timestamp.of(dict(enumerate(offsets)), TOPIC_ID)
+
+
+def versions(start: int, end: int, partition: int = 0) -> list[Version]:
+    return [Version(partition, o, b"d%d" % o, (b"k%d" % o,)) for o in range(start, end)]
+
+
+def seg(start: int, end: int, partition: int = 0) -> Segment:
+    return segment(partition, start, end, versions(start, end, partition))
+
+
+def live(applied: Applied | None = None, **limits: int) -> SliceCore:
+    core = SliceCore("i", 0, applied or Applied(timestamp=at()), replace(LIMITS, **limits))
+    core.start()
+    return core
+
+
+def hear(core: SliceCore, position: int, *segments: Segment) -> list[Instruction]:
+    return core.handle(MutationData(encode(batch(segments)), position))
+
+
+def stamp(
+    core: SliceCore, number: int, *offsets: int, term: int = 1, incarnation: int = 0
+) -> list[Instruction]:
+    message = StabilityTimestamp("ks", term, incarnation, at(*offsets), 0, 0)
+    return core.handle(Stamped(number, message))
+
+
+def decide(core: SliceCore, now: int = 0) -> list[Instruction]:
+    """A turn; commits go through at once. All instructions, in order."""
+    out: list[Instruction] = []
+    todo = core.handle(Turn(now))
+    while todo:
+        one = todo.pop(0)
+        out.append(one)
+        if isinstance(one, Apply | LoadBatch | SwitchOver):
+            todo = core.handle(Done(one.applied)) + todo
+    return out
+
+
+def commits(instructions: list[Instruction]) -> list[tuple[int, dict[int, int], list[tuple[int, int]]]]:
+    """(number, offsets, [(start, end) of each segment]) of the commits among instructions."""
+    return [
+        (one.applied.number, one.applied.timestamp.offsets(), [(s.start, s.end) for s in one.segments])
+        for one in instructions
+        if isinstance(one, Apply)
+    ]
+
+
+def state(core: SliceCore) -> str:
+    return core.state
+
+
+# --- snapshots ------------------------------------------------------------------------------------------
+
+
+def test_a_number_is_committed_exactly_at_its_timestamp_once_all_is_heard() -> None:
+    core = live()
+    assert state(core) == "CATCHUP"
+    hear(core, 0, seg(0, 5))
+    stamp(core, 7, 4, 2)
+    assert decide(core) == []  # partition 1 is not heard (R1)
+    hear(core, 1, seg(0, 2, 1))
+    out = decide(core)
+    assert commits(out) == [(7, {0: 4, 1: 2}, [(0, 4), (0, 2)])]
+    assert out[-1] == Acknowledge(7, 0)
+    assert state(core) == "LIVE"
+    assert core.number == 7
+    assert core.queue_documents == 5  # the message with what is above T is held
+
+
+def test_a_segment_is_split_at_the_timestamp_and_the_rest_comes_with_the_next() -> None:
+    core = live()
+    hear(core, 0, seg(0, 6))
+    stamp(core, 1, 2)
+    stamp_out = decide(core)
+    stamp(core, 2, 5)
+    both = stamp_out + decide(core)
+    applied = [one for one in both if isinstance(one, Apply)]
+    heard = [
+        heard_offsets(s.heard, s.start).tolist()
+        for one in applied
+        for s in one.segments
+        if s.heard is not None
+    ]
+    assert heard == [[0, 1], [2, 3, 4]]
+
+
+def test_a_timestamp_below_the_position_is_never_joined() -> None:
+    core = live(Applied(timestamp=at(5, 5)))
+    stamp(core, 1, 4, 9)
+    hear(core, 0, seg(5, 9), seg(5, 9, 1))
+    assert decide(core) == []
+    stamp(core, 2, 5, 9)
+    assert commits(decide(core)) == [(2, {0: 5, 1: 9}, [(5, 9)])]
+
+
+def test_of_several_numbers_the_newest_is_committed_and_few_before_it() -> None:
+    core = live(documents=1_000)
+    hear(core, 0, seg(0, 100))
+    for number in range(100):
+        stamp(core, number, number + 1)
+    numbers = [number for number, _, _ in commits(decide(core))]
+    assert numbers[-1] == 99
+    assert len(numbers) < 12
+    other = live(documents=1_000)
+    hear(other, 0, seg(0, 100))
+    for number in range(60):
+        stamp(other, number, number + 1)
+    others = [number for number, _, _ in commits(decide(other))]
+    assert set(numbers) & set(others), "slices that lag differently meet at landmarks"
+
+
+def test_lower_terms_are_ignored_and_another_incarnation_stops() -> None:
+    core = live()
+    stamp(core, 1, 0, term=5)
+    assert [one for one in decide(core) if isinstance(one, Acknowledge)] == [Acknowledge(1, 0)]
+    stamp(core, 2, 0, term=4)
+    assert decide(core) == []
+    assert isinstance(stamp(core, 3, 0, term=5, incarnation=1)[0], Stop)
+    old = live(Applied(timestamp=at(), incarnation=2))
+    stamp(old, 1, 0, incarnation=1)
+    assert decide(old) == []
+    assert state(old) == "CATCHUP"
+
+
+def test_a_term_known_from_the_metadata_counts() -> None:
+    core = SliceCore("i", 0, Applied(timestamp=at()), LIMITS, term=3)
+    stamp(core, 1, 0, term=2)
+    assert decide(core) == []
+
+
+def test_a_full_slice_makes_room_below_a_timestamp_without_a_number() -> None:
+    core = live()
+    hear(core, 0, seg(0, 12))
+    assert decide(core) == [Pause()]  # no timestamp is known
+    stamp(core, 1, 20)
+    out = decide(core)
+    assert commits(out) == [(UNNUMBERED, {0: 12}, [(0, 12)])]
+    assert out[-1] == Resume()
+    assert state(core) == "CATCHUP"
+    hear(core, 1, seg(12, 20))
+    assert commits(decide(core)) == [(1, {0: 20}, [(12, 20)])]
+
+
+def test_a_full_slice_goes_no_further_than_a_timestamp_that_frees_enough() -> None:
+    core = live()
+    hear(core, 0, seg(0, 6), seg(0, 5, 1))
+    stamp(core, 1, 6, 9)
+    stamp(core, 2, 99, 99)
+    assert commits(decide(core))[0][:2] == (UNNUMBERED, {0: 6, 1: 5})
+    hear(core, 1, seg(5, 9, 1))
+    assert commits(decide(core))[0][:2] == (1, {0: 6, 1: 9})  # it could still be joined
+
+
+def test_a_full_slice_that_no_timestamp_helps_waits() -> None:
+    core = live()
+    stamp(core, 1, 0, 5)
+    hear(core, 0, seg(0, 12))
+    assert decide(core) == [Pause()]
+    assert core.paused
+    assert decide(core) == []
+
+
+# --- segments -------------------------------------------------------------------------------------------
+
+
+def test_duplicates_are_skipped_and_overlaps_trimmed() -> None:
+    core = live()
+    hear(core, 0, seg(0, 4))
+    hear(core, 1, seg(0, 4))
+    hear(core, 2, seg(2, 7))
+    stamp(core, 1, 7)
+    assert commits(decide(core)) == [(1, {0: 7}, [(0, 4), (4, 7)])]
+    hear(core, 3, seg(0, 7))
+    stamp(core, 2, 7)
+    assert commits(decide(core)) == [(2, {0: 7}, [])]
+
+
+def test_a_gap_is_dropped_counted_and_filled_by_the_resend() -> None:
+    core = live()
+    hear(core, 0, seg(3, 5))
+    assert core.gap_drops == 1
+    stamp(core, 1, 5)
+    assert decide(core) == []
+    hear(core, 1, seg(0, 3))
+    hear(core, 2, seg(3, 5))
+    assert commits(decide(core)) == [(1, {0: 5}, [(0, 3), (3, 5)])]
+
+
+def test_a_gap_stops_the_slice_only_when_the_queue_has_no_more_for_the_limit() -> None:
+    core = live()
+    hear(core, 0, seg(3, 5))
+    assert decide(core, 10_000) == []  # there may be more to read
+    core.handle(CaughtUp(10_000))
+    assert decide(core, 11_000) == []
+    out = decide(core, 11_001)
+    assert isinstance(out[0], Stop)
+    assert "partition 0 from 0" in out[0].reason
+    assert state(core) == "STOPPED"
+    assert hear(core, 1, seg(0, 3)) == []
+
+
+def test_a_gap_that_is_being_filled_has_time() -> None:
+    core = live()
+    hear(core, 0, seg(5, 6))
+    core.handle(CaughtUp(0))
+    hear(core, 1, seg(0, 2))
+    assert decide(core, 5_000) == []
+    core.handle(CaughtUp(5_000))
+    hear(core, 2, seg(2, 6))
+    assert decide(core, 9_000) == []
+
+
+def test_a_new_partition_starts_at_zero() -> None:
+    core = live(Applied(timestamp=at(3)))
+    hear(core, 0, seg(3, 4), seg(0, 2, 1))
+    stamp(core, 1, 4, 2)
+    assert commits(decide(core)) == [(1, {0: 4, 1: 2}, [(3, 4), (0, 2)])]
+
+
+def test_another_topic_under_the_same_name_stops() -> None:
+    core = live()
+    message = SegmentBatch("i", 0, "p", "another", 0, 1, [seg(0, 1)], 0)
+    out = core.handle(MutationData(encode(message), 0))
+    assert isinstance(out[0], Stop)
+    assert "made anew" in out[0].reason
+
+
+def test_an_older_incarnation_is_ignored() -> None:
+    core = live(Applied(timestamp=at(), incarnation=1))
+    core.handle(MutationData(encode(batch([seg(0, 2)])), 0))
+    assert core.heard().offsets() == {}
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x02future", encode(BuildEnd("b", "i", 0, 1, 0)), encode(batch([], index="other"))]
+)
+def test_what_does_not_belong_in_the_queue_stops(data: bytes) -> None:
+    assert isinstance(live().handle(MutationData(data, 0))[0], Stop)
+
+
+def test_a_lost_queue_stops() -> None:
+    assert live().handle(QueueLost("gone")) == [Stop("gone")]
+
+
+# --- the queue position ---------------------------------------------------------------------------------
+
+
+def test_the_position_is_the_first_message_with_anything_unapplied() -> None:
+    core = live()
+    hear(core, 0, seg(0, 2))
+    hear(core, 1, seg(2, 6))
+    hear(core, 2, seg(0, 1, 1))
+    stamp(core, 1, 3, 0)
+    decide(core)
+    assert core.applied.queue_position == 1
+    stamp(core, 2, 6, 1)
+    decide(core)
+    assert core.applied.queue_position == 3
+
+
+def test_parts_hold_the_position_until_all_are_there() -> None:
+    core = live()
+    hear(core, 0, seg(0, 1))
+    parts = split(encode(batch([seg(1, 30)])), 200, "p", 1)
+    assert len(parts) > 2
+    core.handle(MutationData(parts[0], 1))
+    hear(core, 2, seg(0, 1, 1))
+    stamp(core, 1, 1, 1)
+    decide(core)
+    assert core.applied.queue_position == 1
+    for number, part in enumerate(parts[1:], 3):
+        core.handle(MutationData(part, number))
+    stamp(core, 2, 30, 1)
+    assert commits(decide(core))[0][1] == {0: 30, 1: 1}
+    assert core.applied.queue_position == 2 + len(parts)
+
+
+def test_a_dead_senders_parts_hold_the_position_for_a_time_only() -> None:
+    core = live()
+    part = split(encode(batch([seg(0, 30)])), 200, "dead", 1)[0]
+    core.handle(MutationData(part, 0))
+    decide(core, 1_000_000)
+    core.handle(CaughtUp(1_000_000))
+    decide(core, 1_005_000)
+    hear(core, 1, seg(0, 2))
+    stamp(core, 1, 2)
+    decide(core, 1_005_000)
+    assert core.applied.queue_position == 0
+    decide(core, 1_005_001)
+    stamp(core, 2, 2)
+    decide(core, 1_005_002)
+    assert core.applied.queue_position == 2
+
+
+def test_a_record_that_comes_twice_counts_once() -> None:
+    core = live()
+    data = encode(batch([seg(0, 2)]))
+    core.handle(MutationData(data, 5))
+    core.handle(MutationData(data, 5))
+    core.handle(MutationData(encode(batch([seg(2, 3)])), 4))
+    assert core.heard().offsets() == {0: 2}
+
+
+def test_a_restart_reads_from_the_position() -> None:
+    applied = Applied(timestamp=at(3), queue_position=17)
+    assert SliceCore("i", 0, applied, LIMITS).start() == [ReadMutations(17)]
+
+
+# --- commits that fail ----------------------------------------------------------------------------------
+
+
+def test_a_commit_that_fails_is_shown_and_nothing_else_is_committed_meanwhile() -> None:
+    core = live()
+    hear(core, 0, seg(0, 5))
+    stamp(core, 1, 5)
+    (apply,) = core.handle(Turn(0))
+    assert isinstance(apply, Apply)
+    assert core.handle(Failed("disk full")) == []
+    assert core.reason == "disk full"
+    hear(core, 1, seg(5, 20))
+    stamp(core, 2, 20)
+    assert core.handle(Turn(1)) == [Pause()]
+    out = core.handle(Done(apply.applied))
+    assert core.reason == ""
+    assert out[0] == Acknowledge(1, 0)
+    assert commits(out) == [(2, {0: 20}, [(5, 20)])]
+
+
+def test_a_result_that_goes_backwards_is_our_bug() -> None:
+    core = live(Applied(timestamp=at(5)))
+    hear(core, 0, seg(5, 6))
+    stamp(core, 1, 6)
+    core.handle(Turn(0))
+    with pytest.raises(InvariantViolationError, match="Contiguous"):
+        core.handle(Done(Applied(timestamp=at(4), number=1)))
+
+
+# --- builds ---------------------------------------------------------------------------------------------
+
+
+class Build:
+    """A core under build, and its backfill queue."""
+
+    def __init__(self, applied: Applied | None = None) -> None:
+        start = Applied(timestamp=at(), build="b", building=True)
+        self.core = SliceCore("i", 0, applied or start, LIMITS)
+        self.position = (applied or start).backfill_position
+
+    def say(self, message: Message) -> list[Instruction]:
+        return self.event(BackfillData(encode(message), self._next()))
+
+    def event(self, event: Event) -> list[Instruction]:
+        return self.core.handle(event)
+
+    def done(self, instructions: list[Instruction]) -> list[Instruction]:
+        """The commit among `instructions` went through."""
+        (commit,) = [one for one in instructions if isinstance(one, LoadBatch | SwitchOver)]
+        return self.core.handle(Done(commit.applied))
+
+    def puts(self, number: int, attempt: str, sequence: int, run: str = "r", build: str = "b") -> Message:
+        entries = [(b"k", version) for version in versions(number * 10, number * 10 + 1)]
+        return put_chunk(
+            entries,
+            build=build,
+            index="i",
+            slice_number=0,
+            run=run,
+            number=number,
+            attempt=attempt,
+            sequence=sequence,
+        )
+
+    def removals(self, number: int, attempt: str, sequence: int) -> Message:
+        return removal_chunk(
+            versions(number * 10, number * 10 + 1),
+            build="b",
+            index="i",
+            slice_number=0,
+            slices=1,
+            run="r",
+            number=number,
+            attempt=attempt,
+            sequence=sequence,
+            partition=0,
+        )
+
+    def end(self, number: int, winners: dict[str, int], run: str = "r") -> Message:
+        return BatchEnd("b", "i", 0, run, number, at(number * 10), at(number * 10 + 10), winners)
+
+    def _next(self) -> int:
+        self.position += 1
+        return self.position - 1
+
+
+def key(number: int, attempt: str, sequence: int, removal: bool = False, run: str = "r") -> ChunkKey:
+    return ChunkKey(number, run, attempt, sequence, removal)
+
+
+def test_a_batch_loads_its_winners_by_attempt_and_sequence() -> None:
+    build = Build()
+    assert build.core.start() == [ReadBackfill("b", 0)]
+    for message in (
+        build.puts(0, "w2", 1),
+        build.puts(0, "loser", 0),
+        build.removals(0, "w1", 0),
+        build.puts(0, "w1", 1),
+        build.puts(0, "w2", 0),
+    ):
+        (kept,) = build.say(message)
+        assert isinstance(kept, KeepChunk)
+    assert build.say(build.puts(0, "w2", 0)) == []  # once more
+    (load,) = build.say(build.end(0, {"w1": 2, "w2": 2}))
+    assert isinstance(load, LoadBatch)
+    assert load.puts == [key(0, "w1", 1), key(0, "w2", 0), key(0, "w2", 1)]
+    assert load.removals == [key(0, "w1", 0, removal=True)]
+    assert load.applied.timestamp == at(10)
+    assert load.applied.building
+    assert load.applied.backfill_position == 7
+    (dropped,) = build.done([load])
+    assert isinstance(dropped, DropChunks)
+    assert key(0, "loser", 0) in dropped.keys
+    assert build.core.applied.batch == 0
+
+
+def test_missing_chunks_are_waited_for() -> None:
+    build = Build()
+    build.say(build.puts(0, "w", 0))
+    assert build.say(build.end(0, {"w": 2})) == []
+    assert build.core.incomplete_batches == 1
+    build.say(build.puts(0, "w", 0, run="r2"))
+    build.say(build.puts(0, "w", 1, run="r2"))
+    (load,) = build.say(build.end(0, {"w": 2}, run="r2"))
+    assert isinstance(load, LoadBatch)
+    assert [one.run for one in load.puts] == ["r2", "r2"]
+
+
+def test_committed_batches_other_builds_and_later_batches_do_not_count() -> None:
+    build = Build()
+    build.done(build.say(build.end(0, {})))
+    assert build.say(build.puts(0, "zombie", 0)) == []
+    assert build.say(build.end(0, {})) == []
+    assert build.say(build.puts(1, "w", 0, build="other")) == []
+    assert build.say(build.end(2, {})) == []
+    (load,) = build.say(build.end(1, {}))
+    assert isinstance(load, LoadBatch)
+    assert load.applied.batch == 1
+
+
+def test_the_position_keeps_chunks_of_the_next_batch() -> None:
+    build = Build()
+    build.say(build.puts(0, "w", 0))
+    build.say(build.puts(1, "early", 0))
+    (load,) = build.say(build.end(0, {"w": 1}))
+    assert isinstance(load, LoadBatch)
+    assert load.applied.backfill_position == 1
+
+
+def test_the_end_of_the_build_waits_for_the_last_batch_and_switches() -> None:
+    build = Build()
+    assert build.say(BuildEnd("b", "i", 0, 1, 1)) == []
+    (load,) = build.say(build.end(0, {}))
+    assert isinstance(load, LoadBatch)
+    assert load.applied.backfill_position == 0  # a restart must hear of the end again
+    _, switch = build.done([load])
+    assert isinstance(switch, SwitchOver)
+    assert not switch.applied.building
+    assert switch.applied.timestamp == at(10)
+    out = build.done([switch])
+    assert out == [DropChunks([]), ReadMutations(0)]
+    assert state(build.core) == "CATCHUP"
+    hear(build.core, 0, seg(4, 14))
+    stamp(build.core, 1, 14)
+    assert commits(decide(build.core)) == [(1, {0: 14}, [(10, 14)])]  # trimmed by the backfill
+
+
+def test_timestamps_pass_a_slice_under_build_by() -> None:
+    build = Build()
+    stamp(build.core, 1, 0)
+    assert decide(build.core) == []
+    assert build.core.number == UNNUMBERED
+
+
+def test_an_empty_build_ends_at_once() -> None:
+    build = Build()
+    (switch,) = build.say(BuildEnd("b", "i", 0, 1, 0))
+    assert isinstance(switch, SwitchOver)
+    assert build.say(BuildEnd("b", "i", 0, 1, 0)) == []
+
+
+def test_a_batch_that_leaves_a_hole_stops() -> None:
+    build = Build(Applied(timestamp=at(10), build="b", batch=0, building=True))
+    out = build.say(BatchEnd("b", "i", 0, "r", 1, at(12), at(20), {}))
+    assert isinstance(out[0], Stop)
+    assert "begins at {0: 12}" in out[0].reason
+
+
+def test_while_a_load_is_tried_again_nothing_is_lost() -> None:
+    build = Build()
+    (load,) = build.say(build.end(0, {}))
+    assert build.event(Failed("disk full")) == [Pause()]
+    assert build.say(build.puts(1, "w", 0)) == []
+    assert build.say(build.end(1, {"w": 1})) == []
+    dropped, kept, second = build.done([load])
+    assert isinstance(dropped, DropChunks)
+    assert isinstance(kept, KeepChunk)
+    assert isinstance(second, LoadBatch)
+    assert build.core.paused
+    assert build.done([second])[-1] == Resume()
+
+
+def test_a_chunk_that_cannot_be_kept_pauses_until_it_can() -> None:
+    build = Build()
+    build.say(build.puts(0, "w", 0))
+    assert build.event(Failed("disk full")) == [Pause()]
+    assert build.core.reason == "disk full"
+    assert build.event(Recovered()) == [Resume()]
+    assert build.core.reason == ""
+
+
+def test_a_restart_under_build_reads_the_backfill_queue_from_its_position() -> None:
+    applied = Applied(timestamp=at(10), build="b", batch=0, backfill_position=9, building=True)
+    core = SliceCore("i", 0, applied, LIMITS)
+    assert core.start() == [ReadBackfill("b", 9)]
+    assert state(core) == "BUILDING"
