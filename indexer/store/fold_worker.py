@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from typing import IO, Final, Protocol
 from indexer.store.fold import FoldJob, FoldOutcome, run_fold
 
 WORKER_DIED: Final = "fold-worker-died"
+DISK_FULL: Final = "disk-full"
 _CLOSE_WAIT_S: Final = 10.0
 
 
@@ -117,8 +119,10 @@ class FoldWorker:
         with self._lock:
             left = list(waiting)
             waiting.clear()
+        # A page of a memory map for which the disk has no room is a SIGBUS; so is a broken disk.
+        error = DISK_FULL if code == -signal.SIGBUS else WORKER_DIED
         for ticket in left:
-            ticket.settle(FoldOutcome(WORKER_DIED, f"the fold worker ended with status {code}"))
+            ticket.settle(FoldOutcome(error, f"the fold worker ended with status {code}"))
 
 
 class _Ticket:

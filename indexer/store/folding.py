@@ -132,5 +132,6 @@ class Folding:
             skips=counts.skips,
             rebuild_bits=self._rebuild_bits,
             fsync=self._settings.fsync,
-            reserve_bytes=self._settings.reserve_bytes,
+            # Less than commits leave free: a fold is what gives the delta's room back.
+            reserve_bytes=self._settings.reserve_bytes // 4,
         )

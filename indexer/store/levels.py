@@ -6,8 +6,8 @@ A *view* is a read transaction on one commit of a level, shared by all snapshots
 A level makes one view per commit, on demand (`view`), and keeps it until the next commit.
 
 A retired level (a delta that was folded, a store that was closed) lives on until its last view is let go;
-then its environment is closed and, if wanted, its folder deleted. So a snapshot outlives folds, `close` and
-`destroy`, and costs a reader slot and a few microseconds.
+then its environment is closed and, if wanted, its folder deleted (on a thread of its own). So a snapshot
+outlives folds, `close` and `destroy`, and costs a reader slot and a few microseconds.
 
 Views are counted under a lock, because scans let go of them on other threads. The read transaction itself
 is safe to read from several threads: each reader has its own cursors, and the one lazy step of LMDB in it,
@@ -142,6 +142,12 @@ class Level:
         if not self._retired or self._views:
             return
         self._retired = False
+        if self._delete is None:
+            self.environment.close()
+        else:
+            # Unlinking some hundred megabytes takes long enough to be felt by whoever lets go last: a scan.
+            threading.Thread(target=self._dispose, args=(self._delete,), name="old-delta").start()
+
+    def _dispose(self, folder: Path) -> None:
         self.environment.close()
-        if self._delete is not None:
-            shutil.rmtree(self._delete, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -30,8 +30,8 @@ class StoreSettings:
         delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded.
         load_run_documents: entries of a micro-batch resolved and sorted at once, about 600 bytes of
             memory each.
-        reserve_bytes: disk left free. Below it nothing is written: a full disk is an error, never a signal on
-            a memory map.
+        reserve_bytes: disk left free by commits; folds, which give a delta's room back, may use three
+            quarters of it. A full disk is then an error, never a signal on a memory map.
         max_readers: read transactions on one environment at once: snapshots kept, leased and being read.
         fsync: whether base commits reach the disk. Only tests turn it off.
         check_mirror: check entries against the back index after every commit. For tests: it reads everything.

@@ -138,7 +138,7 @@ def test_what_was_not_folded_is_lost_and_comes_again(tmp_path: Path, folds: Fold
     store.finish_fold(30)
     store.apply(segments(documents(20, 20)), state(2, p0=40))
     store.close()
-    assert not list((tmp_path / "slice").glob("delta-*"))
+    wait_for(lambda: not list((tmp_path / "slice").glob("delta-*")))
     store = lmdb_store(tmp_path / "slice", folds)
     assert store.applied == state(1, p0=20)
     assert len(all_rows(store)) == 20
@@ -156,7 +156,7 @@ def test_a_folded_delta_is_deleted_with_its_last_snapshot(tmp_path: Path, folds:
     assert len(list((tmp_path / "slice").glob("delta-*"))) == 1
     assert len(rows_of(snapshot)) == 20
     snapshot.close()
-    assert not list((tmp_path / "slice").glob("delta-*"))
+    wait_for(lambda: not list((tmp_path / "slice").glob("delta-*")))
     store.close()
 
 
@@ -242,7 +242,12 @@ def test_a_fold_without_its_delta_is_an_outcome_not_an_exception(tmp_path: Path)
     assert run_fold(job).error == "failed"
 
 
-def test_a_killed_worker_is_an_error_and_is_started_again(tmp_path: Path, folds: FoldWorker) -> None:
+@pytest.mark.parametrize(
+    ("kill", "problem"), [(signal.SIGKILL, "fold-worker-died"), (signal.SIGBUS, "disk-full")]
+)
+def test_a_killed_worker_is_an_error_and_is_started_again(
+    tmp_path: Path, folds: FoldWorker, kill: signal.Signals, problem: str
+) -> None:
     store = lmdb_store(tmp_path / "slice", folds)
     store.apply(segments(documents(0, 3)), state(1, p0=3))
     store.start_fold()
@@ -252,10 +257,11 @@ def test_a_killed_worker_is_an_error_and_is_started_again(tmp_path: Path, folds:
     os.kill(first, signal.SIGSTOP)
     store.apply(segments(documents(3, 3)), state(2, p0=6))
     store.start_fold()
-    os.kill(first, signal.SIGKILL)
+    os.kill(first, kill)
+    os.kill(first, signal.SIGCONT)
     with pytest.raises(RetryableError) as caught:
         store.finish_fold(30)
-    assert caught.value.problem_type == "fold-worker-died"
+    assert caught.value.problem_type == problem
     assert store.start_fold()
     assert store.finish_fold(30) == state(2, p0=6)
     assert folds.pid != first
