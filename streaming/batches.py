@@ -9,6 +9,7 @@ same number; slices that had it skip it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from keytide.catalog import IndexRecord
 from keytide.kafka import producer
@@ -29,7 +31,17 @@ from keytide.topics import Topics
 from streaming import core
 from streaming.checkpoint import Checkpoint, Range
 from streaming.progress import Status
-from streaming.tasks import ROW, DeliveryError, Work, deliver_slots, project_share, read_summary
+from streaming.tasks import (
+    ROW,
+    ROW_ORDER,
+    VERSION_ROW,
+    deliver_slots,
+    find_versions,
+    project_share,
+    read_summary,
+)
+from streaming.versions import Offsets, Version, losers_of
+from streaming.work import DeliveryError, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,15 +122,11 @@ class Batches:
     def _run_batch(self, frame: DataFrame, batch: int) -> int:
         """Run a micro-batch and send its ends; returns how many documents it read."""
         covered = self._checkpoint.range(batch)
-        heard = batch > 0
-        outcome = self._act(frame, self._work(batch, heard=heard), covered)
-        if outcome.foreign and not heard:
-            log.warning(
-                "build %s: %d documents of %s lie in more than one partition, or a share was too large for "
-                "one pass: micro-batch %d runs again, and every slice hears every document",
-                *(self._plan.build, outcome.foreign, self._plan.keyspace, batch),
-            )
-            outcome = self._act(frame, self._work(batch, heard=True), covered)
+        work = self._work(batch)
+        outcome = self._act(frame, work, covered)
+        if outcome.foreign:
+            losers = self._losers(frame, batch, outcome.foreign)
+            outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
         self._check_source()
         self.send_ends(batch, covered.start, covered.end, outcome.winners)
         self._status.finish_batch(batch, covered.end, self._plan.slots, outcome)
@@ -128,7 +136,21 @@ class Batches:
         )
         return outcome.documents
 
-    def _work(self, batch: int, *, heard: bool) -> Work:
+    def _losers(self, frame: DataFrame, batch: int, hashes: bytes) -> dict[int, Offsets]:
+        """The versions that documents with these hashes have a newer one of, in another partition."""
+        wanted = np.sort(np.frombuffer(hashes, np.uint64))
+        log.warning(
+            "build %s: %d documents lie in more than one partition of %s; micro-batch %d runs again with "
+            "their newest versions only (do its producers use different partitioners?)",
+            *(self._plan.build, len(wanted), self._plan.keyspace, batch),
+        )
+        find: Any = functools.partial(find_versions, wanted.tobytes())
+        rows = frame.mapInArrow(find, VERSION_ROW).collect()
+        return losers_of(
+            (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
+        )
+
+    def _work(self, batch: int) -> Work:
         definitions = ((index.id, msgspec.json.encode(index.definition)) for index in self._plan.indexes)
         return Work(
             build=self._plan.build,
@@ -137,7 +159,7 @@ class Batches:
             slots=tuple(self._plan.slots),
             definitions=tuple(definitions),
             routes=self._routes,
-            heard=heard,
+            heard=batch > 0,
             settings=self._settings.model_copy(update={"security": SecuritySettings()}),
         )
 
@@ -148,7 +170,7 @@ class Batches:
         rows = (
             frame.mapInArrow(project, ROW)
             .repartition(len(work.routes), "route")
-            .sortWithinPartitions("slot", "first")
+            .sortWithinPartitions(*ROW_ORDER)
             .mapInArrow(deliver, ROW)
             .collect()
         )

@@ -67,18 +67,23 @@ class ShareSummary(msgspec.Struct, frozen=True, array_like=True, tag="share"):
 
 
 class SlotSummary(msgspec.Struct, frozen=True, array_like=True, tag="slot"):
-    """What one second-stage task delivered to one slot."""
+    """What one second-stage task delivered to one slot.
+
+    Attributes:
+        retracted: entries that it dropped, because their share has a newer version (`streaming.share`).
+    """
 
     slot: int
     attempt: str
     chunks: int
     entries: int
+    retracted: int = 0
 
 
 class ForeignSummary(msgspec.Struct, frozen=True, array_like=True, tag="foreign"):
-    """How many document ids one second-stage task found in more than one share."""
+    """Hashes of the documents that one second-stage task found in more than one share. u64[n]."""
 
-    documents: int
+    hashes: bytes
 
 
 Summary = ShareSummary | SlotSummary | ForeignSummary
@@ -91,14 +96,14 @@ class Outcome(NamedTuple):
         winners: for each slot, attempt -> chunks.
         entries: for each slot, entries delivered.
         documents: records read.
-        foreign: document ids found in more than one source partition.
+        foreign: hashes of documents found in more than one source partition; u64[n], one byte string.
         skipped, left_out: index id -> reason -> count.
     """
 
     winners: list[dict[str, int]]
     entries: list[int]
     documents: int
-    foreign: int
+    foreign: bytes
     skipped: dict[str, dict[str, int]]
     left_out: dict[str, dict[str, int]]
 
@@ -120,8 +125,10 @@ def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> Outcome:
         InvariantViolationError: a share or an entry was lost or came twice between the stages.
     """
     winners: list[dict[str, int]] = [{} for _ in range(slots)]
-    put_in, delivered = [0] * slots, [0] * slots
-    documents = foreign = seen = 0
+    put_in, taken_out, delivered = [0] * slots, [0] * slots, [0] * slots
+    documents = seen = 0
+    foreign: list[bytes] = []
+    done: set[int] = set()
     skipped: dict[str, dict[str, int]] = {}
     left_out: dict[str, dict[str, int]] = {}
     for summary in summaries:
@@ -137,23 +144,24 @@ def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> Outcome:
                 add_counts(left_out, summary.left_out)
             case SlotSummary(slot=slot):
                 invariant(
-                    delivered[slot] == 0, "NothingLost", f"slot {slot} was delivered twice in one micro-batch"
+                    slot not in done, "NothingLost", f"slot {slot} was delivered twice in one micro-batch"
                 )
-                delivered[slot] = summary.entries
+                done.add(slot)
+                delivered[slot], taken_out[slot] = summary.entries, summary.entries + summary.retracted
                 winners[slot][summary.attempt] = summary.chunks
             case ForeignSummary():
-                foreign += summary.documents
+                foreign.append(summary.hashes)
     invariant(
         seen == shares,
         "NothingLost",
         f"{seen} shares reported, the micro-batch has {shares} source partitions",
     )
     invariant(
-        put_in == delivered,
+        put_in == taken_out,
         "NothingLost",
-        lambda: f"entries projected per slot {put_in}, entries delivered per slot {delivered}",
+        lambda: f"entries projected per slot {put_in}, entries delivered or retracted {taken_out}",
     )
-    return Outcome(winners, delivered, documents, foreign, skipped, left_out)
+    return Outcome(winners, delivered, documents, b"".join(foreign), skipped, left_out)
 
 
 def add_counts(total: dict[str, dict[str, int]], more: Mapping[str, Mapping[str, int]]) -> None:

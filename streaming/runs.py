@@ -17,7 +17,7 @@ Columns of a block (`SCHEMA`), one row per entry: partition, offset and time nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from keytide.messages import PutChunk
+from streaming.versions import Offsets, contained
 
 SCHEMA = pa.schema(
     [
@@ -109,6 +110,16 @@ def blocks(entries: pa.RecordBatch, limit: int) -> Iterator[Block]:
     edges = cuts(ordered, limit)
     for start, end in pairwise(edges):
         yield Block(keys[start].as_py(), ordered.slice(start, end - start))
+
+
+def without_versions(entries: pa.RecordBatch, versions: Mapping[int, Offsets]) -> pa.RecordBatch:
+    """The entries but for those of the given versions (partition -> offsets, ascending)."""
+    partitions = entries.column("partition").to_numpy()
+    offsets = entries.column("offset").to_numpy().astype(np.int64)
+    drop = np.zeros(entries.num_rows, np.bool_)
+    for partition, unwanted in versions.items():
+        drop |= (partitions == partition) & contained(offsets, unwanted)
+    return entries.filter(pa.array(~drop)) if drop.any() else entries
 
 
 def encode_block(entries: pa.RecordBatch) -> bytes:

@@ -3,16 +3,12 @@
 Theory of operation
 ===================
 Records come in offset order, in Arrow batches, and are projected batch by batch with the projector's own
-core. What they project to is kept, as columns, until the share ends; then the newest version of each
-document is known, and only its entries go on (a tombstone or a version that cannot be projected goes on as
-nothing).
+core. What they project to is kept, as columns, until the share ends; then the newest version of each document
+is known, and only its entries go on (a tombstone or a version that cannot be projected goes on as nothing).
 
-A share that takes more than `limit` bytes is handled in *portions*, each like a share of its own. The newest
-version is then known per portion only. That is no harm in a micro-batch whose documents all slices hear: they
-put aside what is older than what they heard. In the first micro-batch nobody hears anything (there is nothing
-to remove), so a document in two portions, or in two source partitions, must be noticed: each portion hands on
-the sorted hashes of its documents, the second stage compares them, and if any is found twice, the driver runs
-the micro-batch again with everything heard (`streaming.driver`).
+A share that takes more than `limit` bytes goes on in *portions*. Of the earlier ones the task keeps ids and
+offsets only; when a later portion has a newer version of a document, the older one is *retracted*: the second
+stage drops its entries.
 
 Input columns: partition, offset (integers), timestamp (microseconds), key, value (binary, may be null).
 """
@@ -35,6 +31,7 @@ from projector.core import KeyspacePlan, Projected, SourceBatch, project
 from router.core import slices_of
 from streaming.core import add_counts
 from streaming.runs import SCHEMA, blob, lengths
+from streaming.versions import Hashes, Offsets, contained, newest_versions
 
 Array = npt.NDArray[Any]
 
@@ -42,7 +39,6 @@ PORTION_BYTES = 192 * 1024 * 1024
 """About what a task keeps of its share: ids, keys, values, and DOCUMENT_BYTES a document and entry."""
 DOCUMENT_BYTES = 64
 SKIP_BYTES = 600
-_HASHES_END = 1 << 64
 
 
 class HeardPiece(NamedTuple):
@@ -52,22 +48,38 @@ class HeardPiece(NamedTuple):
     heard: Heard
 
 
+class Documents(NamedTuple):
+    """Versions of documents of one source partition, as columns in offset order."""
+
+    ids: pa.Array
+    hashes: Hashes
+    offsets: Offsets
+    times: Offsets
+
+    def take(self, ordinals: Array) -> Documents:
+        return Documents(
+            self.ids.take(pa.array(ordinals)),
+            self.hashes[ordinals],
+            self.offsets[ordinals],
+            self.times[ordinals],
+        )
+
+
 class Portion(NamedTuple):
-    """What a share (or a part of it) comes to.
+    """What a share, or a part of it, comes to.
 
     Attributes:
         partition: source partition, -1 when nothing was read.
-        ids, hashes, offsets, times: the newest version of each document, by offset.
+        documents: the newest version of each document.
         entries: slot number -> entries of those versions, unsorted.
+        retracted: offsets of versions in earlier portions that are no longer the newest; ascending.
         skips: slot number -> lines for its skip ledger, superseded versions included.
     """
 
     partition: int
-    ids: pa.Array
-    hashes: npt.NDArray[np.uint64]
-    offsets: npt.NDArray[np.int64]
-    times: npt.NDArray[np.int64]
+    documents: Documents
     entries: dict[int, pa.RecordBatch]
+    retracted: Offsets
     skips: dict[int, list[Skip]]
 
 
@@ -85,37 +97,36 @@ class Share:
 
     Args:
         plan: the indexes of the build.
-        first_slots: index id -> slot number of its slice 0.
-        slices: index id -> number of slices.
+        slots: index id -> (slot number of its slice 0, number of slices).
+        losers: partition -> offsets of versions whose document has a newer one in another partition.
         limit: bytes after which a portion is full.
 
     Attributes:
-        documents: records read so far.
+        read: records read so far.
         skipped, left_out: index id -> reason -> count, so far.
     """
 
     def __init__(
         self,
         plan: KeyspacePlan,
-        first_slots: Mapping[str, int],
-        slices: Mapping[str, int],
+        slots: Mapping[str, tuple[int, int]],
+        losers: Mapping[int, Offsets],
         limit: int = PORTION_BYTES,
     ) -> None:
         self._plan = plan
-        self._first_slots = first_slots
-        self._slices = slices
+        self._slots = slots
+        self._losers = losers
         self._limit = limit
-        self.documents = 0
+        self.read = 0
         self.skipped: dict[str, dict[str, int]] = {}
         self.left_out: dict[str, dict[str, int]] = {}
         self._partition = -1
+        self._earlier = _NOTHING
         self._clear()
 
     def _clear(self) -> None:
-        self._heard = 0
-        self._bytes = 0
-        self._ids: list[pa.Array] = []
-        self._columns: list[tuple[Array, Array, Array]] = []
+        self._bytes = self._heard = 0
+        self._documents: list[Documents] = []
         self._entries: dict[str, list[_Entries]] = {index: [] for index in self._plan.indexes}
         self._skips: dict[int, list[Skip]] = {}
 
@@ -123,6 +134,11 @@ class Share:
     def full(self) -> bool:
         """Whether a portion should be taken now."""
         return self._bytes >= self._limit
+
+    @property
+    def hashes(self) -> Hashes:
+        """Hashes of all documents of the portions taken so far, each once."""
+        return self._earlier.hashes
 
     def add(self, records: pa.RecordBatch) -> None:
         """Project the next records of the share."""
@@ -135,29 +151,23 @@ class Share:
             lambda: f"records of partition {batch.partition} in a share of partition {self._partition}",
         )
         self._partition = batch.partition
-        self.documents += records.num_rows
+        self.read += records.num_rows
         projected = project(batch, self._plan, with_heard=False)
         for index, made in projected.indexes.items():
             self._add_index(index, made)
         ids = pa.array(projected.ids, pa.binary())
-        self._ids.append(ids)
-        self._columns.append((projected.hashes, projected.offsets, projected.times))
+        self._documents.append(Documents(ids, projected.hashes, projected.offsets, projected.times))
         self._bytes += ids.nbytes + DOCUMENT_BYTES * len(ids)
-        self._heard += len(projected.ids)
+        self._heard += len(ids)
 
     def _add_index(self, index: str, made: Projected) -> None:
-        slices = self._slices[index]
+        first, slices = self._slots[index]
         if made.keys:
             keys = pa.array(made.keys, pa.binary())
             values = _empty(len(keys)) if made.values is None else pa.array(made.values, pa.binary())
-            self._entries[index].append(
-                _Entries(
-                    made.ordinals.astype(np.int64) + self._heard,
-                    slices_of(made.partition_keys, slices),
-                    keys,
-                    values,
-                )
-            )
+            ordinals = made.ordinals.astype(np.int64) + self._heard
+            of_entry = slices_of(made.partition_keys, slices)
+            self._entries[index].append(_Entries(ordinals, of_entry, keys, values))
             self._bytes += keys.nbytes + values.nbytes + DOCUMENT_BYTES * len(keys)
         reasons: dict[str, int] = {}
         places = slices_of([skip.id for skip in made.skips], slices)
@@ -165,69 +175,65 @@ class Share:
             reasons[skip.reason] = reasons.get(skip.reason, 0) + 1
             # The ordinal would count in heard columns that are not sent: partition and offset do.
             line = Skip(-1, skip.offset, skip.id, skip.reason, skip.detail)
-            self._skips.setdefault(self._first_slots[index] + place, []).append(line)
+            self._skips.setdefault(first + place, []).append(line)
         self._bytes += SKIP_BYTES * len(made.skips)
-        if reasons:
-            add_counts(self.skipped, {index: reasons})
-        if made.left_out:
-            add_counts(self.left_out, {index: made.left_out})
+        add_counts(self.skipped, {index: reasons} if reasons else {})
+        add_counts(self.left_out, {index: made.left_out} if made.left_out else {})
 
     def portion(self) -> Portion:
         """What was added since the last portion; begins a new one."""
-        ids = _joined(self._ids)
-        hashes, offsets, times = (
-            np.concatenate(columns) if columns else np.zeros(0, kind)
-            for columns, kind in zip(
-                zip(*self._columns, strict=True) if self._columns else ((), (), ()),
-                (np.uint64, np.int64, np.int64),
-                strict=True,
-            )
-        )
-        newest = newest_versions(hashes, ids)
+        documents = _joined(self._documents)
+        newest = newest_versions(documents.hashes, documents.ids)
+        winning = newest & ~contained(documents.offsets, self._losers.get(self._partition, _NOTHING.offsets))
         entries: dict[int, pa.RecordBatch] = {}
         for index, made in self._entries.items():
-            entries.update(self._by_slot(index, made, newest, ids, offsets, times))
+            entries.update(self._by_slot(index, made, winning, documents))
         skips = self._skips
         self._clear()
-        if newest.all():
-            return Portion(self._partition, ids, hashes, offsets, times, entries, skips)
-        kept = np.flatnonzero(newest)
-        return Portion(
-            self._partition,
-            ids.take(pa.array(kept)),
-            hashes[kept],
-            offsets[kept],
-            times[kept],
-            entries,
-            skips,
-        )
+        if not newest.all():
+            documents = documents.take(np.flatnonzero(newest))
+        return Portion(self._partition, documents, entries, self._retract(documents), skips)
+
+    def _retract(self, documents: Documents) -> Offsets:
+        """Offsets of earlier versions that `documents` replaces; then these are earlier ones, too."""
+        count = len(self._earlier.hashes)
+        if not count:
+            self._earlier = documents
+            return _NOTHING.offsets
+        both = _joined([self._earlier, documents])
+        newest = newest_versions(both.hashes, both.ids)
+        self._earlier = both.take(np.flatnonzero(newest))
+        return both.offsets[:count][~newest[:count]]
 
     def _by_slot(
-        self, index: str, made: list[_Entries], newest: Array, ids: pa.Array, offsets: Array, times: Array
+        self, index: str, made: list[_Entries], winning: Array, documents: Documents
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The entries of the newest versions, by slot number."""
+        """The entries of the winning versions, by slot number."""
         if not made:
             return
+        first, slices = self._slots[index]
         ordinals = np.concatenate([part.ordinals for part in made])
-        slices = np.concatenate([part.slices for part in made])
-        keys, values = _joined([part.keys for part in made]), _joined([part.values for part in made])
-        rows = np.flatnonzero(newest[ordinals])
-        rows = rows[np.argsort(slices[rows], kind="stable")]
-        edges = np.searchsorted(slices[rows], np.arange(self._slices[index] + 1))
-        for number in range(self._slices[index]):
-            chosen = rows[edges[number] : edges[number + 1]]
-            if not len(chosen):
+        of_entry = np.concatenate([part.slices for part in made])
+        keys, values = (
+            pa.concat_arrays([part.keys for part in made]),
+            pa.concat_arrays([part.values for part in made]),
+        )
+        rows = np.flatnonzero(winning[ordinals])
+        rows = rows[np.argsort(of_entry[rows], kind="stable")]
+        edges = np.searchsorted(of_entry[rows], np.arange(slices + 1))
+        for number, (start, end) in enumerate(pairwise(edges.tolist())):
+            if start == end:
                 continue
-            take, of = pa.array(chosen), ordinals[chosen]
+            take, of = pa.array(rows[start:end]), ordinals[rows[start:end]]
             columns = [
-                pa.array(np.full(len(chosen), self._partition, np.uint32)),
-                pa.array(offsets[of].astype(np.uint64)),
-                pa.array(times[of]),
-                ids.take(pa.array(of)),
+                pa.array(np.full(end - start, self._partition, np.uint32)),
+                pa.array(documents.offsets[of].astype(np.uint64)),
+                pa.array(documents.times[of]),
+                documents.ids.take(pa.array(of)),
                 keys.take(take),
                 values.take(take),
             ]
-            yield self._first_slots[index] + number, pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield first + number, pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def source_batch(records: pa.RecordBatch) -> SourceBatch:
@@ -268,78 +274,48 @@ def items(column: pa.Array) -> list[bytes | None]:
     return found
 
 
-def newest_versions(hashes: npt.NDArray[np.uint64], ids: pa.Array) -> npt.NDArray[np.bool_]:
-    """Whether each version is the last of its document. bool[n].
-
-    Args:
-        hashes: of the ids; documents with one hash are told apart by their ids.
-        ids: in offset order.
-    """
-    newest = np.ones(len(hashes), np.bool_)
-    order = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
-    again = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if not len(again):
-        return newest
-    older, newer = order[again], order[again + 1]
-    if pc.all(pc.equal(ids.take(pa.array(older)), ids.take(pa.array(newer)))).as_py():
-        newest[older] = False
-        return newest
-    last: dict[bytes, int] = {}  # two ids with one hash: once in a lifetime
-    for ordinal in np.union1d(older, newer).tolist():
-        name = ids[ordinal].as_py()
-        if name in last:
-            newest[last[name]] = False
-        last[name] = ordinal
-    return newest
-
-
-def heard_pieces(portion: Portion, limit: int) -> Iterator[HeardPiece]:
-    """The documents of a portion as heard columns, cut so that each piece is at most about `limit` bytes."""
-    count = len(portion.hashes)
+def heard_pieces(documents: Documents, limit: int) -> Iterator[HeardPiece]:
+    """Documents as heard columns, cut so that each piece is at most about `limit` bytes."""
+    count = len(documents.hashes)
     if count == 0:
         return
-    sizes = lengths(portion.ids) + 4 + 8 + 1 + 8
+    sizes = lengths(documents.ids) + 4 + 8 + 1 + 8
     pieces = (np.cumsum(sizes) - sizes) // limit
-    # Offsets travel as u32 from the first one on.
-    pieces += (portion.offsets - portion.offsets[0]) >> 31
-    edges = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), count]
+    # Offsets travel as u32 from the first one of a piece on.
+    spans = (documents.offsets - documents.offsets[0]) >> 31
+    edges = [0, *(np.flatnonzero(np.diff(pieces) | np.diff(spans)) + 1).tolist(), count]
     for start, end in pairwise(edges):
-        ids, base = portion.ids.slice(start, end - start), int(portion.offsets[start])
-        time_base, times = pack_times(portion.times[start:end])
+        ids, base = documents.ids.slice(start, end - start), int(documents.offsets[start])
+        time_base, times = pack_times(documents.times[start:end])
         yield HeardPiece(
             base,
             Heard(
                 count=end - start,
-                offsets=(portion.offsets[start:end] - base).astype("<u4").tobytes(),
+                offsets=(documents.offsets[start:end] - base).astype("<u4").tobytes(),
                 time_base=time_base,
                 times=times,
                 id_lengths=lengths(ids).astype(np.uint8).tobytes(),
                 ids=blob(ids),
-                hashes=portion.hashes[start:end].astype("<u8", copy=False).tobytes(),
+                hashes=documents.hashes[start:end].astype("<u8", copy=False).tobytes(),
             ),
         )
 
 
-def hash_ranges(hashes: npt.NDArray[np.uint64], ranges: int) -> list[npt.NDArray[np.uint64]]:
-    """The hashes in order, cut into `ranges` equal ranges of the 64-bit numbers."""
-    bounds = np.array([number * _HASHES_END // ranges for number in range(1, ranges)], np.uint64)
-    ordered = np.sort(hashes)
-    return np.split(ordered, np.searchsorted(ordered, bounds))
+_NOTHING = Documents(
+    pa.array([], pa.binary()), np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+)
 
 
-def repeated(portions: list[npt.NDArray[np.uint64]]) -> int:
-    """How many hashes lie in more than one of the arrays (each without repetitions)."""
-    if len(portions) < 2:
-        return 0
-    ordered = np.sort(np.concatenate(portions))
-    again = ordered[1:][ordered[1:] == ordered[:-1]]
-    return len(np.unique(again))
+def _joined(parts: list[Documents]) -> Documents:
+    if len(parts) < 2:
+        return parts[0] if parts else _NOTHING
+    return Documents(
+        pa.concat_arrays([part.ids for part in parts]),
+        np.concatenate([part.hashes for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        np.concatenate([part.times for part in parts]),
+    )
 
 
 def _empty(count: int) -> pa.Array:
     return pa.array([b""], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
-
-
-def _joined(arrays: list[pa.Array]) -> pa.Array:
-    return pa.concat_arrays(arrays) if arrays else pa.array([], pa.binary())

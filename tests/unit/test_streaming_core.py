@@ -1,0 +1,269 @@
+"""The decisions of a backfill: winners, ends, the goal, routes, the checkpoint, what failures mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keytide.catalog import BuildRecord
+from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
+from keytide.settings import load_settings
+from keytide.timestamp import Timestamp
+from streaming import core, spark
+from streaming.checkpoint import Checkpoint, CheckpointError, parse_offsets
+from streaming.core import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
+from streaming.failures import diagnose, source_changed
+from streaming.workers import without_zips
+
+
+def share(attempt: str, chunks: dict[int, int], entries: dict[int, int], documents: int = 1) -> ShareSummary:
+    return ShareSummary(attempt, documents, chunks, entries, {"i": {"not-json": 1}}, {})
+
+
+def test_winners_are_the_attempts_that_handed_back_a_summary() -> None:
+    outcome = settle(
+        2,
+        2,
+        [
+            share("a", {0: 2, 1: 1}, {0: 5}, 10),
+            share("b", {0: 1}, {0: 1, 1: 4}, 20),
+            SlotSummary(0, "c", 3, 6),
+            SlotSummary(1, "c", 1, 3, retracted=1),
+            ForeignSummary(b"12345678"),
+            ForeignSummary(b""),
+        ],
+    )
+    assert outcome.winners == [{"a": 2, "b": 1, "c": 3}, {"a": 1, "c": 1}]
+    assert outcome.entries == [6, 3]
+    assert (outcome.documents, outcome.foreign) == (30, b"12345678")
+    assert outcome.skipped == {"i": {"not-json": 2}}
+
+
+@pytest.mark.parametrize(
+    "summaries",
+    [
+        [SlotSummary(0, "c", 1, 5)],  # a share is missing
+        [share("a", {}, {0: 5}), share("a2", {}, {0: 5}), SlotSummary(0, "c", 1, 10)],  # one came twice
+        [share("a", {}, {0: 5}), SlotSummary(0, "c", 1, 4)],  # an entry was lost
+        [share("a", {}, {0: 5})],  # a slot was never delivered
+        [share("a", {}, {0: 5}), SlotSummary(0, "c", 1, 2), SlotSummary(0, "d", 1, 3)],  # two tasks for one
+        [share("a", {}, {0: 5}), SlotSummary(0, "c", 1, 5), SlotSummary(0, "c", 1, 0)],
+    ],
+)
+def test_nothing_is_lost_between_the_stages(summaries: list[core.Summary]) -> None:
+    with pytest.raises(InvariantViolationError, match="NothingLost"):
+        settle(1, 1, summaries)
+
+
+def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something() -> None:
+    slots = core.slots_of({"b-2": 1, "a-1": 2})
+    assert slots == [Slot("a-1", 0), Slot("a-1", 1), Slot("b-2", 0)]
+    start, end = Timestamp.of({0: 1}), Timestamp.of({0: 5})
+    ends = core.batch_ends("b", "r", 3, slots, start, end, [{"x": 1, "y": 0}, {}, {"z": 2}])
+    assert [(e.index, e.slice, e.winners) for e in ends] == [
+        ("a-1", 0, {"x": 1}),
+        ("a-1", 1, {}),
+        ("b-2", 0, {"z": 2}),
+    ]
+    assert all((e.build, e.run, e.batch, e.start, e.end) == ("b", "r", 3, start, end) for e in ends)
+
+
+def build(low: dict[int, int], load: dict[int, int]) -> BuildRecord:
+    return BuildRecord("b", "k", [], "BACKFILL", Timestamp.of(load), 0, low_watermark=low)
+
+
+def test_the_end_needs_the_load_timestamp_and_every_low_watermark_offset() -> None:
+    position = Timestamp.of({0: 10, 1: 10})
+    assert core.passed(position, build({0: 10, 1: 3}, {0: 5, 1: 10}), 2)
+    assert not core.passed(position, build({0: 10, 1: 3}, {0: 5, 1: 11}), 2)
+    assert not core.passed(position, build({0: 11, 1: 3}, {0: 5, 1: 10}), 2)
+    assert not core.passed(position, build({0: 10}, {0: 5, 1: 10}), 2), "partition 1 is not activated"
+    assert core.goal(build({0: 10}, {}), 2) is None
+    assert core.goal(build({0: 1, 1: 12}, {0: 5, 1: 10}), 2) == Timestamp.of({0: 5, 1: 12})
+
+
+def test_spark_hash_is_sparks() -> None:
+    """Values of `SELECT hash(x)` in Spark 4.0.0."""
+    assert [core.spark_hash(x) for x in (0, 1, 2, 42)] == [933211791, -559580957, 1765031574, 29417773]
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7, 8, 64])
+def test_every_shuffle_partition_has_a_route_that_leads_there(partitions: int) -> None:
+    routes = core.exact_routes(partitions)
+    assert [core.spark_hash(route) % partitions for route in routes] == list(range(partitions))
+
+
+def test_a_rate_limit_spaces_and_shrinks_micro_batches() -> None:
+    assert core.pause_after(1000, 0.5, 0) == 0
+    assert core.pause_after(1000, 0.5, 1000) == 0.5
+    assert core.pause_after(1000, 5.0, 1000) == 0
+    assert core.documents_per_batch(2_000_000, 0) == 2_000_000
+    assert core.documents_per_batch(2_000_000, 1_000) == 10_000
+
+
+# --- the checkpoint ---------------------------------------------------------------------------------------
+
+
+def write_offsets(file: Path, offsets: dict[str, int], *, first: str = "", source: str = "src") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    metadata = "" if first else '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n'
+    file.write_text(f"{first}v1\n{metadata}{json.dumps({source: offsets})}")
+
+
+def test_the_checkpoint_says_what_each_micro_batch_covers(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, "src", "id")
+    assert (checkpoint.begin(), checkpoint.position(), checkpoint.planned()) == (None, None, -1)
+    write_offsets(tmp_path / "sources/0/0", {"0": 3, "1": 0}, first="\0")
+    begin = Timestamp.of({0: 3, 1: 0}, "id")
+    assert checkpoint.position() == begin
+    write_offsets(tmp_path / "offsets/0", {"1": 7, "0": 3})
+    write_offsets(tmp_path / "offsets/.0.crc", {})
+    assert (checkpoint.planned(), checkpoint.committed()) == (0, -1)
+    assert checkpoint.range(0) == (begin, Timestamp.of({0: 3, 1: 7}, "id"))
+    assert checkpoint.range(0).shares == 1
+    assert checkpoint.position() == begin, "planned is not done"
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits/0").write_text("v1\n{}")
+    for number in range(1, 12):
+        write_offsets(tmp_path / "offsets" / str(number), {"0": 10 * number, "1": 7})
+    assert checkpoint.position() == Timestamp.of({0: 3, 1: 7}, "id")
+    assert checkpoint.planned() == 11, "numbers are compared as numbers"
+    assert checkpoint.range(11).start.offsets() == {0: 100, 1: 7}
+    assert checkpoint.range(11).shares == 1
+    (tmp_path / "offsets/4").unlink()
+    with pytest.raises(CheckpointError):
+        checkpoint.range(5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "v2\n{}\n{}", "v1\n", 'v1\n{}\n{"other":{"0":1}}', "v1\n{}\n-", 'v1\n{}\n{"src":{"x":1}}']
+)
+def test_another_form_of_checkpoint_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointError):
+        parse_offsets(text, "src")
+    assert diagnose(CheckpointError("unreadable")).never
+
+
+# --- failures ---------------------------------------------------------------------------------------------
+
+DATA_LOSS = """[FAILED_EXECUTE] Job aborted
+org.apache.spark.SparkException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost
+\tat org.apache.spark.Foo(Foo.scala:1)
+Could not read records in offset [3, 9) for topic partition src-0"""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "never"),
+    [
+        (DATA_LOSS, "offsets-lost", True),
+        ("[KAFKA_DATA_LOSS.PARTITIONS_DELETED] ...", "source-changed", True),
+        ("[KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED] Partition src-0 ...", "source-changed", True),
+        ("x.OffsetOutOfRangeException: Fetch position is out of range", "offsets-lost", True),
+        ("o.a.k.TopicAuthorizationException: Not authorized", "access-refused", True),
+        ("Failed to find data source: kafka", "connector-missing", True),
+        ("java.lang.OutOfMemoryError: Java heap space", "out-of-memory", False),
+        ("Task 3 failed 4 times; lost task", "driver-failed", False),
+        (RetryableError("away"), "unavailable", False),
+        (ConfigurationError("wrong"), "configuration", True),
+        (InvariantViolationError("NothingLost", "entries"), "invariant-violated", True),
+        (ValueError(), "driver-failed", False),
+    ],
+)
+def test_failures_say_whether_another_start_can_help(
+    error: BaseException | str, reason: str, never: bool
+) -> None:
+    failure = diagnose(error)
+    assert (failure.reason, failure.never) == (reason, never)
+    assert failure.message
+
+
+def test_a_failure_tells_the_line_that_matters() -> None:
+    message = diagnose(DATA_LOSS).message
+    assert "offset [3, 9) for topic partition src-0" in message
+    assert "Foo.scala" not in message
+
+
+def test_a_source_that_is_another_topic_ends_the_build() -> None:
+    assert source_changed("src", ("a", 3), ("a", 3)) is None
+    for found, word in ((None, "gone"), (("b", 3), "made anew"), (("a", 4), "4 partitions")):
+        error = source_changed("src", ("a", 3), found)
+        assert error is not None
+        assert word in error.message
+        assert diagnose(error).reason == "source-changed"
+        assert diagnose(error).never
+
+
+# --- Spark's settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("local", "local[1,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2,1]", "local[2,1]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_local_masters_retry_tasks(given: str, used: str) -> None:
+    assert spark.master_with_retries(given) == used
+
+
+def test_the_source_never_skips_lost_offsets_nor_reads_aborted_records() -> None:
+    settings = load_settings(
+        kafka={
+            "bootstrap": "b:1",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": 'u"x',
+            "sasl.password": "p",
+            "ssl.ca.location": "ca.pem",
+            "fetch.wait.max.ms": 5,
+        }
+    )
+    options = spark.source_options(settings, "src", 7)
+    assert options["failOnDataLoss"] == "true"
+    assert options["kafka.isolation.level"] == "read_committed"
+    assert options["startingOffsets"] == "earliest"
+    assert (options["subscribe"], options["maxOffsetsPerTrigger"]) == ("src", "7")
+    assert options["kafka.security.protocol"] == "SASL_SSL"
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
+    assert 'username="u\\"x"' in options["kafka.sasl.jaas.config"]
+    assert "ScramLoginModule" in options["kafka.sasl.jaas.config"]
+    assert options["kafka.ssl.truststore.location"] == "ca.pem"
+    assert not any("fetch.wait" in name for name in options)
+
+
+def test_options_of_the_operator_win(tmp_path: Path) -> None:
+    settings = load_settings(
+        build={"spark_master": "local[2]", "spark_options": {"spark.ui.enabled": "true"}}
+    )
+    short = spark.session_options(settings, tmp_path, 10)
+    assert short["spark.ui.enabled"] == "true"
+    assert short["spark.sql.adaptive.enabled"] == "false"
+    assert short["spark.master"] == "local[2,4]"
+    long = spark.session_options(settings, tmp_path, 10_000_000)
+    assert short["spark.driver.extraJavaOptions"] != long["spark.driver.extraJavaOptions"]
+
+
+def test_jars_come_from_the_environment_or_from_maven() -> None:
+    assert spark.connector({"KEYTIDE_SPARK_JARS": "/a.jar:/b.jar:"}, "4.0.0") == {
+        "spark.jars": "/a.jar,/b.jar"
+    }
+    packages = spark.connector({}, "4.0.1")["spark.jars.packages"].split(",")
+    assert "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1" in packages
+
+
+def test_tasks_of_the_shuffle_are_as_many_as_slots_but_bounded() -> None:
+    assert spark.shuffle_partitions(8, 2) == 8
+    assert spark.shuffle_partitions(3000, 2) == 8
+    assert spark.shuffle_partitions(1, 64) == 1
+    assert spark.shuffle_partitions(24, 16) == 24
+
+
+def test_workers_do_without_the_zipped_packages() -> None:
+    path = ["", "/s/python/lib/pyspark.zip", "/s/python/lib/py4j-0.10.9.9-src.zip", "/v/site", "/x/my.zip"]
+    assert without_zips(path) == ["", "/v/site", "/x/my.zip"]
