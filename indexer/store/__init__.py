@@ -5,7 +5,8 @@
     lmdb_store   the real store: base, frozen delta, delta (base, folding: its parts)
     memory       the same behaviour in dictionaries, without a disk (memory_snapshot: reading it)
 
-    documents    segments and chunks -> columns of documents (numpy, no per-document objects)
+    window       segments and chunks -> columns of documents (numpy, no per-document objects)
+    documents    those columns: the newest version of each document
     records      bytes of back index records and ledger lines
     resolve      documents + what is held -> what to write (pure): versions, moves, removals
     filter       which documents may be held, so that hearing costs little

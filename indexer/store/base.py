@@ -23,7 +23,7 @@ from typing import Any
 import lmdb
 import msgspec
 
-from indexer.store.documents import Documents, from_chunk_puts, from_chunk_removals
+from indexer.store.documents import Documents
 from indexer.store.environment import FORMAT, allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold import (
@@ -40,6 +40,7 @@ from indexer.store.levels import Level
 from indexer.store.records import ledger_key, pack_line
 from indexer.store.resolve import Changes, resolve
 from indexer.store.settings import StoreSettings
+from indexer.store.window import from_chunk_puts, from_chunk_removals
 from indexer.store.writing import Writer, skip_lines
 from keytide.columns import hashes_of
 from keytide.errors import ConfigurationError, invariant

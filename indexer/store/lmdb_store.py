@@ -26,7 +26,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from indexer.store.base import Base
-from indexer.store.documents import Documents, from_segments
+from indexer.store.documents import Documents
 from indexer.store.environment import allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold_worker import Folder
@@ -38,6 +38,7 @@ from indexer.store.records import REMOVED, ledger_key, pack_line
 from indexer.store.resolve import resolve
 from indexer.store.settings import StoreSettings
 from indexer.store.snapshot import LmdbSnapshot
+from indexer.store.window import from_segments
 from indexer.store.writing import Writer, skip_lines
 from keytide.errors import RetryableError, invariant
 from keytide.messages import PutChunk, RemovalChunk, Segment
