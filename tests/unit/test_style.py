@@ -1,24 +1,21 @@
 """The style of the repository, kept by a test (after TigerBeetle): what a linter does not know.
 
-Each rule is in CONTRIBUTING.md. A rule that is wrong is changed there and here, together.
+Each rule is in CONTRIBUTING.md. A rule that is wrong is changed there and here, together. What the Markdown
+pages promise is in `test_pages`.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from keytide import messages
-from keytide.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("keytide", "projector", "router", "indexer", "coordinator", "streaming", "deploy")
@@ -39,9 +36,6 @@ HOSTS = re.compile(
 STRUCTS_ELSEWHERE = ("keytide/timestamp.py", "indexer/store/", "indexer/scan/", "streaming/")
 """Where packed structs that never enter a topic may be defined: the timestamp (a part of messages), records
 on disk, answers between nodes and tokens, rows of Spark's shuffle."""
-
-LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-PICTURES_TO_COME = frozenset({"docs/images/page.png"})
 
 
 @cache
@@ -74,10 +68,6 @@ def texts() -> Iterator[tuple[str, str]]:
             yield named(path), path.read_text()
         except UnicodeDecodeError:
             continue
-
-
-def pages() -> list[Path]:
-    return [path for path in tracked() if path.suffix == ".md"]
 
 
 def test_the_rules_see_the_whole_repository() -> None:
@@ -188,72 +178,3 @@ def test_no_host_that_packages_or_jars_come_from() -> None:
 )
 def test_the_patterns_match_what_they_are_for(text: str, pattern: re.Pattern[str]) -> None:
     assert pattern.search(text)
-
-
-# --- pages ------------------------------------------------------------------------------------------------
-
-
-def test_links_point_to_files_that_exist() -> None:
-    broken = []
-    for page in pages():
-        for target in LINK.findall(page.read_text()):
-            if target.startswith(("http://", "https://", "#", "mailto:")):
-                continue
-            wanted = (page.parent / target.split("#")[0]).resolve()
-            if not wanted.exists() and named(wanted) not in PICTURES_TO_COME:
-                broken.append(f"{named(page)}: {target}")
-    assert broken == []
-
-
-def test_links_point_to_headings_that_exist() -> None:
-    broken = []
-    for page in pages():
-        for target in LINK.findall(page.read_text()):
-            file, _, heading = target.partition("#")
-            wanted = (page.parent / file).resolve() if file else page
-            if heading and wanted.suffix == ".md" and heading not in headings(wanted):
-                broken.append(f"{named(page)}: {target}")
-    assert broken == []
-
-
-def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    lines = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
-
-
-def invariant_names() -> set[str]:
-    """Names that the product code asserts: in `invariant(...)` and in errors raised directly."""
-    names: set[str] = set()
-    for path in sources(PRODUCT):
-        for node in ast.walk(tree(path)):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            at = {"invariant": 1, "InvariantViolationError": 0}.get(node.func.id)
-            if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
-                names.add(str(node.args[at].value))  # type: ignore[attr-defined]
-    return names
-
-
-def test_architecture_lists_the_invariants_that_are_asserted() -> None:
-    listed = set(re.findall(r"^\| \*(\w+)\* \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE))
-    code = "".join(path.read_text() for path in sources(PRODUCT))
-    assert invariant_names() - listed == set(), "asserted, and not in ARCHITECTURE.md"
-    assert {name for name in listed if f'"{name}"' not in code} == set(), "listed, and asserted nowhere"
-
-
-def settings() -> Iterator[tuple[str, Any]]:
-    """(name, default) of every setting, as `section.name`."""
-    for name, field in Settings.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel):
-            for inner, of in type(default).model_fields.items():
-                yield f"{name}.{inner}", of.get_default(call_default_factory=True)
-        else:
-            yield name, str(default)
-
-
-def test_the_page_on_tuning_has_every_setting_with_its_default() -> None:
-    page = (ROOT / "docs/tune.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", page, re.MULTILINE))
-    assert rows == {name: json.dumps(default) for name, default in settings()}

@@ -1,0 +1,164 @@
+"""What the Markdown pages say, held against the code: links, invariants, settings, commands, statements."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from keytide.cli import app
+from keytide.definition import parse_statement
+from keytide.errors import CallerError
+from keytide.settings import Settings
+from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+PICTURES_TO_COME = frozenset({"docs/images/page.png"})
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """(page, text) of all blocks of code in a language."""
+    for page in pages():
+        for found, text in BLOCK.findall(page.read_text()):
+            if found == language:
+                yield named(page), text
+
+
+def test_links_point_to_files_that_exist() -> None:
+    broken = []
+    for page in pages():
+        for target in LINK.findall(page.read_text()):
+            if target.startswith(("http://", "https://", "#", "mailto:")):
+                continue
+            wanted = (page.parent / target.split("#")[0]).resolve()
+            if not wanted.exists() and named(wanted) not in PICTURES_TO_COME:
+                broken.append(f"{named(page)}: {target}")
+    assert broken == []
+
+
+def test_links_point_to_headings_that_exist() -> None:
+    broken = []
+    for page in pages():
+        for target in LINK.findall(page.read_text()):
+            file, _, heading = target.partition("#")
+            wanted = (page.parent / file).resolve() if file else page
+            if heading and wanted.suffix == ".md" and heading not in headings(wanted):
+                broken.append(f"{named(page)}: {target}")
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def invariant_names() -> set[str]:
+    """Names that the product code asserts: in `invariant(...)` and in errors raised directly."""
+    names: set[str] = set()
+    for path in sources(PRODUCT):
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            at = {"invariant": 1, "InvariantViolationError": 0}.get(node.func.id)
+            if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
+                names.add(str(node.args[at].value))  # type: ignore[attr-defined]
+    return names
+
+
+def test_architecture_lists_the_invariants_that_are_asserted() -> None:
+    listed = set(re.findall(r"^\| \*(\w+)\* \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE))
+    code = "".join(path.read_text() for path in sources(PRODUCT))
+    assert invariant_names() - listed == set(), "asserted, and not in ARCHITECTURE.md"
+    assert {name for name in listed if f'"{name}"' not in code} == set(), "listed, and asserted nowhere"
+
+
+def settings() -> Iterator[tuple[str, Any]]:
+    """(name, default) of every setting, as `section.name`."""
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            for inner, of in type(default).model_fields.items():
+                yield f"{name}.{inner}", of.get_default(call_default_factory=True)
+        else:
+            yield name, str(default)
+
+
+def test_the_page_on_tuning_has_every_setting_with_its_default() -> None:
+    page = (ROOT / "docs/tune.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", page, re.MULTILINE))
+    assert rows == {name: json.dumps(default) for name, default in settings()}
+
+
+# --- examples -----------------------------------------------------------------------------------------------
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command line) of every `keytide ...` in a shell block or between backticks."""
+    found = []
+    for page in pages():
+        for line in re.findall(r"`(keytide(?: [^`]+)?)`", page.read_text()):
+            found.append((named(page), line.replace("\n", " ")))
+    for name, text in blocks("sh"):
+        for line in text.splitlines():
+            if line.startswith("keytide "):
+                found.append((name, line))
+    return found
+
+
+def refusal(line: str) -> str:
+    """What the command says against a line's commands and options, "" for nothing."""
+    arguments = shlex.split(line, comments=True)[1:]
+    answer = CliRunner().invoke(app, [*arguments, "--help"])  # parses the line, runs nothing
+    return "" if answer.exit_code == 0 else answer.output
+
+
+def test_commands_in_the_pages_exist() -> None:
+    found = commands()
+    assert len(found) > 20
+    assert [(page, line, said) for page, line in found if (said := refusal(line))] == []
+
+
+@pytest.mark.parametrize("line", ["keytide index melt x", "keytide scan by_city --tipp", "keytide nix"])
+def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
+    assert "No such" in refusal(line)
+
+
+def test_statements_in_the_pages_are_understood() -> None:
+    """All of the form `keytide sql "..."`, but those with an ellipsis."""
+    statements = []
+    for page, line in commands():
+        arguments = shlex.split(line, comments=True)
+        if arguments[1:2] == ["sql"] and len(arguments) > 2 and "..." not in arguments[2]:
+            statements.append((page, arguments[2]))
+    assert len(statements) > 2
+    for page, statement in statements:
+        try:
+            parse_statement(statement)
+        except CallerError as error:
+            pytest.fail(f"{page}: {error.message}")
+
+
+def test_python_in_the_pages_compiles_and_imports_what_exists() -> None:
+    found = list(blocks("python"))
+    assert found
+    for page, text in found:
+        for node in ast.walk(ast.parse(text, page)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert missing == [], f"{page}: from {node.module} import {', '.join(missing)}"
