@@ -31,6 +31,12 @@ from keytide.errors import CallerError, RetryableError
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 PAGE = Path(__file__).parent / "page"
+_PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 LOOP_LIMIT_MS = 5_000
 
 
@@ -269,10 +275,10 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+        return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
 
     @app.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in ("page.css", "page.js", "icon.svg"):
             return Response(status_code=404)
-        return FileResponse(PAGE / name, headers={"Cache-Control": "no-cache"})
+        return FileResponse(PAGE / name, headers=_PAGE_HEADERS)

@@ -75,5 +75,5 @@ class Finishing:
             return []
         record = self._book.move(record, "ready", finished_at=now, documents_done=record.documents_total)
         seconds = (now - record.started_at) / 1000
-        text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total} documents"
+        text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
         return [*self._book.finish(record), Note("info", "build-ready", record.id, text)]

@@ -97,7 +97,7 @@ class Starting:
         )
         run.waiting_for = waiting_words(open_transactions(load, facts))
         names = ", ".join(self._book.names(record))
-        text = f"build {record.id} of {names} reads {record.documents_total} documents of {record.keyspace}"
+        text = f"build {record.id} of {names} reads {record.documents_total:,} documents of {record.keyspace}"
         return [StartDriver(record.id), Note("info", "build-started", record.id, text)]
 
     def _check_keyspace(self, record: BuildRecord, event: BuildPrepared) -> str:

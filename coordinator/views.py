@@ -214,7 +214,7 @@ def stability(leader: Leader, now: int) -> Document:
         keyspaces[name] = {
             "snapshot": stream.number if stream.number >= 0 else None,
             "timestamp": _timestamp(stream.content),
-            "issued_ms_ago": now - stream.issued_at if stream.issued_at else None,
+            "issued_ms_ago": max(0, now - stream.issued_at) if stream.issued_at else None,
             "staleness_ms": max(0, now - fresh_at) if fresh_at else None,
             "published": {
                 record.name: stream.published[record.id]

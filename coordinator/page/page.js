@@ -1,0 +1,259 @@
+// The page of a Keytide cluster: asks the admin API every second and shows what it says. No libraries, nothing from elsewhere.
+"use strict";
+
+const INTERVAL_MS = 1000;
+const SPARK_POINTS = 60;
+const STATES = {
+  READY: "good", LIVE: "good", BUILDING: "busy", BACKFILL: "busy", CATCHUP: "busy", QUEUED: "warn", PAUSED: "warn",
+  DROPPING: "warn", FAILED: "bad", lost: "bad", live: "good",
+};
+const FINISHED = ["READY", "FAILED", "CANCELLED"];
+const shown = {};          // section -> what it shows, as JSON: a section that has not changed is left alone
+const staleness = {};      // keyspace -> last values, for its line
+let events = [], eventsTerm = 0;
+
+// --- small builders: text only ever goes in as text --------------------------------------------------------------------
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== "") element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+}
+
+const number = (value) => (value === null || value === undefined ? "–" : Number(value).toLocaleString("en-GB"));
+
+function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (value >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
+  return `${at && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[at]}`;
+}
+
+function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const seconds = ms / 1000;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  const hours = Math.floor(seconds / 3600);
+  return hours < 48 ? `${hours} h ${Math.round((seconds % 3600) / 60)} min` : `${Math.floor(hours / 24)} days`;
+}
+
+const state = (word) => make("span", { class: `state ${STATES[word] || ""}` }, word);
+const sub = (text, kind = "") => (text ? make("span", { class: `sub ${kind}` }, text) : null);
+
+function table(columns, rows) {
+  const head = columns.map(([name, kind]) => make("th", { class: kind, scope: "col" }, name));
+  const body = rows.map((cells) => make("tr", {}, ...cells.map((cell, at) => {
+    const [name, kind] = columns[at];
+    return make("td", { class: kind, "data-name": name }, ...[cell].flat());
+  })));
+  return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
+}
+
+function show(id, facts, render) {
+  const text = JSON.stringify(facts);
+  if (shown[id] === text) return;
+  shown[id] = text;
+  document.getElementById(id).replaceChildren(...[render()].flat());
+}
+
+function spark(values) {
+  const space = "http://www.w3.org/2000/svg";
+  const top = Math.max(...values, 1);
+  const points = values.map((value, at) => `${at ? "L" : "M"}${(at * 100) / (SPARK_POINTS - 1)} ${24 - (value / top) * 22}`);
+  const drawing = document.createElementNS(space, "svg");
+  drawing.setAttribute("class", "spark");
+  drawing.setAttribute("viewBox", "0 0 100 26");
+  drawing.setAttribute("preserveAspectRatio", "none");
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", `staleness over the last minute, at most ${duration(top)}`);
+  const line = document.createElementNS(space, "path");
+  line.setAttribute("d", points.join(" "));
+  drawing.append(line);
+  return drawing;
+}
+
+// --- sections ----------------------------------------------------------------------------------------------------------
+
+function glance({ indexes, builds, nodes, stability }) {
+  const ready = indexes.filter((one) => one.state === "READY").length;
+  const failed = indexes.filter((one) => one.state === "FAILED").length;
+  const live = nodes.filter((one) => one.live).length;
+  const running = builds.filter((one) => !FINISHED.includes(one.state)).length;
+  const keyspaces = Object.values(stability.keyspaces).filter((one) => one.issuing);
+  const stale = keyspaces.map((one) => one.staleness_ms).filter((one) => one !== null);
+  const oldest = stale.length ? Math.max(...stale) : null;
+  const lag = keyspaces.reduce((sum, one) => sum + one.lag_documents, 0);
+  const entries = indexes.reduce((sum, one) => sum + one.entries, 0);
+  const tiles = [
+    ["Indexes ready", ready, `of ${indexes.length}`, failed ? "bad" : ""],
+    ["Entries", number(entries), "", ""],
+    ["Snapshots are behind", duration(oldest), "", oldest > 5000 ? "warn" : ""],
+    ["Documents to come", number(lag), "", lag > 100000 ? "warn" : ""],
+    ["Nodes live", live, `of ${nodes.length}`, live < nodes.length || !live ? "bad" : ""],
+    ["Builds under way", running, "", ""],
+  ];
+  const health = document.getElementById("health");
+  const [word, kind] = failed ? ["an index has failed", "bad"]
+    : live < nodes.length ? ["a node is away", "warn"]
+    : !nodes.length ? ["no indexer nodes", "warn"] : ["all is well", "good"];
+  health.textContent = word;
+  health.className = `pill ${kind}`;
+  show("glance", tiles, () => tiles.map(([name, value, more, mood]) => make("div", { class: `tile ${mood}` },
+    make("dt", {}, name), make("dd", {}, String(value), more ? make("small", {}, ` ${more}`) : ""))));
+}
+
+function oneBuild(build) {
+  const over = FINISHED.includes(build.state);
+  const mood = build.state === "READY" ? "done" : build.state === "FAILED" ? "bad" : "";
+  const parts = build.documents_total || over ? [`${number(build.documents_done)} of ${number(build.documents_total)} documents`] : [];
+  if (build.rate) parts.push(`${number(Math.round(build.rate))} per second`);
+  if (build.eta_s !== null) parts.push(`${duration(build.eta_s * 1000)} to go`);
+  if (over && build.finished_at) parts.push(`took ${duration(build.finished_at - build.started_at)}`);
+  const waits = !over && build.waiting_for ? `waits for ${build.waiting_for}` : "";
+  const filled = make("i");
+  filled.style.width = `${build.percent}%`;
+  const bar = make("div", { class: `bar ${mood}`, role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100,
+    "aria-valuenow": build.percent, "aria-label": `build ${build.id}` }, filled);
+  return make("article", { class: "build", "data-build": build.id },
+    make("div", { class: "build-head" },
+      make("span", {}, make("strong", {}, build.indexes.join(", ")), make("span", { class: "quiet" }, ` ${build.id} on ${build.keyspace}`)),
+      make("span", {}, state(build.state), build.state === "QUEUED" ? "" : ` ${build.percent} %`)),
+    bar, parts.length ? make("p", {}, parts.join(" · ")) : "",
+    waits ? make("p", { class: "wait" }, waits) : "", build.error ? make("p", { class: "error" }, build.error) : "");
+}
+
+function buildsPart({ builds }) {
+  const newestFirst = [...builds].reverse();
+  const under = newestFirst.filter((one) => !FINISHED.includes(one.state));
+  const over = newestFirst.filter((one) => FINISHED.includes(one.state));
+  show("builds", builds, () => {
+    if (!builds.length) return make("p", { class: "empty card" }, "There were no builds yet.");
+    const before = document.querySelector("#builds details");
+    const first = under.length ? [] : over.slice(0, 1);
+    const rest = over.slice(first.length);
+    const more = make("details", { open: before && before.open ? "open" : null },
+      make("summary", {}, `${rest.length} earlier ${rest.length === 1 ? "build" : "builds"}`), ...rest.slice(0, 20).map(oneBuild));
+    return [...under.map(oneBuild), ...first.map(oneBuild), ...(rest.length ? [more] : [])];
+  });
+}
+
+function indexesPart({ indexes }) {
+  const columns = [["Index", ""], ["State", ""], ["Entries", "number"], ["Size", "number"], ["Behind", "number"],
+    ["Snapshot", "number"], ["Skipped", "number"]];
+  show("indexes", indexes, () => {
+    if (!indexes.length) {
+      return make("p", { class: "empty" }, "There are no indexes. Make one: ",
+        make("code", {}, 'keytide sql "CREATE INDEX by_city ON people (city)"'));
+    }
+    return table(columns, indexes.map((one) => [
+      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices`), sub(one.reason, "error"),
+        one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
+      state(one.state), number(one.entries), bytes(one.bytes), one.lag_documents === null ? "–" : number(one.lag_documents),
+      number(one.snapshot), number(one.skipped),
+    ].map((cell) => [cell].flat().filter(Boolean))));
+  });
+}
+
+function stabilityPart({ stability }) {
+  const columns = [["Keyspace", ""], ["Newest number", "number"], ["Age", "number"], ["Behind the source", "number"],
+    ["To come", "number"], ["Last minute", ""]];
+  const rows = Object.entries(stability.keyspaces);
+  for (const [name, one] of rows) {
+    if (!one.issuing || one.staleness_ms === null) { delete staleness[name]; continue; }
+    staleness[name] = [...(staleness[name] || []), one.staleness_ms].slice(-SPARK_POINTS);
+  }
+  show("stability", [rows, staleness], () => {
+    if (!rows.length) return make("p", { class: "empty" }, "No keyspace has an index yet.");
+    return table(columns, rows.map(([name, one]) => [
+      [make("strong", {}, name), sub(`${one.partitions} partitions`),
+        one.partitions_reported < one.partitions && one.issuing
+          ? sub(`${one.partitions - one.partitions_reported} not reported by a projector`, "error") : null].filter(Boolean),
+      number(one.snapshot), one.issuing ? duration(one.issued_ms_ago) : "idle", duration(one.issuing ? one.staleness_ms : null),
+      number(one.lag_documents), staleness[name] ? [spark(staleness[name])] : "–",
+    ]));
+  });
+}
+
+function nodesPart({ nodes }) {
+  const columns = [["Node", ""], ["State", ""], ["Slices", "number"], ["Entries", "number"], ["Memory", "number"],
+    ["Disk free", "number"], ["Heard", "number"]];
+  show("nodes", nodes, () => {
+    if (!nodes.length) return make("p", { class: "empty" }, "No indexer node has been heard. Start one: ", make("code", {}, "python -m indexer"));
+    return table(columns, nodes.map((one) => [
+      [make("strong", {}, one.id), sub(one.url), one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null].filter(Boolean),
+      state(one.live ? "live" : "lost"), number(one.slices), number(one.entries), bytes(one.memory), bytes(one.disk_free),
+      one.heard_ms_ago === null ? "never" : `${duration(one.heard_ms_ago)} ago`,
+    ]));
+  });
+}
+
+function eventsPart() {
+  show("events", events, () => {
+    if (!events.length) return make("p", { class: "empty" }, "Nothing yet.");
+    return make("ol", {}, ...[...events].reverse().map((one) => make("li", { class: one.level },
+      make("time", { datetime: new Date(one.at).toISOString(), title: new Date(one.at).toLocaleString() },
+        new Date(one.at).toLocaleTimeString("en-GB")), make("span", {}, one.text))));
+  });
+}
+
+// --- asking ------------------------------------------------------------------------------------------------------------
+
+class NeedsToken extends Error {}
+
+async function ask(path) {
+  const token = sessionStorage.getItem("token");
+  const answer = await fetch(`v1/${path}`, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
+  if (answer.status === 401 || answer.status === 403) throw new NeedsToken();
+  if (!answer.ok) throw new Error(`the coordinator answered ${answer.status} to /v1/${path}`);
+  return answer.json();
+}
+
+async function askEvents(term) {
+  if (term !== eventsTerm) { events = []; eventsTerm = term; }
+  const after = events.length ? events[events.length - 1].number : 0;
+  events = [...events, ...(await ask(`events?after=${after}&limit=200`))].slice(-200);
+}
+
+function trouble(text) {
+  const place = document.getElementById("trouble");
+  place.textContent = text;
+  place.hidden = !text;
+}
+
+async function refresh() {
+  try {
+    const [cluster, indexes, builds, nodes, stability] = await Promise.all(
+      ["cluster", "indexes", "builds", "nodes", "stability"].map(ask));
+    await askEvents(cluster.term);
+    const facts = { indexes, builds, nodes, stability };
+    document.getElementById("cluster").textContent = `${cluster.cluster}, term ${cluster.term}`;
+    for (const part of [glance, buildsPart, indexesPart, stabilityPart, nodesPart, eventsPart]) part(facts);
+    document.getElementById("updated").textContent = `as of ${new Date().toLocaleTimeString("en-GB")}`;
+    document.getElementById("token").hidden = true;
+    trouble("");
+    document.body.dataset.loaded = "yes";
+  } catch (error) {
+    const health = document.getElementById("health");
+    health.className = "pill bad";
+    if (error instanceof NeedsToken) {
+      health.textContent = "token needed";
+      document.getElementById("token").hidden = false;
+    } else {
+      health.textContent = "no answer";
+      trouble(`The coordinator does not answer (${error.message}). What is below may be out of date; scans go on without it.`);
+    }
+  }
+  setTimeout(refresh, document.hidden ? 5 * INTERVAL_MS : INTERVAL_MS);
+}
+
+document.getElementById("token").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", document.getElementById("token-value").value);
+});
+refresh();

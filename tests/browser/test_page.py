@@ -1,0 +1,128 @@
+"""The web page in a real browser: what the API says appears, in words that a person reads, at both widths."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.scene import NODES, busy_day, served
+
+pytestmark = pytest.mark.browser
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("there is no Chromium: sudo apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served(busy_day()) as url:
+        yield url
+
+
+def run(chromium: str, folder: Path, url: str) -> str:
+    """Load a page, let it ask the API and draw; the document then."""
+    command = [
+        *(
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+        ),
+        *("--virtual-time-budget=4000", f"--user-data-dir={folder / 'profile'}", "--window-size=1280,1600"),
+        *("--dump-dom", url),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+
+
+def text_of(document: str) -> str:
+    """The words of a document without tags."""
+    body = re.sub(r"<script.*?</script>", " ", document, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+
+def load(chromium: str, folder: Path, url: str, sign: str) -> str:
+    """The document as drawn, when it has `sign` in it (virtual time may run out before a busy machine
+    answers)."""
+    deadline = time.monotonic() + LIMIT_S
+    while sign not in (drawn := run(chromium, folder, url)):
+        assert time.monotonic() < deadline, f"{sign} never came:\n{text_of(drawn)}"
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def document(chromium: str, address: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page as drawn."""
+    return load(chromium, tmp_path_factory.mktemp("page"), address + "/", 'data-loaded="yes"')
+
+
+def test_indexes_appear_with_state_and_numbers(document: str) -> None:
+    table = document[document.index('id="indexes"') : document.index('id="stability"')]
+    rows = [text_of(row) for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL)][1:]
+    assert [row.split()[0] for row in rows] == [
+        "by_carrier",
+        "by_destination",
+        "by_origin",
+        "by_tail",
+        "late_arrivals",
+    ]
+    states = [next(word for word in row.split() if word in ("READY", "BUILDING", "FAILED")) for row in rows]
+    assert states == ["BUILDING", "READY", "BUILDING", "FAILED", "READY"]
+    assert "336,776" in rows[1]
+    assert "topic flights does not exist any more" in rows[3]
+
+
+def test_builds_show_progress_what_they_wait_for_and_why_they_failed(document: str) -> None:
+    part = document[document.index('id="builds"') : document.index('id="indexes"')]
+    builds = re.findall(r"<article.*?</article>", part, re.DOTALL)
+    by_name = {text_of(build).split()[0]: build for build in builds}
+    under_way = by_name["by_carrier"]
+    (percent,) = re.findall(r'aria-valuenow="([\d.]+)"', under_way)
+    assert 35 < float(percent) < 99.9
+    assert re.search(r"1\d\d,000 of 336,776 documents", text_of(under_way))
+    assert "waits for its turn on node" in text_of(by_name["by_origin"])
+    assert "does not exist any more" in text_of(by_name["by_tail"])
+    assert 'aria-valuenow="100"' in by_name["late_arrivals"]
+
+
+def test_nodes_timestamps_and_events_appear(document: str) -> None:
+    words = text_of(document)
+    for node in NODES:
+        assert node in words
+    assert "Newest number" in words
+    assert "index by_destination answers scans from snapshot" in words
+    assert "an index has failed" in words
+    assert "term 4" in words
+
+
+def test_nothing_is_loaded_from_elsewhere(document: str, address: str) -> None:
+    links = re.findall(r'(?:src|href)="([^"]+)"', document)
+    assert links
+    foreign = [link for link in links if re.match(r"[a-z]+:|//", link) and not link.startswith(address)]
+    assert foreign == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_fits_its_window(chromium: str, address: str, tmp_path: Path, width: int) -> None:
+    drawn = load(chromium, tmp_path, f"{address}/frame/{width}", "data-scroll=")
+    (scroll,) = re.findall(r'data-scroll="(\d+)"', drawn)
+    assert int(scroll) == width
+
+
+def test_without_a_token_the_page_asks_for_one(chromium: str, tmp_path: Path) -> None:
+    with served(busy_day(security={"tokens": {"secret": ["read"]}})) as url:
+        drawn = load(chromium, tmp_path, url + "/", "token needed")
+    assert "by_carrier" not in drawn
