@@ -1,0 +1,180 @@
+"""Reading one node's slices: several spans, places to go on from, long reads, leases and their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from indexer.scan.leases import LeaseBook, TooManyLeasesError
+from indexer.scan.local import INLINE_ROWS, LocalReader
+from indexer.scan.reading import TIP, LeaseRequest, ReadReply, ReadRequest
+from keytide.timestamp import Timestamp
+from tests.unit.scan_world import FakeSnapshot, FakeView, World
+
+INDEX = "i-1"
+KEYS = [b"%02d" % at for at in range(20)]
+SPANS: list[tuple[bytes, bytes | None]] = [(b"02", b"05"), (b"08", b"09"), (b"15", None)]
+IN_SPANS = [b"02", b"03", b"04", b"08", b"15", b"16", b"17", b"18", b"19"]
+
+
+class OneSlice:
+    """A node with one slice of 20 entries, `00` to `19`, at snapshot 5."""
+
+    def __init__(self) -> None:
+        self.world = World("CREATE INDEX i ON users (a) WITH (slices=1)", node_count=1)
+        self.view: FakeView = self.world.views["n0"]
+        self.add(5)
+
+    def add(self, number: int) -> FakeSnapshot:
+        entries = [(key, b"") for key in KEYS]
+        snapshot = FakeSnapshot(number, 0, Timestamp(), entries)
+        self.view.slices[INDEX, 0].add(snapshot, -1)
+        return snapshot
+
+    def read(self, limit: int, after: bytes = b"", **changes: Any) -> ReadReply:
+        settings: dict[str, Any] = {"index": INDEX, "number": 5, "incarnation": 0, "slices": [0], "spans": SPANS}
+        settings |= {"after": [after], "reverse": False, "limit": limit, **changes}
+
+        async def whole() -> ReadReply:
+            return await LocalReader(self.view, 10).read(ReadRequest(**settings))
+
+        return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_several_spans_are_read_block_by_block(limit: int, reverse: bool) -> None:
+    node = OneSlice()
+    found: list[bytes] = []
+    after, more = b"", True
+    while more:
+        (reply,) = node.read(limit, after, reverse=reverse).slices
+        more = reply.more
+        assert more == (len(reply.entries) == limit)
+        found += [key for key, _ in reply.entries]
+        after = found[-1]
+    assert found == (IN_SPANS[::-1] if reverse else IN_SPANS)
+
+
+def test_counting_several_spans() -> None:
+    (reply,) = OneSlice().read(0).slices
+    assert (reply.count, reply.entries, reply.more) == (9, [], False)
+
+
+def test_long_reads_are_done_in_a_thread_and_short_ones_are_not() -> None:
+    node = OneSlice()
+    threads = []
+
+    class Noting(FakeSnapshot):
+        def rows(self, *arguments: Any, **named: Any) -> Any:
+            threads.append(threading.current_thread())
+            return super().rows(*arguments, **named)
+
+    snapshot = Noting(6, 0, Timestamp(), [(key, b"") for key in KEYS])
+    node.view.slices[INDEX, 0].add(snapshot, -1)
+    whole = [(b"", None)]
+    for limit, spans, inline in (
+        (INLINE_ROWS, SPANS, True),
+        (INLINE_ROWS + 1, SPANS, False),
+        (0, whole, True),
+        (0, SPANS, False),
+    ):
+        threads.clear()
+        node.read(limit, number=6, spans=spans)
+        assert all((one is threading.main_thread()) is inline for one in threads)
+        assert threads
+    assert snapshot.readers == 0
+
+
+def test_what_is_not_held_is_gone_and_says_what_is_newest() -> None:
+    node = OneSlice()
+    for changes in ({"number": 4}, {"incarnation": 1}, {"slices": [1]}, {"index": "other-1"}):
+        (reply,) = node.read(5, **changes).slices
+        assert reply.gone
+        assert reply.entries == []
+    assert node.read(5, number=4).slices[0].newest == 5
+    assert all(snapshot.readers == 0 for snapshot in node.world.held())
+    assert node.read(1, number=TIP, incarnation=7).slices[0].number == 5
+
+
+def test_a_read_with_more_to_come_keeps_the_snapshot() -> None:
+    node = OneSlice()
+    assert not node.read(9 + 1, lease_ms=1_000).leased
+    assert not node.read(9, number=TIP, lease_ms=1_000).leased
+    assert not any(snapshot.leases for snapshot in node.world.held())
+    assert node.read(9, lease_ms=1_000).leased
+    assert all(snapshot.leases for snapshot in node.world.held())
+
+
+def test_a_request_with_fewer_places_than_slices_is_refused() -> None:
+    with pytest.raises(ValueError, match="one `after` per slice"):
+        ReadRequest(INDEX, 5, 0, [0, 1], [], [b""], False, 5)
+    with pytest.raises(ValueError, match="0 or more"):
+        ReadRequest(INDEX, 5, 0, [0], [], [b""], False, -1)
+
+
+class Leasing:
+    """A lease book over `OneSlice` with snapshots 5 to 9, and a clock."""
+
+    def __init__(self, limit: int) -> None:
+        self.node = OneSlice()
+        ring = self.node.view.slices[INDEX, 0]
+        self.snapshots = {number: FakeSnapshot(number, 0, Timestamp(), []) for number in range(5, 10)}
+        ring.snapshots = dict(self.snapshots)
+        self.book = LeaseBook(self.node.view, limit)
+        self.now = 1_000_000
+
+    def keep(self, number: int, in_use: bool = False, slices: list[int] | None = None) -> list[int]:
+        return self.book.keep(INDEX, number, slices or [0], 1_000, in_use=in_use, now=self.now)
+
+    def kept(self) -> set[int]:
+        return {
+            number
+            for number, snapshot in self.snapshots.items()
+            if any(until > self.now for until in snapshot.leases.values())
+        }
+
+
+def test_every_token_has_its_whole_time_however_many_share_the_lease() -> None:
+    leasing = Leasing(3)
+    for _ in range(500):
+        assert leasing.keep(5) == []
+        (until,) = leasing.snapshots[5].leases.values()
+        assert leasing.now + 1_000 <= until <= leasing.now + 1_100
+        leasing.now += 7
+
+
+def test_a_slice_that_lacks_the_snapshot_is_named_every_time() -> None:
+    leasing = Leasing(3)
+    assert leasing.keep(5, slices=[0, 1]) == [1]
+    assert leasing.keep(5, slices=[0, 1]) == [1]
+    assert leasing.keep(5) == []
+    assert leasing.keep(4) == [0]
+
+
+def test_the_oldest_idle_snapshots_make_room() -> None:
+    leasing = Leasing(3)
+    leasing.keep(5, in_use=True)
+    for number in (7, 6, 8):
+        leasing.keep(number)
+    assert leasing.kept() == {5, 7, 8}
+    leasing.keep(8, in_use=True)
+    leasing.keep(7, in_use=True)
+    with pytest.raises(TooManyLeasesError):
+        leasing.keep(9)
+    assert leasing.kept() == {5, 7, 8}
+    leasing.keep(8)  # those that are kept may be kept on
+    leasing.now += 1_200
+    leasing.keep(9)
+    assert leasing.kept() == {9}
+
+
+def test_a_lease_request_says_what_is_missing() -> None:
+    node = OneSlice()
+    reader = LocalReader(node.view, 10)
+    assert reader.lease(LeaseRequest(INDEX, 5, 0, [0], 1_000, False)).missing == []
+    assert reader.lease(LeaseRequest(INDEX, 4, 0, [0], 1_000, False)).missing == [0]
+    reader.close()
