@@ -221,9 +221,8 @@ class Membership:
         """Fenced commits that carry the new version (R13), of all partitions that are ready, and their
         answers."""
         activations, self._activations = self._activations, []
-        owned = [commit for commit in activations if commit.key in self.tracker.partitions]
-        if owned:
-            self.source.commit([self._place(commit) for commit in owned], wait=True)
+        if activations:
+            self.source.commit([self._place(commit) for commit in activations], wait=True)
 
     # --- commits
 
@@ -231,9 +230,8 @@ class Membership:
         """Commit what is acknowledged, and try again what was refused."""
         self.handle(Tick())
         commits, self._commits = self._commits, []
-        owned = [commit for commit in commits if commit.key in self.tracker.partitions]
-        if owned:
-            self.source.commit([self._place(commit) for commit in owned], wait=False)
+        if commits:
+            self.source.commit([self._place(commit) for commit in commits], wait=False)
 
     def _place(self, commit: Commit) -> tuple[Key, int, int, str]:
         record = self._catalog().keyspace(commit.key.keyspace)
@@ -277,6 +275,8 @@ class Membership:
             self._to_take.discard(key)
             self._to_locate.discard(key)
             self._lows.pop(key, None)
+        self._activations = [commit for commit in self._activations if commit.key not in keys]
+        self._commits = [commit for commit in self._commits if commit.key not in keys]
 
     def states(self, keyspace: str) -> list[PartitionState]:
         """Partitions of a keyspace whose place is known, in order."""

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 
+from confluent_kafka import KafkaError, Message
 from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
 from keytide.catalog import Catalog
+from keytide.clock import now_ms
 from keytide.kafka import producer
 from keytide.messages import Activated, PartitionProgress, Progress, encode
 from keytide.settings import Settings
 from keytide.topics import Topics
+from projector.events import Key
+from projector.membership import Membership
 from projector.pipeline import Pipeline
+from projector.source import Source
 from projector.tracker import PartitionState, Tracker
 
 log = logging.getLogger(__name__)
@@ -34,6 +39,7 @@ PARTITIONS = Gauge("keytide_projector_partitions", "source partitions owned", ["
 RESETS = Metric("keytide_projector_resets", "times that a failed send or commit made it send again")
 SUSPENDED = Gauge("keytide_projector_suspended_indexes", "indexes with a queue that takes nothing (R18)")
 
+PROGRESS_INTERVAL_S = 0.002
 FINAL_BUILD_STATES = frozenset({"READY", "FAILED", "CANCELLED"})
 
 
@@ -43,49 +49,92 @@ class Reporter:
     Args:
         settings: where Kafka is.
         projector: this projector's name, unique per process start.
+        clock: seconds, monotonic.
+
+    Attributes:
+        alive_at: when Kafka last took a report.
     """
 
-    def __init__(self, settings: Settings, projector: str) -> None:
+    def __init__(self, settings: Settings, projector: str, clock: Callable[[], float]) -> None:
+        self.alive_at = 0.0
         self._projector = projector
+        self._clock = clock
         self._topic = Topics(settings.cluster).reports
         self._producer = producer(settings, queue_buffering_max_messages=10_000)
+        self._ends: dict[Key, int] = {}
+        """Ends that were met and not passed since."""
+        self._fresh_at: dict[Key, int] = {}
+        self._told: dict[str, list[tuple[int, int, int]]] = {}
+        self._next_progress = 0.0
         self._told_documents: Counter[str] = Counter()
         self._told_outcomes: dict[str, Counter[str]] = {}
 
     def _send(self, value: bytes) -> None:
         try:
-            self._producer.produce(self._topic, value, key=self._projector)
+            self._producer.produce(self._topic, value, key=self._projector, on_delivery=self._delivered)
         except BufferError:
             log.warning("a report was not sent: Kafka takes none at present")
         self._producer.poll(0)
 
-    def progress(
-        self,
-        catalog: Catalog,
-        keyspace: str,
-        partitions: list[PartitionProgress],
-        documents: int,
-        outcomes: Mapping[str, Mapping[str, int]],
-    ) -> None:
-        """Tell how far the partitions of one keyspace are."""
-        record = catalog.keyspace(keyspace)
-        if record is None:
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is None:
+            self.alive_at = self._clock()
+
+    # --- progress
+
+    def met_end(self, key: Key, end: int | None) -> None:
+        """The partition's end was met at `end`; None: records came past the end that was met before."""
+        if end is None:
+            self._ends.pop(key, None)
+        else:
+            self._ends[key] = end
+
+    def progress(self, catalog: Catalog, members: Membership, pipeline: Pipeline, *, force: bool) -> None:
+        """Tell how far the partitions are: of every keyspace where that changed, or of all."""
+        now = self._clock()
+        if now < self._next_progress and not force:
             return
-        skipped = {index: dict(reasons) for index, reasons in outcomes.items()}
-        self._send(
-            encode(
-                Progress(
-                    keyspace,
-                    self._projector,
-                    record.topic_id,
-                    record.incarnation,
-                    partitions,
-                    documents,
-                    skipped,
+        partitions = members.tracker.partitions
+        for book in (self._ends, self._fresh_at):
+            for key in book.keys() - partitions.keys():
+                del book[key]
+        for keyspace in sorted({key.keyspace for key in partitions}):
+            lines = [self._line(state, members.source) for state in members.states(keyspace)]
+            places = [(line.partition, line.acked, line.version) for line in lines]
+            record = catalog.keyspace(keyspace)
+            if record is None or (places == self._told.get(keyspace) and not force):
+                continue
+            self._told[keyspace] = places
+            self._next_progress = now + PROGRESS_INTERVAL_S
+            skipped = {index.id: dict(pipeline.outcomes[index.id]) for index in catalog.indexes(keyspace)}
+            self._send(
+                encode(
+                    Progress(
+                        keyspace,
+                        self._projector,
+                        record.topic_id,
+                        record.incarnation,
+                        lines,
+                        pipeline.documents[keyspace],
+                        skipped,
+                    )
                 )
             )
-        )
-        LAG.labels(keyspace).set(sum(max(0, p.end - p.acked) for p in partitions))
+            LAG.labels(keyspace).set(sum(max(0, line.end - line.acked) for line in lines))
+
+    def _line(self, state: PartitionState, source: Source) -> PartitionProgress:
+        """R14's line for one partition. The end that was seen: where the log ended when it was met, else what
+        the last fetch said."""
+        key = state.key
+        end = self._ends.get(key)
+        if end is None:
+            end = max(state.position, source.high_watermark(key))
+        if state.acked >= end and state.phase == "RUNNING":
+            self._fresh_at[key] = now_ms()
+        fresh_at = self._fresh_at.get(key, 0)
+        return PartitionProgress(key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version)
+
+    # --- the rest
 
     def activated(self, state: PartitionState) -> None:
         """Tell that a partition works under its version (R13)."""

@@ -165,15 +165,19 @@ class Sender:
         for poll, messages in sorted(self._pending.pop(index, Counter()).items()):
             self._done(poll, messages, None)
 
-    def stuck(self) -> dict[str, float]:
-        """Index -> seconds for which one of its queues has taken nothing, where that is over the limit while
-        other queues took something. When all of Kafka is away, no queue is to blame."""
+    def stuck(self, alive_at: float) -> dict[str, float]:
+        """Index -> seconds for which one of its queues has taken nothing, where that is over the limit
+        although Kafka took something else: another queue's messages, or what the caller knows of. When all of
+        Kafka is away, no queue is to blame.
+
+        Args:
+            alive_at: when Kafka last took a message of this process that is none of a queue.
+        """
         now, limit = self._clock(), self._settings.projector.queue_unavailable_s
+        alive_at = max([alive_at, *(queue.took for queue in self._queues.values())])
         found: dict[str, float] = {}
         for (index, _), queue in self._queues.items():
-            if queue.since is None or now - queue.since <= limit:
-                continue
-            if any(other.took > queue.since + limit / 2 for other in self._queues.values()):
+            if queue.since is not None and now - queue.since > limit and alive_at > queue.since + limit / 2:
                 found[index] = max(found.get(index, 0.0), now - queue.since)
         return found
 

@@ -28,7 +28,6 @@ from confluent_kafka import KafkaException
 from keytide.catalog import IndexRecord
 from keytide.clock import now_ms
 from keytide.kafka import CatalogReader, KafkaUnavailableError
-from keytide.messages import PartitionProgress
 from keytide.settings import Settings
 from projector import report
 from projector.core import SourceBatch
@@ -37,12 +36,10 @@ from projector.harvest import Harvest
 from projector.membership import Membership
 from projector.pipeline import Limits, Outgoing, Pipeline, batches_of
 from projector.sender import Sender
-from projector.tracker import PartitionState
 
 log = logging.getLogger(__name__)
 
 CATALOG_INTERVAL_S = 0.02
-PROGRESS_INTERVAL_S = 0.002
 HOLD_S = 1.0
 """After this long without reading, the source is served without taking records, so that rebalances go on."""
 SEEK_LIMIT_S = 15.0
@@ -67,7 +64,7 @@ class Projector:
             self.name, Limits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
         )
         self._sender = Sender(settings, self._delivered, clock)
-        self._reporter = report.Reporter(settings, self.name)
+        self._reporter = report.Reporter(settings, self.name, clock)
         self._members = Membership(
             settings,
             catalog=lambda: self._catalog.catalog,
@@ -77,20 +74,15 @@ class Projector:
         )
         self._tracker = self._members.tracker
         self._poll = 0
-        self._ends: dict[Key, int] = {}
-        """Ends that were met and not passed since; other partitions' ends are known by their high
-        watermarks."""
-        self._fresh_at: dict[Key, int] = {}
         self._quiet: set[Key] = set()
         """Partitions that no segment was sent for since the last heartbeat."""
-        self._told: dict[str, list[PartitionProgress]] = {}
         self._emitting: dict[str, IndexRecord] = {}
         self._rejoin = False
         self._backoff, self._resume_at = 0.0, 0.0
         self._blocked_since: float | None = None
         self._held = False
         self._last_batch = 0.0
-        self._next_catalog = self._next_tick = self._next_beat = self._next_progress = 0.0
+        self._next_catalog = self._next_tick = self._next_beat = 0.0
 
     # --- life
 
@@ -156,7 +148,7 @@ class Projector:
             self._wait_blocked(now)
         else:
             self._read(now)
-        self._report(force=False)
+        self._reporter.progress(self._catalog.catalog, self._members, self._pipeline, force=False)
 
     def _learn(self) -> None:
         """Take in the catalog as it is now."""
@@ -230,10 +222,7 @@ class Projector:
             runs = harvest.records.get(key)
             last = runs[-1].offsets[-1] + 1 if runs else 0
             end = harvest.ends.get(key, 0)
-            if end >= last:
-                self._ends[key] = end
-            elif runs:
-                self._ends.pop(key, None)
+            self._reporter.met_end(key, end if end >= last else None)
             if max(last, end) > state.position:
                 positions[key] = max(last, end)
         if positions:
@@ -296,49 +285,16 @@ class Projector:
         if not self._blocked(self._clock()):
             self._emit({state.key: state.position for state in running if state.key in self._quiet}, None)
         self._quiet = {state.key for state in running}
-        for book in (self._ends, self._fresh_at):  # of partitions that are no longer ours
-            for key in book.keys() - self._tracker.partitions.keys():
-                del book[key]
         catalog = self._catalog.catalog
         for state in self._tracker.partitions.values():
             if state.phase in ("RUNNING", "IDLE") and report.awaited_by_a_build(catalog, state):
                 self._reporter.activated(state)
-        for index, seconds in self._sender.stuck().items():
+        for index, seconds in self._sender.stuck(self._reporter.alive_at).items():
             story = "a queue of index %s took nothing for %.0f s while others did: suspended, build it again"
             log.error(story, index, seconds)
             self._pipeline.suspended.add(index)
             self._pipeline.outcomes[index]["queue-unavailable"] += 1
             self._sender.drop(index)
             self._learn()
-        self._report(force=True)
+        self._reporter.progress(catalog, self._members, self._pipeline, force=True)
         self._reporter.metrics(self._pipeline, self._tracker)
-
-    def _report(self, *, force: bool) -> None:
-        """Progress of every keyspace that has some, or of all."""
-        now = self._clock()
-        if now < self._next_progress and not force:
-            return
-        catalog = self._catalog.catalog
-        for keyspace in sorted({key.keyspace for key in self._tracker.partitions}):
-            told = [self._progress(state) for state in self._members.states(keyspace)]
-            acked = [(p.partition, p.acked, p.version) for p in told]
-            before = [(p.partition, p.acked, p.version) for p in self._told.get(keyspace, [])]
-            if force or acked != before:
-                self._told[keyspace] = told
-                self._next_progress = now + PROGRESS_INTERVAL_S
-                ids = [index.id for index in catalog.indexes(keyspace)]
-                outcomes = {id_: self._pipeline.outcomes[id_] for id_ in ids}
-                documents = self._pipeline.documents[keyspace]
-                self._reporter.progress(catalog, keyspace, told, documents, outcomes)
-
-    def _progress(self, state: PartitionState) -> PartitionProgress:
-        """R14's line for one partition. The end that was seen: where the log ended, or what the last fetch
-        said."""
-        key = state.key
-        end = self._ends.get(key)
-        if end is None:
-            end = max(state.position, self._members.source.high_watermark(key))
-        if state.acked >= end and state.phase == "RUNNING":
-            self._fresh_at[key] = now_ms()
-        fresh_at = self._fresh_at.get(key, 0)
-        return PartitionProgress(key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version)

@@ -41,6 +41,15 @@ QUEUE_KBYTES = 32 * 1024
 process's memory."""
 
 
+BATCH_BYTES = 16 * 1024 * 1024
+"""About how much one read takes when documents are large."""
+
+_OUTSIDE = frozenset(
+    {KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE}
+)
+"""The position is not in the log; librdkafka gives up that partition."""
+
+
 class Committed(NamedTuple):
     """A commit as the group keeps it; offset None when there is none."""
 
@@ -72,6 +81,8 @@ class Source:
         self._reading: set[Key] = set()
         self._seeks: dict[Key, int] = {}
         self._seeking_since = 0.0
+        self._affordable = 1_000
+        """Documents of the size of the last ones that BATCH_BYTES holds."""
         self._topics: list[str] = []
         self._consumer: Consumer = consumer(
             settings,
@@ -179,8 +190,10 @@ class Source:
         if self._seeks:
             self._seek()
         messages = self._consumer.consume(1, min(timeout, 0.01) if self._seeks else timeout)
-        if messages and limit > 1:
-            messages += self._consumer.consume(limit - 1, max(0.0, fill_until - time.monotonic()))
+        if messages:
+            more = min(limit, self._affordable) - 1
+            messages += self._consumer.consume(more, max(0.0, fill_until - time.monotonic()))
+            self._affordable = max(10, BATCH_BYTES * len(messages) // (1 + sum(map(len, messages))))
         harvest = Harvest({}, {}, {})
         if any(map(Message.error, messages)):
             messages = self._events(messages, harvest)
@@ -201,13 +214,13 @@ class Source:
             if error.code() == KafkaError._PARTITION_EOF:
                 if key in self._reading:
                     harvest.ends[key] = message.offset() or 0
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            elif error.code() in _OUTSIDE:
                 if key in self._reading:
                     harvest.lost[key] = error.str()
-            elif error.fatal() or not (error.retriable() or error.code() in _PASSING):
+            elif error.fatal():
                 raise KafkaException(error)
             else:
-                log.warning("source %s: %s", key, error)
+                log.warning("source %s: %s", key, error)  # librdkafka goes on trying by itself
         return records
 
     def high_watermark(self, key: Key) -> int:
@@ -262,25 +275,6 @@ class Source:
     def close(self) -> None:
         """Leave the group; the `revoked` callback runs for what is still assigned."""
         self._consumer.close()
-
-
-_PASSING = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._RESOLVE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._MAX_POLL_EXCEEDED,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-    }
-)
-"""Errors that librdkafka gets over by itself: it reconnects, refreshes its metadata, or joins the group
-again."""
 
 
 def _epoch(place: TopicPartition) -> int:

@@ -282,6 +282,9 @@ def test_new_source_partitions_are_read_from_their_beginning(rig: Rig) -> None:
     rig.start()
     eventually(lambda: rig.activations(1).get(0) == 100, "activated")
     rig.admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
+    eventually(
+        lambda: len(rig.producer.list_topics(topic).topics[topic].partitions) == 2, "the partition is there"
+    )
     for number in range(50):
         rig.write(topic, 1, f"new-{number}", {"city": "x"})
     rig.wait_acked(topic, rig.ends(topic, 2))
