@@ -27,8 +27,10 @@ from indexer.store.interface import UNNUMBERED, StoreSnapshot
 from keytide.landmarks import rank
 from keytide.timestamp import Timestamp
 
-AHEAD_LIMIT: Final = 64
-"""Snapshots newer than the published one, kept for slower slices. Each holds pages of the delta."""
+AHEAD_LIMIT: Final = 96
+"""Snapshots newer than the published one, kept for slower slices beside twice the ring. Each holds pages of
+the delta. It is more than a leader remembers of a slice (`coordinator.holdings`: at most 64 and twice the
+ring), so that what it publishes is held."""
 LEASED_LIMIT: Final = 512
 """Different snapshots of one slice under lease at once: half of the read transactions that a store allows."""
 
@@ -53,6 +55,7 @@ class SnapshotRing:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
+        self._ahead = AHEAD_LIMIT + kept
         self._lock = threading.Lock()
         self._numbered: dict[int, _Kept] = {}
         self._tip: _Kept | None = None
@@ -155,7 +158,7 @@ class SnapshotRing:
         keep = set(numbers[-self._kept :])
         keep.add(self._published)
         ahead = [number for number in numbers if number > self._published and number not in keep]
-        keep.update(sorted(ahead, key=lambda number: (rank(number), number))[-AHEAD_LIMIT:])
+        keep.update(sorted(ahead, key=lambda number: (rank(number), number))[-self._ahead :])
         for number in numbers:
             kept = self._numbered[number]
             if kept.leases:

@@ -47,12 +47,12 @@ class SimLeader:
         """A slice holds a number; publish the newest that all slices of a READY index have held."""
         if not self.alive:
             return
-        node = str(slice_number)
-        self._holdings.acknowledge(node, [(index, slice_number)], number)
-        number = self._holdings.newest_common(index, [[str(one)] for one in range(SLICES)])
+        self._holdings.acknowledge(str(slice_number), index, [slice_number], number)
+        number = self._holdings.newest_common(index, SLICES)
         if number <= self._published.get(index, -1):
             return
         if self.world.ready(index, number):
             self._published[index] = number
+            self._holdings.passed(index, number)
             self.world.topics.control.append(Published(KEYSPACE, self.term, 0, {index: number}))
             self.world.check_published(index, number)
