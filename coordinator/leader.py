@@ -29,8 +29,9 @@ from coordinator.events import (
     Tick,
     TopicsDeleted,
 )
-from coordinator.retire import Cleaner
+from coordinator.retire import Cleaner, retire
 from coordinator.stream import Limits
+from coordinator.tombstones import TombstoneWatch
 from keytide.catalog import Catalog, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.messages import NodeHeartbeat
@@ -63,6 +64,7 @@ class Leader:
         self.facts: dict[str, SourceFacts] = {}
         self.term = term
         self._cleaner = Cleaner(self.dictionary)
+        self._tombstones = TombstoneWatch()
         self._ddl = Ddl(self.dictionary, self.builds)
 
     # --- events ---------------------------------------------------------------------------------------------
@@ -80,6 +82,7 @@ class Leader:
                 self._remember_node(message, now)
             case SourceSampled(facts, _, _):
                 out += self._source_changed(facts)
+                out += self._check_tombstones(facts)
             case TopicsDeleted():
                 out += self._cleaner.deleted(event)
             case Tick(now):
@@ -123,6 +126,21 @@ class Leader:
             self.dictionary.put(NodeRecord(message.node, message.url, now))
         elif known.url != message.url:
             self.dictionary.put(replace(known, url=message.url))
+
+    def _check_tombstones(self, facts: SourceFacts) -> list[Instruction]:
+        """Give up live indexes that may have missed deletions (R26)."""
+        stream = self.core.streams.get(facts.keyspace)
+        if stream is None or not stream.ready:
+            self._tombstones.forget(facts.keyspace)
+            return []
+        if not stream.progress.heard:
+            return []  # a coordinator that was away must first hear how far the projectors have come meanwhile
+        reason = self._tombstones.behind(facts, stream.content, stream.progress.fresh_at())
+        out: list[Instruction] = []
+        for index in stream.ready if reason else ():
+            out += retire(self.dictionary, index, "FAILED", reason)
+            out.append(Note("error", "index-failed", index.name, f"index {index.name} has failed: {reason}"))
+        return out
 
     def _source_changed(self, facts: SourceFacts) -> list[Instruction]:
         self.facts[facts.keyspace] = facts

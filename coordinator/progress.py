@@ -67,6 +67,12 @@ class Progresses:
         one that was issued.)"""
         return self._recovered or all(p in self.partitions for p in range(self.keyspace.partitions))
 
+    @property
+    def heard(self) -> bool:
+        """Whether every partition was reported in this term."""
+        states = [self.partitions.get(partition) for partition in range(self.keyspace.partitions)]
+        return all(state is not None and state.heard_at > 0 for state in states)
+
     def merge(self, message: Progress, now: int) -> list[Instruction]:
         """Fold a report in; those of another incarnation or another topic of the same name are left out."""
         if message.incarnation != self.keyspace.incarnation:
@@ -146,7 +152,7 @@ class Progresses:
     def silent(self, partition: int, now: int, limit_ms: int) -> bool:
         """Whether no projector has reported a partition within the limit: nobody owns it."""
         state = self.partitions.get(partition)
-        return state is None or now - state.heard_at > limit_ms
+        return state is None or not state.heard_at or now - state.heard_at > limit_ms
 
     def lag(self) -> int:
         """Documents (offsets) between the acknowledged places and the ends that were seen."""

@@ -63,6 +63,7 @@ class Supervisor:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._drivers: dict[str, _Driver] = {}
         self._due: dict[str, float] = {}
+        self._to_remove: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="drivers", daemon=True)
 
     def open(self) -> None:
@@ -142,6 +143,8 @@ class Supervisor:
         del self._drivers[build]
         _sweep(driver.process.pid)
         log.info("driver of build %s ended with status %d", build, status)
+        if build in self._to_remove:
+            self._remove_folder(build)
         tail = _tail(self.folder(build) / LOG_NAME, driver.log_start) if status else ""
         self._post(DriverExited(build, status, tail, now_ms()))
 
@@ -157,6 +160,10 @@ class Supervisor:
         driver.process.wait()
 
     def _remove_folder(self, build: str) -> None:
+        if build in self._drivers:  # it has passed and is ending: not under its feet
+            self._to_remove.add(build)
+            return
+        self._to_remove.discard(build)
         folder = self.folder(build)
         if not folder.is_dir():
             return

@@ -378,6 +378,40 @@ def test_deleted_offsets_that_were_read_do_not_matter() -> None:
     assert world.handle(SourceSampled(facts(earliest=(100, 20)), "", world.now)) == []
 
 
+def test_live_indexes_that_may_have_missed_tombstones_fail() -> None:
+    world = backfilled(World())
+    world.common(130, 60)
+
+    def sample(end: int, **other: Any) -> list[Instruction]:
+        source = facts((end, 60), at=world.now, compacted=True, delete_retention_ms=10_000, **other)
+        return world.handle(SourceSampled(source, "", world.now))
+
+    for step in range(1, 31):  # busy, never at the very end, but never far behind
+        world.now += 1_000
+        world.common(130 + 10 * (step - 1), 60)
+        assert sample(130 + 10 * step) == []
+    assert world.index("by_city").state == "READY"
+    for _ in range(9):  # the projector is away
+        world.now += 1_000
+        assert sample(500) == []
+    assert world.index("by_city").state == "READY"
+    world.now += 5_000
+    sample(500)
+    assert world.index("by_city").state == "FAILED"
+    assert "deletions may have been missed" in world.index("by_city").reason
+    assert world.keyspace().version == 2
+
+
+def test_a_quiet_compacted_topic_is_never_too_late() -> None:
+    world = backfilled(World())
+    world.common(130, 60)
+    for _ in range(30):
+        world.now += 1_000
+        source = facts((130, 60), at=world.now, compacted=True, delete_retention_ms=2_000)
+        assert world.handle(SourceSampled(source, "", world.now)) == []
+    assert world.index("by_city").state == "READY"
+
+
 def test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit() -> None:
     world = started(World(BuildLimits(transaction_limit_ms=MINUTE)))
     held = facts((140, 50), stable=(80, 50))

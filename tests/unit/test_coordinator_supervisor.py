@@ -1,0 +1,163 @@
+"""Drivers as child processes: how they start, end, and are swept up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.events import DriverExited
+from coordinator.supervisor import Supervisor, environment
+from keytide.settings import load_settings
+
+LIMIT_S = 20.0
+
+FAMILY = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(os.environ["OUT"]).write_text(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+
+
+WAITS = """
+import os, time
+print("up", flush=True)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+"""
+
+
+def up(folder: Path) -> bool:
+    log = folder / "driver.log"
+    return log.exists() and "up" in log.read_text()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+class Watched:
+    """A supervisor that runs a script in place of the driver, and what it told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ends: list[DriverExited] = []
+        self._opened: list[Supervisor] = []
+
+    def running(self, script: str) -> Supervisor:
+        made = Supervisor(
+            load_settings(data_dir=self.folder), self.ends.append, [sys.executable, "-c", script]
+        )
+        made.open()
+        self._opened.append(made)
+        return made
+
+    def end(self) -> DriverExited:
+        wait_for(lambda: bool(self.ends), "an end")
+        return self.ends[0]
+
+    def close(self) -> None:
+        for one in self._opened:
+            one.close()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_driver_is_told_its_build_and_its_end_has_the_last_lines(watched: Watched) -> None:
+    watched.running("import sys; print('said', sys.argv[1:]); sys.exit(3)").start("b7", 0)
+    end = watched.end()
+    assert (end.build, end.status, end.tail) == ("b7", 3, "said ['--build', 'b7']")
+    assert (watched.folder / "builds" / "b7" / "driver.log").read_text() == "said ['--build', 'b7']\n"
+
+
+def test_a_driver_that_ends_well_has_no_story(watched: Watched) -> None:
+    watched.running("print('fine')").start("b7", 0)
+    assert (watched.end().status, watched.end().tail) == (0, "")
+
+
+def test_a_second_start_is_the_same_driver(watched: Watched) -> None:
+    supervisor = watched.running("import time; print('up', flush=True); time.sleep(600)")
+    supervisor.start("b7", 0)
+    supervisor.start("b7", 0)
+    log = watched.folder / "builds" / "b7" / "driver.log"
+    wait_for(lambda: log.exists() and log.read_text() == "up\n", "a driver")
+    supervisor.stop("b7")
+    supervisor.close()
+    assert log.read_text() == "up\n"
+    assert watched.ends == []
+
+
+def test_stop_ends_the_driver_and_what_it_started(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = watched.folder / "pids"
+    monkeypatch.setenv("OUT", str(out))
+    supervisor = watched.running(FAMILY)
+    supervisor.start("b7", 0)
+    wait_for(lambda: out.exists() and len(out.read_text().split()) == 2, "both processes")
+    pids = [int(pid) for pid in out.read_text().split()]
+    supervisor.stop("b7")
+    wait_for(lambda: not any(_alive(pid) for pid in pids), "both ends")
+    assert watched.ends == []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_waits_to_be_started_can_be_stopped(watched: Watched) -> None:
+    supervisor = watched.running("print('never')")
+    supervisor.start("b7", 300)
+    supervisor.stop("b7")
+    supervisor.start("b8", 400)
+    assert watched.end().build == "b8"
+    assert not (watched.folder / "builds" / "b7").exists()
+
+
+def test_the_folder_goes_and_the_log_stays_but_not_under_a_running_driver(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = watched.folder / "builds" / "b7"
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "progress.json").write_text("{}")
+    go = watched.folder / "go"
+    monkeypatch.setenv("GO", str(go))
+    supervisor = watched.running(WAITS)
+    supervisor.start("b7", 0)
+    wait_for(lambda: up(folder), "a driver")
+    supervisor.remove_folder("b7")
+    supervisor.start("b8", 0)  # orders are carried out in turn
+    wait_for(lambda: up(watched.folder / "builds" / "b8"), "the order after the removal")
+    assert (folder / "checkpoint").exists()
+    go.touch()
+    wait_for(lambda: [one.name for one in folder.iterdir()] == ["driver.log"], "an empty folder")
+
+
+def test_settings_reach_the_driver_and_tokens_do_not(tmp_path: Path) -> None:
+    settings = load_settings(
+        cluster="other",
+        data_dir=tmp_path,
+        kafka={"bootstrap": "k:1", "security.protocol": "SSL"},
+        build={"spark_master": "local[1]"},
+        security={"tokens": {"secret": ["admin"]}},
+    )
+    made = environment(settings)
+    assert made["KEYTIDE_CLUSTER"] == "other"
+    assert json.loads(made["KEYTIDE_KAFKA"])["security.protocol"] == "SSL"
+    assert json.loads(made["KEYTIDE_BUILD"])["spark_master"] == "local[1]"
+    assert "secret" not in str(made)
