@@ -116,7 +116,7 @@ class StabilityCore:
         for stream in self.streams.values():
             if stream.emitting and stream.in_flight is None and stream.progress.complete:
                 due = min(due, stream.issued_at + self.limits.heartbeat_ms)
-                if stream.progress.news and stream.ready:
+                if stream.newsworthy and stream.ready:
                     allowed = stream.issued_at + self.limits.interval_ms
                     if not self._paced(stream):
                         allowed = max(allowed, stream.content_since + self.limits.pacing_limit_ms)
@@ -130,7 +130,7 @@ class StabilityCore:
         beat = since >= self.limits.heartbeat_ms
         interval = self.limits.interval_ms if stream.ready else self.limits.heartbeat_ms
         fresh = stream.content is None or (
-            stream.progress.news
+            stream.newsworthy
             and since >= interval
             and (self._paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
         )

@@ -29,9 +29,9 @@ from coordinator.events import (
     Tick,
     TopicsDeleted,
 )
+from coordinator.lateness import LatenessWatch
 from coordinator.retire import Cleaner, retire
 from coordinator.stream import Limits
-from coordinator.tombstones import TombstoneWatch
 from keytide.catalog import Catalog, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.messages import NodeHeartbeat
@@ -64,7 +64,7 @@ class Leader:
         self.facts: dict[str, SourceFacts] = {}
         self.term = term
         self._cleaner = Cleaner(self.dictionary)
-        self._tombstones = TombstoneWatch()
+        self._lateness = LatenessWatch()
         self._ddl = Ddl(self.dictionary, self.builds)
 
     # --- events ---------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Leader:
                 self._remember_node(message, now)
             case SourceSampled(facts, _, _):
                 out += self._source_changed(facts)
-                out += self._check_tombstones(facts)
+                out += self._check_lateness(facts)
             case TopicsDeleted():
                 out += self._cleaner.deleted(event)
             case Tick(now):
@@ -127,19 +127,27 @@ class Leader:
         elif known.url != message.url:
             self.dictionary.put(replace(known, url=message.url))
 
-    def _check_tombstones(self, facts: SourceFacts) -> list[Instruction]:
-        """Give up live indexes that may have missed deletions (R26)."""
+    def _check_lateness(self, facts: SourceFacts) -> list[Instruction]:
+        """Late projectors of a compacted topic: hold timestamps back (R27), give up indexes (R26)."""
         stream = self.core.streams.get(facts.keyspace)
         if stream is None or not stream.ready:
-            self._tombstones.forget(facts.keyspace)
+            self._lateness.forget(facts.keyspace)
             return []
-        if not stream.progress.heard:
-            return []  # a coordinator that was away must first hear how far the projectors have come meanwhile
-        reason = self._tombstones.behind(facts, stream.content, stream.progress.fresh_at())
+        if not facts.exists or stream.content is None or not stream.progress.heard:
+            return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
+        progress = stream.progress
+        verdict = self._lateness.judge(facts, stream.content, progress.timestamp(), progress.fresh_at())
         out: list[Instruction] = []
-        for index in stream.ready if reason else ():
-            out += retire(self.dictionary, index, "FAILED", reason)
-            out.append(Note("error", "index-failed", index.name, f"index {index.name} has failed: {reason}"))
+        if verdict.hold is not None and stream.hold is None:
+            text = (
+                f"projectors of {facts.keyspace} are late; the next timestamp comes when they have caught up"
+            )
+            out.append(Note("warning", "timestamps-held", facts.keyspace, text))
+        stream.hold = verdict.hold
+        for index in stream.ready if verdict.failure else ():
+            out += retire(self.dictionary, index, "FAILED", verdict.failure)
+            text = f"index {index.name} has failed: {verdict.failure}"
+            out.append(Note("error", "index-failed", index.name, text))
         return out
 
     def _source_changed(self, facts: SourceFacts) -> list[Instruction]:

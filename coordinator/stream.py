@@ -43,6 +43,7 @@ class Stream:
         in_flight: what is being sent.
         stamps: number -> timestamp of the newest numbers.
         published: index id -> newest common number.
+        hold: no new content until this is acknowledged: what lies before it was read late (R27).
     """
 
     progress: Progresses
@@ -54,6 +55,14 @@ class Stream:
     number: int = -1
     stamps: dict[int, Timestamp] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
+    hold: Timestamp | None = None
     published_at: int = 0
     emitting: list[IndexRecord] = field(default_factory=list)
     ready: list[IndexRecord] = field(default_factory=list)
+
+    @property
+    def newsworthy(self) -> bool:
+        """Whether there is something to issue that may be issued."""
+        if not self.progress.news:
+            return False
+        return self.hold is None or self.progress.timestamp().covers(self.hold)

@@ -402,6 +402,35 @@ def test_live_indexes_that_may_have_missed_tombstones_fail() -> None:
     assert world.keyspace().version == 2
 
 
+def test_no_timestamp_falls_into_a_range_that_was_read_late() -> None:
+    world = backfilled(World())
+    world.common(130, 60)
+    stream = world.leader.core.streams["people"]
+
+    def sample(end: int) -> None:
+        source = facts((end, 60), at=world.now, compacted=True, delete_retention_ms=10_000_000)
+        world.handle(SourceSampled(source, "", world.now))
+
+    def acknowledged(end: int) -> dict[int, int]:
+        """The newest timestamp when so much is acknowledged."""
+        world.progress(1, end, 60)
+        world.tick(2_500)
+        assert stream.content is not None
+        return stream.content.offsets()
+
+    sample(130)
+    assert acknowledged(140) == {0: 140, 1: 60}
+    for end in (200, 300, 400):  # the projector is away
+        sample(end)
+        world.now += 6_000
+    assert acknowledged(210) == {0: 140, 1: 60}  # it is back
+    sample(500)
+    assert acknowledged(399) == {0: 140, 1: 60}
+    assert acknowledged(400) == {0: 400, 1: 60}
+    sample(500)
+    assert acknowledged(500) == {0: 500, 1: 60}
+
+
 def test_a_quiet_compacted_topic_is_never_too_late() -> None:
     world = backfilled(World())
     world.common(130, 60)
