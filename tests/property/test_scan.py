@@ -90,7 +90,8 @@ def questions(draw: st.DrawFn, width: int, keys: list[tuple[Part, ...]]) -> dict
     """Bounds are mostly the leading parts of keys that are there."""
 
     def bound(longest: int = width) -> list[Part]:
-        if keys and draw(st.integers(0, 3)):
+        there: int = draw(st.integers(0, 3))
+        if keys and there:
             key: tuple[Part, ...] = draw(st.sampled_from(keys))
             length: int = draw(st.integers(0, longest))
             return list(key[:length])

@@ -35,8 +35,15 @@ class OneSlice:
         return snapshot
 
     def read(self, limit: int, after: bytes = b"", **changes: Any) -> ReadReply:
-        settings: dict[str, Any] = {"index": INDEX, "number": 5, "incarnation": 0, "slices": [0], "spans": SPANS}
-        settings |= {"after": [after], "reverse": False, "limit": limit, **changes}
+        settings: dict[str, Any] = {"index": INDEX, "number": 5, "incarnation": 0}
+        settings |= {
+            "slices": [0],
+            "spans": SPANS,
+            "after": [after],
+            "reverse": False,
+            "limit": limit,
+            **changes,
+        }
 
         async def whole() -> ReadReply:
             return await LocalReader(self.view, 10).read(ReadRequest(**settings))
