@@ -69,7 +69,7 @@ class Endpoint:
         self._lifespan = self._app.router.lifespan_context(self._app)
         self._loop = asyncio.new_event_loop()
         transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
-        self._http = httpx.AsyncClient(base_url="http://node", transport=transport)
+        self._http = httpx.AsyncClient(base_url="http://127.0.0.1", transport=transport)
 
     def __enter__(self) -> Self:
         self._loop.run_until_complete(self._lifespan.__aenter__())
