@@ -2,7 +2,7 @@
 
 Theory of operation
 ===================
-The connector's jars come as a list in KEYTIDE_SPARK_JARS (paths, separated as in PATH), which `keytide up`
+The connector's jars come as a list in KEYTIDE_SPARK_JARS (paths, separated by commas), which `keytide up`
 sets to what it has fetched; without it Spark itself fetches them from Maven Central
 (`spark.jars.packages`).
 
@@ -60,7 +60,7 @@ def master_with_retries(master: str) -> str:
 def connector(environ: Mapping[str, str], spark_version: str) -> dict[str, str]:
     """Where Spark gets its Kafka connector from."""
     if jars := environ.get(JARS_VARIABLE):
-        return {"spark.jars": ",".join(path for path in jars.split(os.pathsep) if path)}
+        return {"spark.jars": jars}
     return {"spark.jars.packages": ",".join(_PACKAGES).format(spark=spark_version)}
 
 
