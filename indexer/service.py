@@ -7,9 +7,11 @@ and the process ends with the reason: a supervisor starts it again.
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
 import threading
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -62,6 +64,8 @@ class Service:
             KeytideError: the ingest thread's, when it failed.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)  # uvicorn raises the signal again once it has stopped
         thread = threading.Thread(target=self._run_ingest, name="ingest")
         announcer = threading.Thread(target=self._announce, name="announce", daemon=True)
         thread.start()
@@ -74,6 +78,9 @@ class Service:
             self._folder.close()
         if self._failure is not None:
             raise self._failure
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._server.should_exit = True
 
     def _run_ingest(self) -> None:
         try:

@@ -464,13 +464,13 @@ def test_a_backlog_without_timestamps_stays_in_kafka(bench: Bench) -> None:
     bench.agree()
     bench.write(120_000)
     bench.send(most=2_000)
-    total = len(bench.history[0])
+    total = sum(len(versions) for versions in bench.history)
     bench.wait_status(lambda one: one.queue_documents >= 10_000, "the slices are full")
     full = None
     while full != (full := [one.queue_documents for one in bench.status.values()]):
         bench.status = {}
         bench.wait_status(lambda one: True, "another heartbeat")
-    assert max(full) < total / 2
+    assert max(full) < total, "reading pauses"
     bench.check(bench.agree(), bench.sent)
     bench.wait_status(lambda one: one.queue_documents == 0, "everything is applied")
 
@@ -490,3 +490,4 @@ def test_a_dropped_index_leaves_nothing(bench: Bench) -> None:
 
     wait_for(gone, lambda: f"{bench.status}, {list(slices.rglob('*'))}")
     assert bench.node.running
+    assert bench.node.terminate() == 0
