@@ -15,6 +15,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child
@@ -303,6 +304,27 @@ def test_drop_removes_everything(coordinator: Coordinator) -> None:
     assert coordinator.catalog().indexes() == []
     again = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (defer_build=true)")
     assert (again["index"], again["build"]) == ("by_city", None)
+
+
+def test_kafka_may_go_away_and_come_back(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "kafka") as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("people", 2, 1)])["people"].result(30)
+        made = Coordinator(broker, tmp_path, "people")
+        made.start()
+        try:
+            fake = made.fake("n1", acked=(0, 0))
+            made.ready_index(fake)
+            broker.kill()
+            heard = len(fake.stamps)
+            assert made.get("/readyz")["ready"] is True  # the page and the API go on
+            broker.start()
+            wait_for(lambda: len(fake.stamps) > heard, "timestamps again")
+            made.sql("CREATE INDEX other ON people (x) WITH (defer_build=true)")
+            assert {index.name for index in made.catalog().indexes()} == {"by_city", "other"}
+            assert made.child.running
+        finally:
+            made.close()
 
 
 def test_a_second_coordinator_takes_over_and_the_first_one_says_so(coordinator: Coordinator) -> None:

@@ -20,7 +20,9 @@ from coordinator.events import (
     Reported,
     Tick,
 )
+from coordinator.holdings import Holdings
 from coordinator.stream import Limits
+from keytide import landmarks
 from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.messages import (
@@ -417,3 +419,20 @@ def random_history(rng: random.Random) -> None:
             case _:
                 take(core.handle(Tick(now)))
     assert len(waiting) <= 1
+
+
+def test_a_replicas_oldest_numbers_are_forgotten_but_for_landmarks() -> None:
+    holdings = Holdings(newest=4, landmarks=4)
+    for number in range(1_000):
+        holdings.acknowledge("a", "x", [0], number)
+        if number % 7 == 0:
+            holdings.acknowledge("b", "x", [1], number)
+    kept = [number for number in range(1_000) if not holdings.lacking("x", 1, number)]
+    assert set(range(996, 1_000)) <= set(kept)
+    assert len(kept) <= 3 * 8
+    best = max(range(900), key=lambda number: (landmarks.rank(number), number))
+    assert best in kept
+    common = holdings.newest_common("x", 2)
+    assert common == -1 or (common in kept and common % 7 == 0)
+    holdings.reset("a")
+    assert holdings.newest_common("x", 2) == -1
