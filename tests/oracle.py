@@ -21,28 +21,55 @@ Keys = Callable[[dict[str, Any], str], Iterable[list[Any]]]
 Row = tuple[list[Any], str]
 
 
-def read_source(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> dict[bytes, bytes | None]:
-    """The newest value of every id below `offsets` (next offset of each partition)."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-    )
-    places = {TopicPartition(topic, p): end for p, end in offsets.items() if end > 0}
-    consumer.assign(list(places))
-    newest: dict[bytes, tuple[tuple[int, int, int], bytes | None]] = {}
-    while any(consumer.position(place) < end for place, end in places.items()):
-        for place, records in consumer.poll(timeout_ms=500, max_records=10_000).items():
-            for record in records:
-                if record.offset >= offsets[place.partition] or record.key is None:
-                    continue
-                version = (record.timestamp, place.partition, record.offset)
-                known = newest.get(record.key)
-                if known is None or known[0] <= version or known[0][1] == place.partition:
-                    newest[record.key] = (version, record.value)
-    consumer.close()
-    return {key: value for key, (_, value) in newest.items()}
+class Source:
+    """A topic as its records say: reads on when asked for more, and keeps what it has read.
+
+    Args:
+        bootstrap, topic: where.
+    """
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._topic = topic
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=bootstrap,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        )
+        self._places: list[TopicPartition] = []
+        self._records: dict[int, list[tuple[int, int, bytes, bytes | None]]] = {}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def newest(self, offsets: Mapping[int, int]) -> dict[bytes, bytes | None]:
+        """The newest value of every id below `offsets` (next offset of each partition)."""
+        self._read(offsets)
+        newest: dict[bytes, tuple[tuple[int, int, int], bytes | None]] = {}
+        for partition, records in sorted(self._records.items()):
+            for offset, time, key, value in records:
+                if offset >= offsets.get(partition, 0):
+                    break
+                version = (time, partition, offset)
+                known = newest.get(key)
+                if known is None or known[0] <= version or known[0][1] == partition:
+                    newest[key] = (version, value)
+        return {key: value for key, (_, value) in newest.items()}
+
+    def _read(self, offsets: Mapping[int, int]) -> None:
+        """Read on until every partition is read up to `offsets`."""
+        wanted = {TopicPartition(self._topic, p): end for p, end in offsets.items() if end > 0}
+        new = [place for place in wanted if place not in self._places]
+        if new:
+            at = {place: self._consumer.position(place) for place in self._places}
+            self._places += new
+            self._consumer.assign(self._places)
+            for place, position in at.items():
+                self._consumer.seek(place, position)
+        while any(self._consumer.position(place) < end for place, end in wanted.items()):
+            for place, records in self._consumer.poll(timeout_ms=500, max_records=10_000).items():
+                kept = self._records.setdefault(place.partition, [])
+                kept += [(r.offset, r.timestamp, r.key, r.value) for r in records if r.key is not None]
 
 
 def rows_of(state: Mapping[bytes, bytes | None], keys: Keys, descending: Iterable[bool] = ()) -> list[Row]:

@@ -32,7 +32,9 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
-        yield World(cluster)
+        world = World(cluster)
+        yield world
+        world.close()
 
 
 def _person(chance: random.Random, _: int) -> tuple[str, Any]:
@@ -127,7 +129,7 @@ def test_6_handover_under_writes_has_no_gap_and_no_double(world: World) -> None:
     name = "handover"
     world.make_topic(name)
     names = _create_three(world, name)
-    with Writer(world.bootstrap, name, 6, _person, per_second=4_000) as writer:
+    with Writer(world.bootstrap, name, 6, _person, per_second=1_500) as writer:
         writer.write(4_000)
         build = world.build(*names)
         world.wait_ready(build)

@@ -31,7 +31,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with LocalCluster(
         tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
     ) as cluster:
-        yield World(cluster)
+        world = World(cluster)
+        yield world
+        world.close()
 
 
 def _order(chance: random.Random, _: int) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -22,7 +22,7 @@ from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import RetryableError
-from tests.oracle import Keys, Row, difference, read_source, rows_of
+from tests.oracle import Keys, Row, Source, difference, rows_of
 
 LIMIT_S = 120.0
 
@@ -41,6 +41,7 @@ class World:
     """A running cluster, with what tests do to it."""
 
     cluster: LocalCluster
+    sources: dict[str, Source] = field(default_factory=dict)
 
     @property
     def bootstrap(self) -> str:
@@ -52,6 +53,10 @@ class World:
 
     def client(self, node: int = 0) -> Client:
         return Client(self.cluster.node_urls[node])
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            source.close()
 
     def make_topic(self, topic: str, partitions: int = 4, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
@@ -120,7 +125,8 @@ class World:
         """Compare an index at a snapshot with its source at the snapshot's timestamp; how many rows it
         has."""
         rows, offsets = self.scan_all(index, **demands)
-        expected = rows_of(read_source(self.bootstrap, topic, offsets), keys, descending)
+        source = self.sources.get(topic) or self.sources.setdefault(topic, Source(self.bootstrap, topic))
+        expected = rows_of(source.newest(offsets), keys, descending)
         wrong = difference(expected, rows)
         assert not wrong, f"{index} at {offsets}: {wrong}"
         return len(rows)
