@@ -4,8 +4,10 @@ variables."""
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
+from types import FrameType
 
 import uvicorn
 from pydantic import ValidationError
@@ -70,6 +72,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
             timeout_graceful_shutdown=2,
         )
     )
+    _end_on_signals(server)
     if not failures:
         server.run(sockets=[listener])
     service.stop()
@@ -79,6 +82,17 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         raise failures[0]
     log.critical("the coordinator ends because of a bug", exc_info=failures[0])
     return EXIT_BUG
+
+
+def _end_on_signals(server: uvicorn.Server) -> None:
+    """uvicorn raises SIGTERM and SIGINT again once it has stopped; without handlers of our own the process
+    would end there, before the service has stopped what it started."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def _listen(settings: Settings) -> tuple[socket.socket, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -40,6 +40,9 @@ from keytide.collation import Span
 from keytide.settings import ScanSettings
 from keytide.timestamp import Timestamp
 
+CATALOG_LAG_S: Final = 0.5
+"""How far behind the coordinator a node's catalog may be on a busy machine before a scan is turned away."""
+
 
 class ScanService:
     """Answers scans from any node of the cluster. Made on the event loop.
@@ -59,6 +62,7 @@ class ScanService:
         self._directory = Directory(view)
         self._answers = AnswerMaker()
         news = News()
+        self._news = news
         self._agreement = Agreement(view, self._directory, news)
         view.on_published(news.tell)
 
@@ -72,7 +76,7 @@ class ScanService:
             KeytideError: the typed errors of CONTRACT §5.
             ReaderGoneError: the reader went away while the request waited.
         """
-        index = self._directory.index(name)
+        index = await self._ready_index(name, gone)
         secret = self._directory.secret()
         seen = _session(request, secret)
         if request.page is not None:
@@ -109,7 +113,7 @@ class ScanService:
 
     async def count(self, name: str, request: CountRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
-        index = self._directory.index(name)
+        index = await self._ready_index(name, gone)
         secret = self._directory.secret()
         seen = _session(request, secret)
         with Patience(self._timeout_s(request), gone) as patience:
@@ -121,6 +125,28 @@ class ScanService:
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
         return Answer(encode(answer), 0, index.name, request.consistency)
+
+    async def _ready_index(self, name: str, gone: Gone) -> Scannable:
+        """The index, waiting a moment for an end of its build that this node has not read of yet: who was
+        told READY by the coordinator may scan at once.
+
+        Raises:
+            UnknownIndexError, IndexNotReadyError: as `Directory.index`.
+        """
+        try:
+            return self._directory.index(name)
+        except IndexNotReadyError as error:
+            if error.extra.get("state", "BUILDING") != "BUILDING":
+                raise
+        with Patience(CATALOG_LAG_S, gone) as patience:
+            while True:
+                with self._news.listening() as heard:
+                    try:
+                        return self._directory.index(name)
+                    except IndexNotReadyError:
+                        if not patience.left:
+                            raise
+                    await patience.wait(heard)
 
     async def _next_page(
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
