@@ -47,6 +47,18 @@ MAX_BODY_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 64 << 20
 """Largest request of another node: a place to go on from for each of a thousand slices, with long keys."""
 
+_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": description, "content": {"application/problem+json": {}}}
+    for status, description in (
+        (404, "`unknown-index`"),
+        (409, "`history-changed`: a rollback took back what the session or the page saw"),
+        (410, "`snapshot-gone`: begin the scan again"),
+        (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
+        (503, "`index-not-ready` with the build, `node-unavailable`, `too-many-leases`"),
+        (504, "`timestamp-not-reached`: the wait for what was demanded ran out"),
+    )
+}
+
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT")
 
@@ -200,6 +212,7 @@ def _add_scans(app: FastAPI, endpoint: _Endpoint) -> None:
             summary=summary,
             response_class=JSONResponse,
             response_model=None,
+            responses=_PROBLEMS,
             openapi_extra=operation(kind, by_hand=method == "GET"),
         )
     described = app.openapi

@@ -23,7 +23,7 @@ from indexer.scan.choose import (
 from indexer.scan.directory import Directory, Scannable
 from indexer.scan.gather import Gathered, SnapshotMissingError, Target
 from indexer.scan.news import News, Patience
-from indexer.scan.reading import TIP
+from indexer.scan.reading import TIP, NodeUnavailableError
 from indexer.scan.request import Question
 from indexer.scan.selection import slices_of, spans_of
 from indexer.scan.tokens import Seen
@@ -106,11 +106,18 @@ class Agreement:
                         next_step="try again; see `keytide status`",
                     ) from missing
                 _note(waited_for, f"slice {missing.slice} on {missing.node} to hold its snapshot")
-                tried = lacking.setdefault(missing.slice, set())
-                tried.add(missing.node)
-                if not tried.issuperset(index.placement[missing.slice]):
+                lacking.setdefault(missing.slice, set()).add(missing.node)
+                if self._untried(index, [missing.slice], lacking):
                     continue
-                tried.clear()
+                lacking[missing.slice].clear()
+            except NodeUnavailableError as down:
+                there = [number for number, node in target.nodes.items() if node == down.extra["node"]]
+                for number in there:
+                    lacking.setdefault(number, set()).add(down.extra["node"])
+                if not patience.left or not self._untried(index, there, lacking):
+                    raise
+                _note(waited_for, f"other replicas than those on {down.extra['node']}")
+                continue
             await patience.wait(at_most=pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -174,15 +181,24 @@ class Agreement:
             )
         return now
 
+    def _untried(self, index: Scannable, slices: Iterable[int], lacking: dict[int, set[str]]) -> bool:
+        """Whether every one of the slices has another replica to try."""
+        return all(self._candidates(index.placement[number], lacking.get(number)) for number in slices)
+
     def _place(self, replicas: list[str], lacking: set[str] | None) -> str:
-        """Where to read a slice: here if a replica is here, else at any that is known; those that lacked the
-        snapshot come last."""
+        """Where to read a slice: here if a replica is here, else at any that is known; at those that lacked
+        the snapshot only if no other is left."""
         me = self._view.node_id
-        left = [node for node in replicas if node not in lacking] if lacking else replicas
-        if me in left:
-            return me
-        known = [node for node in left if self._view.node_url(node) is not None]
-        return random.choice(known or left or replicas)
+        candidates = self._candidates(replicas, lacking) or replicas
+        return me if me in candidates else random.choice(candidates)
+
+    def _candidates(self, replicas: list[str], lacking: set[str] | None) -> list[str]:
+        me = self._view.node_id
+        return [
+            node
+            for node in replicas
+            if not (lacking and node in lacking) and (node == me or self._view.node_url(node) is not None)
+        ]
 
 
 def with_timestamp(stamp: Stamp, read: Iterable[Timestamp]) -> Stamp:

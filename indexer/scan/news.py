@@ -23,6 +23,10 @@ class News:
         self._loop = asyncio.get_running_loop()
         self._listeners: set[asyncio.Future[None]] = set()
 
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
     def tell(self) -> None:
         """There is news (any thread). Costs nothing while nobody waits."""
         if self._listeners:

@@ -3,7 +3,7 @@ connections, MessagePack bodies."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -24,6 +24,9 @@ from keytide.errors import RetryableError
 
 READ_PATH = "/internal/v1/read"
 LEASE_PATH = "/internal/v1/lease"
+
+IDLE_S: Final = 4.0
+"""How long an unused connection is kept: less than the 5 s after which uvicorn would close it."""
 
 ReplyT = TypeVar("ReplyT", ReadReply, LeaseReply)
 
@@ -81,30 +84,39 @@ class Peers:
         if url is None:
             raise NodeUnavailableError(
                 f"node {node} holds slices of the index and is not known to be running",
+                node=node,
                 next_step="see `keytide node list`",
             )
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        limits = aiohttp.ClientTimeout(total=timeout_s)
+        body = encoder.encode(request)
         try:
-            async with self._session.post(
-                url + path, data=encoder.encode(request), timeout=aiohttp.ClientTimeout(total=timeout_s)
-            ) as response:
-                body = await response.read()
-                status = response.status
+            try:
+                status, answer = await self._post(url + path, body, limits)
+            except aiohttp.ServerDisconnectedError:  # a kept connection to a node that has restarted
+                status, answer = await self._post(url + path, body, limits)
             if status == 200:
-                return decoder.decode(body)
+                return decoder.decode(answer)
         except TimeoutError as error:
             raise NodeUnavailableError(
                 f"node {node} did not answer within {timeout_s:.1f} s",
                 status=504,
+                node=node,
                 next_step="try again, or see `keytide node list`",
             ) from error
         except (aiohttp.ClientError, msgspec.MsgspecError) as error:
             raise NodeUnavailableError(
-                f"node {node} cannot be asked: {error}", next_step="try again, or see `keytide node list`"
+                f"node {node} cannot be asked: {error}",
+                node=node,
+                next_step="try again, or see `keytide node list`",
             ) from error
-        raise _answered(node, status, body)
+        raise _answered(node, status, answer)
+
+    async def _post(self, url: str, body: bytes, limits: aiohttp.ClientTimeout) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=IDLE_S)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        async with self._session.post(url, data=body, timeout=limits) as response:
+            return response.status, await response.read()
 
 
 class _Problem(msgspec.Struct):
@@ -121,9 +133,11 @@ def _answered(node: str, status: int, body: bytes) -> RetryableError:
         problem = msgspec.json.decode(body, type=_Problem)
     except msgspec.MsgspecError:
         text = body[:200].decode(errors="replace")
-        return NodeUnavailableError(f"node {node} answered {status}: {text}")
+        return NodeUnavailableError(f"node {node} answered {status}: {text}", node=node)
     if status not in (503, 504):
-        return NodeUnavailableError(f"node {node} answered {status} {problem.type}: {problem.detail}")
+        return NodeUnavailableError(
+            f"node {node} answered {status} {problem.type}: {problem.detail}", node=node
+        )
     return RetryableError(
         f"node {node}: {problem.detail}",
         problem_type=problem.type,

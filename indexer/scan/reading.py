@@ -99,7 +99,7 @@ lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)
 
 
 class NodeUnavailableError(RetryableError):
-    """A node that holds slices of the index does not answer."""
+    """A node that holds slices of the index does not answer. Its id is in `extra` as `node`."""
 
     problem_type = "node-unavailable"
     status = 503

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from indexer.scan.selection import Shape
-from keytide.collation import MISSING, decode_key, to_json_value
+from keytide.collation import MISSING, Value, decode_key, to_json_value
 from keytide.entry import unpack_value
 
 ALL_COLUMNS: Final = ("key", "id", "include")
@@ -35,20 +35,31 @@ class RowMaker:
         self._include = "include" in wanted and shape.includes
 
     def rows(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Rows, ready for `msgspec.json`, one per entry."""
+        """Rows, ready for `msgspec.json`, one per entry. Rows of equal keys share one list of parts."""
         parts, descending = self._parts, self._descending
         with_key, with_id, with_include = self._key, self._id, self._include
         made: list[dict[str, Any]] = []
+        canonical, forms, end = b"", b"", 0
+        key: Sequence[Value] = ()
+        none: list[int] = []
+        missing = none
         for entry_key, value in entries:
-            forms, include = unpack_value(value) if value else (b"", None)
-            key, end = decode_key(entry_key, parts, descending, forms)
+            own_forms, include = unpack_value(value) if value else (b"", None)
+            # No key is the beginning of another one, so what begins with the last key has that key.
+            if not end or own_forms != forms or not entry_key.startswith(canonical):
+                forms = own_forms
+                found, end = decode_key(entry_key, parts, descending, forms)
+                canonical = entry_key[:end]
+                if MISSING in found:
+                    missing = [at for at, part in enumerate(found) if part is MISSING]
+                    key = [to_json_value(part) for part in found]
+                else:
+                    missing, key = none, found
             row: dict[str, Any] = {}
             if with_key:
-                if MISSING in key:
-                    row["key"] = [to_json_value(part) for part in key]
-                    row["missing"] = [at for at, part in enumerate(key) if part is MISSING]
-                else:
-                    row["key"] = key
+                row["key"] = key
+                if missing:
+                    row["missing"] = missing
             if with_id:
                 row["id"] = entry_key[end:].decode()
             if with_include:

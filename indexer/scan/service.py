@@ -66,6 +66,11 @@ class ScanService:
         self._agreement = Agreement(view, self._directory, news)
         view.on_published(news.tell)
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for news."""
+        return self._news.listeners
+
     async def scan(self, name: str, request: ScanRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/scan`.
 
@@ -76,7 +81,7 @@ class ScanService:
             KeytideError: the typed errors of CONTRACT §5.
             ReaderGoneError: the reader went away while the request waited.
         """
-        index = await self._ready_index(name, gone)
+        index = await self._ready_index(name, request, gone)
         secret = self._directory.secret()
         seen = _session(request, secret)
         if request.page is not None:
@@ -113,7 +118,7 @@ class ScanService:
 
     async def count(self, name: str, request: CountRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
-        index = await self._ready_index(name, gone)
+        index = await self._ready_index(name, request, gone)
         secret = self._directory.secret()
         seen = _session(request, secret)
         with Patience(self._timeout_s(request), gone) as patience:
@@ -126,7 +131,7 @@ class ScanService:
             answer["explain"] = explain(agreed, index.shape.slices)
         return Answer(encode(answer), 0, index.name, request.consistency)
 
-    async def _ready_index(self, name: str, gone: Gone) -> Scannable:
+    async def _ready_index(self, name: str, question: Question, gone: Gone) -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was
         told READY by the coordinator may scan at once.
 
@@ -138,7 +143,7 @@ class ScanService:
         except IndexNotReadyError as error:
             if error.extra.get("state", "BUILDING") != "BUILDING":
                 raise
-        with Patience(CATALOG_LAG_S, gone) as patience:
+        with Patience(min(CATALOG_LAG_S, self._timeout_s(question)), gone) as patience:
             while True:
                 with self._news.listening() as heard:
                     try:

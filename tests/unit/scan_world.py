@@ -207,7 +207,7 @@ class DirectNodes:
 
     def _check(self, node: str) -> None:
         if node in self.down:
-            raise NodeUnavailableError(f"node {node} is down")
+            raise NodeUnavailableError(f"node {node} is down", node=node)
 
 
 class World:
@@ -225,6 +225,8 @@ class World:
         self.unleasable: set[tuple[str, int, int]] = set()
         self.incarnation = 0
         self.views = {f"n{at}": FakeView(f"n{at}", self) for at in range(node_count)}
+        for view in self.views.values():
+            view.urls = {name: f"http://127.0.0.1/{name}" for name in self.views}
         self.documents: dict[str, list[Doc]] = {}
         self.partitions = partitions
         self.record(ClusterRecord("c", SECRET, 0))

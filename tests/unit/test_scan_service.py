@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -20,13 +21,14 @@ from indexer.scan.leases import TooManyLeasesError
 from indexer.scan.news import ReaderGoneError
 from indexer.scan.reading import NodeUnavailableError
 from indexer.scan.request import CountRequest, ScanRequest
-from indexer.scan.service import ScanService
+from indexer.scan.selection import Shape, slices_of
+from indexer.scan.service import CATALOG_LAG_S, ScanService
 from indexer.scan.tokens import InvalidTokenError
 from keytide.clock import now_ms
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.settings import ScanSettings
 from keytide.timestamp import Timestamp
-from tests.unit.scan_world import Doc, FakeView, World
+from tests.unit.scan_world import Doc, FakeView, World, definition_of
 
 BY_CITY = "CREATE INDEX by_city ON users (city) WITH (slices=4)"
 ByNode = dict[str, ScanService]
@@ -271,6 +273,34 @@ def test_another_replica_answers_for_one_that_restarted() -> None:
         assert ids(await ask(services["n0"], page=page["page"])) == [f"u{at}" for at in range(15, 20)]
 
     run(test, world)
+
+
+def test_a_replica_on_a_node_that_is_down_or_unknown() -> None:
+    world = World(BY_CITY, node_count=3, replicas=1)  # slice 1 is on n1 and n2
+    world.commit(10, {"by_city": people(20)})
+
+    async def test(services: ByNode) -> None:
+        world.nodes["n0"].down.add("n1")
+        for _ in range(10):  # whichever is asked first
+            assert len((await ask(services["n0"]))["rows"]) == 20
+        world.nodes["n0"].down.add("n2")
+        error = await raises(NodeUnavailableError, ask(services["n0"]))
+        assert error.extra["node"] in ("n1", "n2")
+        # Nobody knows where n1 is; what n0 lacks itself it waits for, without asking all the time.
+        world.views["n0"].urls = {}
+        world.views["n0"].slices["by_city-1", 0].restart()
+        before = len(world.nodes["n0"].reads)
+        await raises(IndexNotReadyError, ask(services["n0"], equals=_in_slice(0), timeout_ms=150))
+        assert len(world.nodes["n0"].reads) - before < 12
+
+    run(test, world)
+
+
+def _in_slice(number: int) -> list[Any]:
+    """A city of `people` whose entries are in a slice of `BY_CITY`."""
+    shape = Shape.of(definition_of(BY_CITY))
+    keys = (list(doc.key) for doc in people(100))
+    return next(key for key in keys if slices_of(ScanRequest(equals=key), shape) == (number,))
 
 
 def test_at_least_waits_for_the_offsets_and_names_what_is_missing() -> None:
@@ -544,6 +574,25 @@ def test_unknown_and_unready_indexes() -> None:
         error = await raises(IndexNotReadyError, ask(services["n0"], "no_snapshot", timeout_ms=20))
         assert "held by all" in error.message
         await raises(UnknownIndexError, services["n0"].count("nope", CountRequest(), never))
+
+    run(test, world)
+
+
+def test_a_build_that_ends_while_a_scan_is_asked_for() -> None:
+    world = World()
+    world.create(BY_CITY, state="BUILDING")
+
+    async def test(services: ByNode) -> None:
+        scan = asyncio.ensure_future(ask(services["n0"]))
+        await until(lambda: services["n0"].waiting)
+        assert not scan.done()
+        world.change("by_city", state="READY")
+        world.commit(10, {"by_city": people(3)})
+        assert len((await scan)["rows"]) == 3
+        began = time.monotonic()
+        world.change("by_city", state="BUILDING")
+        await raises(IndexNotReadyError, ask(services["n0"], timeout_ms=20))
+        assert time.monotonic() - began < CATALOG_LAG_S
 
     run(test, world)
 
