@@ -40,6 +40,9 @@ from projector.sender import Sender
 log = logging.getLogger(__name__)
 
 CATALOG_INTERVAL_S = 0.02
+BUSY, BUSY_LINGERS = 50, 3
+"""A stream that brings this many documents in a batch is busy: it waits this many times as long for the next
+to fill, since every batch costs a millisecond or two whatever is in it."""
 HOLD_S = 1.0
 """After this long without reading, the source is served without taking records, so that rebalances go on."""
 SEEK_LIMIT_S = 15.0
@@ -82,6 +85,7 @@ class Projector:
         self._blocked_since: float | None = None
         self._held = False
         self._last_batch = 0.0
+        self._busy = False
         self._next_catalog = self._next_tick = self._next_beat = 0.0
 
     # --- life
@@ -203,7 +207,8 @@ class Projector:
             self._release()
         waiting = bool(self._tracker.outstanding)
         timeout = 0.0 if waiting else max(0.0, min(self._next_beat - now, 0.05))
-        fill_until = self._last_batch + self._limits.linger_ms / 1000
+        linger = self._limits.linger_ms / 1000
+        fill_until = self._last_batch + (BUSY_LINGERS * linger if self._busy else linger)
         harvest = self._members.source.read(self._limits.batch_documents, timeout, fill_until)
         if harvest:
             self._take_in(harvest)
@@ -227,6 +232,7 @@ class Projector:
                 positions[key] = max(last, end)
         if positions:
             self._last_batch = self._clock()
+            self._busy = sum(len(run.offsets) for runs in harvest.records.values() for run in runs) >= BUSY
             self._emit(positions, harvest)
 
     def _emit(self, positions: dict[Key, int], harvest: Harvest | None) -> None:
