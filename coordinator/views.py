@@ -164,6 +164,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "earliest": _timestamp(record.earliest),
         "error": record.error or None,
         "started_at": record.started_at,
+        "first_read_at": record.first_read_at or None,
         "finished_at": record.finished_at or None,
     }
 
