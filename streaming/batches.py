@@ -71,7 +71,6 @@ class Batches:
     Args:
         check_source: raises when the source is not the topic that the build began with.
         rate: documents per second that the build may read now, 0 for no limit.
-        stop: ends a pause between micro-batches.
 
     Attributes:
         run: names this start of the driver.
@@ -87,7 +86,6 @@ class Batches:
         *,
         check_source: Callable[[], None],
         rate: Callable[[], int],
-        stop: threading.Event,
     ) -> None:
         self.run = uuid.uuid4().hex[:12]
         self.error: BaseException | None = None
@@ -97,13 +95,17 @@ class Batches:
         self._status = status
         self._check_source = check_source
         self._rate = rate
-        self._stop = stop
+        self._end = threading.Event()
         self._routes: tuple[int, ...] = ()
         self._producer = producer(settings)
 
     def prepare(self, partitions: int) -> None:
         """Set how many partitions the shuffle has."""
         self._routes = tuple(core.exact_routes(partitions))
+
+    def close(self) -> None:
+        """End a pause between micro-batches; the query is about to be stopped."""
+        self._end.set()
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """Spark's call for each micro-batch."""
@@ -117,7 +119,7 @@ class Batches:
             raise
         finally:
             self._status.end_batch()
-        self._stop.wait(wait)
+        self._end.wait(wait)
 
     def _run_batch(self, frame: DataFrame, batch: int) -> int:
         """Run a micro-batch and send its ends; returns how many documents it read."""

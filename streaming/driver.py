@@ -161,7 +161,6 @@ class Driver:
             self._status,
             check_source=self._check_source,
             rate=lambda: self._build.rate_limit,
-            stop=self._stop,
         )
         return self._batches
 
@@ -239,6 +238,7 @@ class Driver:
         session.conf.set("spark.sql.shuffle.partitions", str(partitions))
         self._status.counter = session.sparkContext.accumulator(0)
         self._status.begin_reading(now_ms())
+        warming = spark.warm_up(session)
         query = self._start_query(session, batches)
         try:
             while not self._status.try_close(self._passed, self._planned):
@@ -248,7 +248,9 @@ class Driver:
             self._pass(batches, reporter)
         finally:
             self._status.close()
+            batches.close()
             query.stop()
+            warming.join()
 
     def _start_query(self, session: SparkSession, batches: Batches) -> StreamingQuery:
         per_batch = core.documents_per_batch(self._settings.build.batch_documents, self._build.rate_limit)
