@@ -26,7 +26,10 @@ class Node:
         self.timeouts: list[float] = []
         self.pauses: list[float] = []
         self.client = Client(
-            "http://127.0.0.1", transport=httpx.MockTransport(self._answer), sleep=self.pauses.append, **client
+            "http://127.0.0.1",
+            transport=httpx.MockTransport(self._answer),
+            sleep=self.pauses.append,
+            **client,
         )
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
