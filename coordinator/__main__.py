@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import sys
 from types import FrameType
 
@@ -13,9 +12,10 @@ import uvicorn
 from pydantic import ValidationError
 
 from coordinator.api import create_app
-from coordinator.security import check_exposure
 from coordinator.service import Service, wait_for_kafka
-from keytide.errors import ConfigurationError, KeytideError
+from keytide.errors import KeytideError
+from keytide.http_security import check_exposure
+from keytide.listening import listen
 from keytide.settings import Settings, load_settings
 
 log = logging.getLogger("coordinator")
@@ -48,8 +48,12 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     Raises:
         KeytideError: it cannot begin.
     """
-    check_exposure(settings)
-    listener, url = _listen(settings)
+    security, server_name = settings.security, "the admin API"
+    host, port = settings.coordinator.host, settings.coordinator.port
+    check_exposure(server_name, host, security, "coordinator.host")
+    listener, url = listen(
+        server_name, host, port, tls=bool(security.tls_certificate), setting="coordinator.port"
+    )
     failures: list[BaseException] = []
     server: uvicorn.Server | None = None
 
@@ -61,7 +65,6 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     service = Service(settings, failed, driver_command)
     wait_for_kafka(settings, service.start)
     app = create_app(service, url, lambda: print(f"ready {url}", flush=True))
-    security = settings.security
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -93,21 +96,6 @@ def _end_on_signals(server: uvicorn.Server) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-
-
-def _listen(settings: Settings) -> tuple[socket.socket, str]:
-    host, port = settings.coordinator.host, settings.coordinator.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=256)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the admin API cannot listen on {host}:{port}: {error.strerror}",
-            next_step="stop what listens there, or set coordinator.port (0 picks a free one)",
-        ) from error
-    shown = f"[{host}]" if ":" in host else host
-    scheme = "https" if settings.security.tls_certificate else "http"
-    return listener, f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI, Query, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
@@ -22,11 +22,11 @@ from coordinator import metrics, views
 from coordinator.ddl import Outcome
 from coordinator.leader import Answer, Leader
 from coordinator.problems import add_error_handlers
-from coordinator.security import needs
 from coordinator.service import Service
 from keytide.clock import now_ms
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import CallerError, RetryableError
+from keytide.http_security import Guard, TokenScope
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -97,9 +97,16 @@ class Desk:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.read = [Depends(needs("read", service.settings.security))]
-        self.admin = [Depends(needs("admin", service.settings.security))]
+        self._guard = Guard(service.settings.security)
+        self.read = [Depends(self._needs("read"))]
+        self.admin = [Depends(self._needs("admin"))]
         self._limit = float(service.settings.coordinator.request_timeout_s)
+
+    def _needs(self, scope: TokenScope) -> Callable[[Request], Awaitable[None]]:
+        async def check(request: Request) -> None:
+            self._guard.require(request.headers.get("authorization", ""), scope)
+
+        return check
 
     async def look(self, at: Callable[[Leader, int], _T]) -> _T:
         """What `at` sees of the leader."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
@@ -16,6 +15,7 @@ from confluent_kafka.admin._resource import ResourceType
 from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
 from deploy.up import read_state, running_pid
+from keytide.cli.admin import Admin
 from keytide.cli.output import out, print_json, table
 from keytide.errors import KeytideError
 from keytide.settings import load_settings
@@ -113,11 +113,13 @@ def _kafka(bootstrap: str) -> Iterator[Finding]:
 
 def _cluster(url: str) -> Iterator[Finding]:
     try:
-        with httpx.Client(base_url=url, timeout=5) as http:
-            nodes = http.get("/v1/nodes").json()
-            indexes = http.get("/v1/indexes").json()
-    except (httpx.HTTPError, ValueError) as error:
-        yield Finding("coordinator", False, f"{url}: {error}", "see logs/coordinator.log in the data folder")
+        admin = Admin(url)
+        nodes = admin.call("GET", "/v1/nodes")
+        indexes = admin.call("GET", "/v1/indexes")
+    except KeytideError as error:
+        refused = error.status in (401, 403)
+        advice = "set KEYTIDE_TOKEN" if refused else "see logs/coordinator.log in the data folder"
+        yield Finding("coordinator", False, f"{url}: {error.message}", advice)
         return
     yield Finding("coordinator", True, url)
     dead = [node["id"] for node in nodes if not node.get("live", True)]

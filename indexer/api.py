@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,6 +35,7 @@ from indexer.scan.request import CountRequest, Question, ScanRequest
 from indexer.scan.service import ScanService
 from indexer.view import NodeView
 from keytide.errors import CallerError, RetryableError
+from keytide.http_security import Guard, reading_token
 from keytide.settings import Settings
 
 _BEFORE_NAME: Final = "/v1/indexes/"
@@ -50,6 +51,8 @@ MAX_MESSAGE_BYTES: Final = 64 << 20
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": description, "content": {"application/problem+json": {}}}
     for status, description in (
+        (401, "`not-allowed`: the cluster has API tokens, and the request carries none of them"),
+        (403, "`not-allowed`: a token without the scope `read`"),
         (404, "`unknown-index`"),
         (409, "`history-changed`: a rollback took back what the session or the page saw"),
         (410, "`snapshot-gone`: begin the scan again"),
@@ -70,7 +73,8 @@ class _Endpoint:
         self._view = view
         self._settings = settings
         self._local = LocalReader(view, settings.scan.max_leases)
-        self._peers = Peers(view, self._local)
+        self._guard = Guard(settings.security)
+        self._peers = Peers(view, self._local, reading_token(settings.security))
         self._service: ScanService | None = None
         self.metrics = ScanMetrics(registry)
 
@@ -82,27 +86,41 @@ class _Endpoint:
         await self._peers.close()
         self._local.close()
 
+    async def allow(self, request: Request) -> None:
+        """Every handler's first step: FastAPI's dependencies are not on the fast way.
+
+        Raises:
+            NotAllowedError: the request may not read.
+        """
+        self._guard.require(request.headers.get("authorization", ""), "read")
+
     async def scan(self, request: Request) -> Response:
+        await self.allow(request)
         parsed = parse(ScanRequest, await _body(request))
         return await self._answer(request, lambda s: s.scan(_name(request), parsed, _gone(request)))
 
     async def scan_by_hand(self, request: Request) -> Response:
+        await self.allow(request)
         parsed = from_query(ScanRequest, request.query_params.multi_items())
         return await self._answer(request, lambda s: s.scan(_name(request), parsed, _gone(request)))
 
     async def count(self, request: Request) -> Response:
+        await self.allow(request)
         parsed = parse(CountRequest, await _body(request))
         return await self._answer(request, lambda s: s.count(_name(request), parsed, _gone(request)))
 
     async def count_by_hand(self, request: Request) -> Response:
+        await self.allow(request)
         parsed = from_query(CountRequest, request.query_params.multi_items())
         return await self._answer(request, lambda s: s.count(_name(request), parsed, _gone(request)))
 
     async def read(self, request: Request) -> Response:
+        await self.allow(request)
         wanted = await _message(request, read_decoder)
         return Response(encoder.encode(await self._local.read(wanted)), media_type="application/msgpack")
 
     async def lease(self, request: Request) -> Response:
+        await self.allow(request)
         wanted = await _message(request, lease_decoder)
         return Response(encoder.encode(self._local.lease(wanted)), media_type="application/msgpack")
 
@@ -172,7 +190,12 @@ def create_app(view: NodeView, settings: Settings, registry: CollectorRegistry) 
     app.add_middleware(FastWay, endpoint=endpoint)
     _add_scans(app, endpoint)
 
-    @app.get("/v1/indexes", tags=["scan"], summary="Indexes that can be scanned")
+    @app.get(
+        "/v1/indexes",
+        tags=["scan"],
+        summary="Indexes that can be scanned",
+        dependencies=[Depends(endpoint.allow)],
+    )
     async def indexes() -> list[dict[str, str]]:
         return [{"name": r.name, "keyspace": r.keyspace, "state": r.state} for r in view.catalog().indexes()]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import sys
 import threading
 from types import FrameType
@@ -22,7 +21,9 @@ from indexer.folder import NodeFolder
 from indexer.ingest import Ingest
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
-from keytide.errors import ConfigurationError, KeytideError
+from keytide.errors import KeytideError
+from keytide.http_security import check_exposure
+from keytide.listening import listen
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,11 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        security, host, name = settings.security, settings.indexer.host, "the scan endpoint"
+        check_exposure(name, host, security, "indexer.host")
         self._folder = NodeFolder(settings.data_dir, settings.indexer.node_id)
-        self._listener, self._url = _listen(settings)
+        tls = bool(security.tls_certificate)
+        self._listener, self._url = listen(name, host, settings.indexer.port, tls=tls, setting="indexer.port")
         self._node = Node(self._folder.node_id)
         self._stop = threading.Event()
         self._started = threading.Event()
@@ -52,8 +56,8 @@ class Service:
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=2,
-                ssl_certfile=settings.security.tls_certificate or None,
-                ssl_keyfile=settings.security.tls_key or None,
+                ssl_certfile=security.tls_certificate or None,
+                ssl_keyfile=security.tls_key or None,
             )
         )
 
@@ -97,22 +101,6 @@ class Service:
             pass
         if not self._stop.is_set():
             print(f"ready {self._url}", flush=True)
-
-
-def _listen(settings: Settings) -> tuple[socket.socket, str]:
-    """A listening socket and the URL that others reach it by."""
-    host, port = settings.indexer.host, settings.indexer.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=1_024)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the scan endpoint cannot listen on {host}:{port}: {error.strerror}",
-            next_step="stop what listens there, or set indexer.port (0 picks a free one)",
-        ) from error
-    shown = f"[{host}]" if ":" in host else host
-    scheme = "https" if settings.security.tls_certificate else "http"
-    return listener, f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
 def exit_status(error: BaseException) -> int:

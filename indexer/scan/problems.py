@@ -42,7 +42,10 @@ def problem_response(error: Exception, metrics: ScanMetrics) -> Response:
     metrics.failed(document["type"])
     # An index under build (the error names its state) is not ready in a second: no use in trying again.
     soon = status == 503 and isinstance(error, RetryableError) and "state" not in error.extra
-    return _response(document, status, {"Retry-After": str(RETRY_AFTER_S)} if soon else {})
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if soon else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _response(document, status, headers)
 
 
 def add_problem_handlers(app: FastAPI, metrics: ScanMetrics) -> None:

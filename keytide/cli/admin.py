@@ -33,16 +33,21 @@ def find_url(url: str | None, data_dir: Path) -> str:
         return DEFAULT_URL
 
 
+def api_token() -> str:
+    """The token that the command sends, "" for none."""
+    return os.environ.get("KEYTIDE_TOKEN", "")
+
+
 class Admin:
     """Calls the coordinator.
 
     Args:
         url: its address.
-        token: API token with scope `admin`, "" when the cluster has none.
+        token: API token; what `KEYTIDE_TOKEN` says when "".
     """
 
     def __init__(self, url: str, token: str = "") -> None:
-        token = token or os.environ.get("KEYTIDE_TOKEN", "")
+        token = token or api_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
         self._http = httpx.Client(base_url=url, headers=headers, timeout=60)

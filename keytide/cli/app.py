@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from keytide.cli import local
-from keytide.cli.admin import Admin, find_url
+from keytide.cli.admin import Admin, api_token, find_url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.client import Client
 
@@ -300,7 +300,10 @@ def scan(
     as_json: Json = False,
 ) -> None:
     """Rows of an index in key order, from one snapshot."""
-    with friendly_errors(as_json), Client(node or _admin(url, data_dir).node_url()) as client:
+    with (
+        friendly_errors(as_json),
+        Client(node or _admin(url, data_dir).node_url(), token=api_token()) as client,
+    ):
         selection: dict[str, Any] = {
             "equals": _key(equals),
             "low": _key(low),

@@ -19,6 +19,7 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 
 from indexer.api import MAX_BODY_BYTES, create_app
 from indexer.scan.peers import LEASE_PATH, READ_PATH
@@ -61,10 +62,10 @@ def world_of_cities(node_count: int = 1) -> World:
 class Endpoint:
     """A node's application, asked without a server, on an event loop of its own. Started within `with`."""
 
-    def __init__(self, world: World, **scan: Any) -> None:
+    def __init__(self, world: World, tokens: dict[str, list[str]] | None = None, **scan: Any) -> None:
         self.world = world
         self.registry = CollectorRegistry()
-        configured = load_settings(scan=scan) if scan else load_settings()
+        configured = load_settings(scan=scan or None, security={"tokens": tokens} if tokens else None)
         self._app = create_app(world.views["n0"], configured, self.registry)
         self._lifespan = self._app.router.lifespan_context(self._app)
         self._loop = asyncio.new_event_loop()
@@ -82,6 +83,9 @@ class Endpoint:
     def close(self) -> None:
         self._loop.run_until_complete(self._http.aclose())
         self._loop.close()
+
+    def routes(self) -> list[Route]:
+        return [route for route in self._app.routes if isinstance(route, Route)]
 
     def request(self, method: str, path: str, **more: Any) -> httpx.Response:
         return self._loop.run_until_complete(self._http.request(method, path, **more))
@@ -433,6 +437,49 @@ def test_the_openapi_page_shows_what_is_checked(endpoint: Endpoint) -> None:
         name = text.split('"')[0].rpartition("/")[2]
         assert name in page["components"]["schemas"]
     assert endpoint.get("/docs").status_code == 200
+
+
+# --- tokens -----------------------------------------------------------------------------------------------
+
+OPEN_PATHS = {"/healthz", "/readyz", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+
+
+def test_no_way_to_entries_goes_past_the_tokens() -> None:
+    with Endpoint(world_of_cities(), tokens={"reader": ["read"], "operator": ["admin"]}) as guarded:
+        closed = [(route.path, method) for route in guarded.routes() for method in route.methods or ()]
+        assert {(SCAN.replace("by_city", "{name}"), "POST"), (READ_PATH, "POST"), (LEASE_PATH, "POST")} <= {
+            *closed
+        }
+        for path, method in closed:
+            refusal = guarded.request(method, path.replace("{name}", "by_city"))
+            if path in OPEN_PATHS:
+                assert refusal.status_code == 200, path
+                continue
+            assert problem(refusal, 401, "not-allowed")["next_step"]
+            assert refusal.headers["www-authenticate"] == "Bearer"
+            for token in ("reader", "operator"):
+                headers = {"Authorization": f"Bearer {token}"}
+                answer = guarded.request(method, path.replace("{name}", "by_city"), headers=headers)
+                assert answer.status_code != 401
+        answer = guarded.request("POST", SCAN, headers={"Authorization": "Bearer reader"})
+        assert len(answer.json()["rows"]) == 20
+
+
+def test_nodes_send_their_token_to_each_other() -> None:
+    world = world_of_cities(node_count=2)
+    first, second = world.views.values()
+    ours = load_settings(security={"tokens": {"reader": ["read"], "operator": ["admin"]}})
+    theirs = load_settings(security={"tokens": {"stranger": ["read"]}})
+    with serving(second, ours) as url, serving(first, ours) as one, serving(first, theirs) as stranger:
+        first.urls = {"n1": url}
+        with Client(one, token="reader") as client:
+            assert len(list(client.scan("by_city", page_size=3))) == 20
+        with Client(one) as client, pytest.raises(KeytideError) as caught:
+            client.page("by_city")
+        assert (caught.value.problem_type, caught.value.status) == ("not-allowed", 401)
+        with Client(stranger, token="stranger", retries=0) as client, pytest.raises(KeytideError) as caught:
+            client.page("by_city")
+        assert "401 not-allowed" in caught.value.message
 
 
 # --- real servers -----------------------------------------------------------------------------------------

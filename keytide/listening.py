@@ -1,0 +1,30 @@
+"""The socket that an HTTP server listens on, opened before anything else begins, and its URL."""
+
+from __future__ import annotations
+
+import socket
+
+from keytide.errors import ConfigurationError
+
+
+def listen(server: str, host: str, port: int, *, tls: bool, setting: str) -> tuple[socket.socket, str]:
+    """A listening socket and its URL.
+
+    Args:
+        server: what to call it in the message, such as "the scan endpoint".
+        port: 0 picks a free one.
+        setting: the name of the port's setting.
+
+    Raises:
+        ConfigurationError: the address is taken, or is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=1_024)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{server} cannot listen on {host}:{port}: {error.strerror}",
+            next_step=f"stop what listens there, or set {setting} (0 picks a free one)",
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    return listener, f"{'https' if tls else 'http'}://{shown}:{listener.getsockname()[1]}"
