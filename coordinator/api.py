@@ -25,7 +25,7 @@ from coordinator.problems import add_error_handlers
 from coordinator.service import Service
 from keytide.clock import now_ms
 from keytide.definition import CreateIndex, parse_statement
-from keytide.errors import CallerError, RetryableError
+from keytide.errors import NotServedYetError, RetryableError
 from keytide.http_security import Guard, TokenScope
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,6 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 LOOP_LIMIT_MS = 5_000
-
-
-class NotYetError(CallerError):
-    """Part of the contract that a later release brings."""
-
-    problem_type = "not-there-yet"
-    status = 501
 
 
 class StatementBody(BaseModel):
@@ -104,7 +97,8 @@ class Desk:
 
     def _needs(self, scope: TokenScope) -> Callable[[Request], Awaitable[None]]:
         async def check(request: Request) -> None:
-            self._guard.require(request.headers.get("authorization", ""), scope)
+            headers = request.headers
+            self._guard.require(headers.get("authorization", ""), scope, headers.get("host", ""))
 
         return check
 
@@ -180,13 +174,13 @@ def _add_indexes(app: FastAPI, desk: Desk) -> None:
 
         @app.post(f"/v1/indexes/{{name}}/{path}", tags=["indexes"], dependencies=desk.admin, name=path)
         async def job(name: str) -> None:
-            raise NotYetError("verify and repair are not there yet")
+            raise NotServedYetError("verify and repair are not there yet")
 
     for path in ("skipped", "violations"):
 
         @app.get(f"/v1/indexes/{{name}}/{path}", tags=["indexes"], dependencies=desk.read, name=path)
         async def ledger(name: str) -> None:
-            raise NotYetError(
+            raise NotServedYetError(
                 "the lists of skipped documents and violations are not there yet",
                 next_step="GET /v1/indexes/{name} has the counts",
             )
@@ -224,15 +218,17 @@ def _add_builds(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/v1/builds/{build}/pause", tags=["builds"], dependencies=desk.admin)
     async def pause(build: str) -> None:
-        raise NotYetError("pausing a build is not there yet", next_step="cancel it, and build again later")
+        raise NotServedYetError(
+            "pausing a build is not there yet", next_step="cancel it, and build again later"
+        )
 
     @app.post("/v1/builds/{build}/resume", tags=["builds"], dependencies=desk.admin)
     async def resume(build: str) -> None:
-        raise NotYetError("resuming a build is not there yet")
+        raise NotServedYetError("resuming a build is not there yet")
 
     @app.patch("/v1/builds/{build}", tags=["builds"], dependencies=desk.admin)
     async def throttle(build: str, body: RateBody) -> None:
-        raise NotYetError("changing a build's rate is not there yet")
+        raise NotServedYetError("changing a build's rate is not there yet")
 
 
 def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
@@ -245,6 +241,22 @@ def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
     @app.get("/v1/nodes", tags=["cluster"], dependencies=desk.read, summary="Indexer nodes")
     async def nodes() -> Any:
         return await desk.look(views.nodes)
+
+    @app.post("/v1/nodes/{node}/drain", tags=["cluster"], dependencies=desk.admin)
+    async def drain(node: str) -> None:
+        raise NotServedYetError(
+            "slices cannot be moved off a node yet", next_step="keep the node, or build its indexes again"
+        )
+
+    @app.post("/v1/rebalance", tags=["cluster"], dependencies=desk.admin)
+    async def rebalance() -> None:
+        raise NotServedYetError(
+            "slices cannot be moved yet", next_step="drop an index and create it again to spread it anew"
+        )
+
+    @app.get("/v1/jobs/{job}", tags=["cluster"], dependencies=desk.read)
+    async def job(job: str) -> None:
+        raise NotServedYetError("there are no jobs yet: verify and repair are to come")
 
     @app.get("/v1/topology", tags=["cluster"], dependencies=desk.read, summary="Which node holds which slice")
     async def topology() -> Any:

@@ -34,7 +34,7 @@ from indexer.scan.reading import MalformedRequestError, encoder, lease_decoder, 
 from indexer.scan.request import CountRequest, Question, ScanRequest
 from indexer.scan.service import ScanService
 from indexer.view import NodeView
-from keytide.errors import CallerError, RetryableError
+from keytide.errors import CallerError, NotServedYetError, RetryableError
 from keytide.http_security import Guard, reading_token
 from keytide.settings import Settings
 
@@ -61,6 +61,13 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (504, "`timestamp-not-reached`: the wait for what was demanded ran out"),
     )
 }
+
+_TO_COME: Final = (
+    ("POST", "/v1/indexes/{name}/aggregate", "count, or fetch the rows and aggregate them"),
+    ("GET", "/v1/indexes/{name}/tail", "scan again with the session of the last answer"),
+    ("POST", "/v1/query", "scan an index: POST /v1/indexes/{name}/scan"),
+)
+"""What the contract has and a later release brings, and what to do until then."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT")
@@ -92,7 +99,8 @@ class _Endpoint:
         Raises:
             NotAllowedError: the request may not read.
         """
-        self._guard.require(request.headers.get("authorization", ""), "read")
+        headers = request.headers
+        self._guard.require(headers.get("authorization", ""), "read", headers.get("host", ""))
 
     async def scan(self, request: Request) -> Response:
         await self.allow(request)
@@ -238,6 +246,8 @@ def _add_scans(app: FastAPI, endpoint: _Endpoint) -> None:
             responses=_PROBLEMS,
             openapi_extra=operation(kind, by_hand=method == "GET"),
         )
+    for method, path, step in _TO_COME:
+        app.add_api_route(path, _refusal(endpoint, path, step), methods=[method], tags=["not there yet"])
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -246,6 +256,14 @@ def _add_scans(app: FastAPI, endpoint: _Endpoint) -> None:
         return page
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _refusal(endpoint: _Endpoint, path: str, next_step: str) -> Handler:
+    async def refuse(request: Request) -> Response:
+        await endpoint.allow(request)
+        raise NotServedYetError(f"{path} is not there yet", next_step=next_step)
+
+    return refuse
 
 
 def _name(request: Request) -> str:

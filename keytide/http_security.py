@@ -29,16 +29,26 @@ class Guard:
     def __init__(self, security: SecuritySettings) -> None:
         self._scopes = {token.encode(): frozenset(scopes) for token, scopes in security.tokens.items()}
 
-    def require(self, authorization: str, scope: TokenScope) -> None:
+    def require(self, authorization: str, scope: TokenScope, host: str = "") -> None:
         """See that a request may do what needs `scope`; `admin` may read too.
+
+        Without tokens, a request that was sent to a public name is refused: a web page in a browser on this
+        machine can let its own name point to loopback (DNS rebinding) and would then be a reader.
 
         Args:
             authorization: the header's value as servers decode it (latin-1), "" without one.
+            host: the header `Host`, "" without one.
 
         Raises:
             NotAllowedError: it may not.
         """
         if not self._scopes:
+            if _is_public_name(host):
+                raise NotAllowedError(
+                    f"this was sent to {host}, and a server without API tokens serves this machine only",
+                    status=403,
+                    next_step="ask 127.0.0.1 or localhost, or set tokens under [security]",
+                )
             return
         kind, _, given = authorization.partition(" ")
         sent = given.strip().encode("latin-1", errors="replace")
@@ -96,6 +106,19 @@ def check_exposure(server: str, host: str, security: SecuritySettings, setting: 
             "TLS needs a certificate and its key, and only one of the two is set",
             next_step="set both tls_certificate and tls_key under [security], or neither",
         )
+
+
+def _is_public_name(host: str) -> bool:
+    """Whether a `Host` header has a name that anybody could let point to this machine. Addresses, localhost
+    and names of one word are not."""
+    name = host.partition(":")[0].lower().rstrip(".")
+    if host.startswith("[") or "." not in name or name.endswith(".localhost"):
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return True
+    return False
 
 
 def is_loopback(host: str) -> bool:

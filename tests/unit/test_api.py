@@ -439,6 +439,14 @@ def test_the_openapi_page_shows_what_is_checked(endpoint: Endpoint) -> None:
     assert endpoint.get("/docs").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/indexes/by_city/aggregate"), ("GET", "/v1/indexes/by_city/tail"), ("POST", "/v1/query")],
+)
+def test_what_is_to_come_is_refused_by_name(endpoint: Endpoint, method: str, path: str) -> None:
+    assert problem(endpoint.request(method, path), 501, "not-there-yet")["next_step"]
+
+
 # --- tokens -----------------------------------------------------------------------------------------------
 
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
@@ -463,6 +471,14 @@ def test_no_way_to_entries_goes_past_the_tokens() -> None:
                 assert answer.status_code != 401
         answer = guarded.request("POST", SCAN, headers={"Authorization": "Bearer reader"})
         assert len(answer.json()["rows"]) == 20
+
+
+@pytest.mark.parametrize("path", [SCAN, COUNT, "/v1/indexes"])
+def test_without_tokens_a_request_to_a_public_name_is_refused(endpoint: Endpoint, path: str) -> None:
+    method = "GET" if path == "/v1/indexes" else "POST"
+    answer = endpoint.request(method, path, headers={"Host": "evil.example:8093"})
+    assert problem(answer, 403, "not-allowed")["next_step"]
+    assert endpoint.request(method, path, headers={"Host": "localhost:8093"}).status_code == 200
 
 
 def test_nodes_send_their_token_to_each_other() -> None:

@@ -53,6 +53,32 @@ def test_without_tokens_all_may_pass() -> None:
     Guard(SecuritySettings()).require("", "admin")
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("", 0),
+        ("127.0.0.1:8091", 0),
+        ("localhost:8091", 0),
+        ("keytide.localhost", 0),
+        ("[::1]:8091", 0),
+        ("[::ffff:127.0.0.1]", 0),
+        ("box", 0),
+        ("evil.example:8091", 403),
+        ("EVIL.example.", 403),
+        ("127.0.0.1.evil.example", 403),
+    ],
+)
+def test_without_tokens_no_web_page_is_a_reader(host: str, status: int) -> None:
+    guard = Guard(SecuritySettings())
+    if status:
+        with pytest.raises(NotAllowedError) as caught:
+            guard.require("", "read", host)
+        assert caught.value.status == status
+    else:
+        guard.require("", "read", host)
+    Guard(SecuritySettings(tokens=TOKENS)).require("Bearer r", "read", host)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_tokens(host: str) -> None:
     assert is_loopback(host)
