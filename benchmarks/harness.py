@@ -205,13 +205,14 @@ class Bench:
         result.shares = {name: round(seconds / whole, 3) for name, seconds in sorted(used.items())}
         result.figures["cpu_seconds"] = round(whole, 1)
 
-    def resident(self) -> dict[str, int]:
-        """Resident memory of each part, MB."""
-        return {
-            name: psutil.Process(child.pid).memory_info().rss // 1_000_000
-            for name, child in self.cluster.services.items()
-            if child.running
-        }
+    def memory(self) -> dict[str, int]:
+        """Memory of each part beyond the page cache (resident less shared; LMDB maps the page cache), MB."""
+        used: dict[str, int] = {}
+        for name, child in self.cluster.services.items():
+            if child.running:
+                information = psutil.Process(child.pid).memory_info()
+                used[name] = (information.rss - information.shared) // 1_000_000
+        return used
 
 
 def percentiles(samples_ms: list[float]) -> dict[str, float]:
