@@ -22,7 +22,6 @@ from keytide.settings import Settings
 from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-PICTURES_TO_COME = frozenset({"docs/images/page.png"})
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -45,7 +44,7 @@ def test_links_point_to_files_that_exist() -> None:
             if target.startswith(("http://", "https://", "#", "mailto:")):
                 continue
             wanted = (page.parent / target.split("#")[0]).resolve()
-            if not wanted.exists() and named(wanted) not in PICTURES_TO_COME:
+            if not wanted.exists():
                 broken.append(f"{named(page)}: {target}")
     assert broken == []
 
