@@ -19,13 +19,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
 from deploy.jars import spark_jars
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child, free_ports, is_free
-from keytide.errors import CallerError
+from keytide.cli.admin import Admin
+from keytide.errors import CallerError, KeytideError
+from keytide.http_security import reading_token
+from keytide.settings import load_settings
 
 READY_LIMIT_S = 60.0
 _RESTART_PAUSE_S = 1.0
+_KAFKA_LIMIT_S = 10.0
 STATE_FILE = "cluster.json"
 
 Say = Callable[[str], None]
@@ -119,6 +126,8 @@ class LocalCluster:
             if self._embedded is not None:
                 self._say("starting Kafka")
                 self._embedded.start()
+            else:
+                _see_kafka(self.bootstrap)
             jars = ",".join(map(str, spark_jars())) if self._spark else ""
             self._choose_ports()
             self._define(jars)
@@ -128,6 +137,7 @@ class LocalCluster:
                 child.start()
             for name in self.services:
                 self.wait_ready(name)
+            self._wait_for_nodes()
         except BaseException:
             self.stop()
             raise
@@ -174,23 +184,31 @@ class LocalCluster:
         else:
             child.wait_until(lambda: _answers(port), limit, f"answered on port {port}")
 
+    def _wait_for_nodes(self) -> None:
+        """Wait until the coordinator knows that all nodes live: before that it places no index."""
+        admin = Admin(self.coordinator_url, reading_token(load_settings().security))
+        wanted = {name for name in self.services if name.startswith("node-")}
+
+        def live() -> bool:
+            try:
+                nodes = admin.call("GET", "/v1/nodes")
+            except KeytideError as error:
+                return error.status in (401, 403)  # not for us to see
+            return wanted <= {node["id"] for node in nodes if node["live"]}
+
+        self.services["coordinator"].wait_until(live, READY_LIMIT_S, "heard all nodes")
+
     def _choose_ports(self) -> None:
         """The ports of the last start where they are free, else wanted or free ones."""
         last: dict[str, int] = self._read_state().get("ports", {})
         names = ["coordinator", *(f"node-{number}" for number in range(1, self._counts["nodes"] + 1))]
-        wanted = dict(
-            zip(
-                names,
-                [
-                    self._wanted[0],
-                    *(self._wanted[1] + n if self._wanted[1] else 0 for n in range(len(names))),
-                ],
-                strict=False,
-            )
-        )
+        wanted = {"coordinator": self._wanted[0]}
+        if self._wanted[1]:
+            wanted |= {name: self._wanted[1] + at for at, name in enumerate(names[1:])}
+        names += [f"projector-{number}-metrics" for number in range(1, self._counts["projectors"] + 1)]
         taken: set[int] = set()
         for name in names:
-            for port in (wanted[name], last.get(name, 0), *free_ports(8)):
+            for port in (wanted.get(name, 0), last.get(name, 0), *free_ports(8)):
                 if port and port not in taken and is_free(port):
                     self.ports[name] = port
                     taken.add(port)
@@ -230,7 +248,10 @@ class LocalCluster:
                 KEYTIDE_INDEXER__NODE_ID=name,
             )
         for number in range(1, self._counts["projectors"] + 1):
-            service(f"projector-{number}", "projector", f"projector-{number}")
+            name = f"projector-{number}"
+            service(
+                name, "projector", name, KEYTIDE_PROJECTOR__METRICS_PORT=str(self.ports[f"{name}-metrics"])
+            )
 
     def _watch(self) -> None:
         """Start parts again that died."""
@@ -262,6 +283,14 @@ class LocalCluster:
             "ports": self.ports,
             "coordinator": self.coordinator_url,
             "nodes": self.node_urls,
+            "metrics": [
+                *(f"{url}/metrics" for url in (self.coordinator_url, *self.node_urls)),
+                *(
+                    f"http://127.0.0.1:{port}/metrics"
+                    for name, port in sorted(self.ports.items())
+                    if name.endswith("-metrics")
+                ),
+            ],
         }
         file = self.data_dir / STATE_FILE
         new = file.with_suffix(".new")
@@ -275,6 +304,23 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _see_kafka(bootstrap: str) -> None:
+    """Find a Kafka that others run, before parts that need it are started.
+
+    Raises:
+        CallerError: it does not answer.
+    """
+    client = {**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0}
+    try:
+        AdminClient(client).list_topics(timeout=_KAFKA_LIMIT_S)
+    except KafkaException as error:
+        raise CallerError(
+            f"no Kafka answers at {bootstrap} within {_KAFKA_LIMIT_S:.0f} s: {error.args[0]}",
+            problem_type="kafka-unavailable",
+            next_step="start it, correct the address or what [kafka] says, or leave --kafka out",
+        ) from error
 
 
 def _answers(port: int) -> bool:

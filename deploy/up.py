@@ -13,17 +13,22 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from deploy.cluster import STATE_FILE, LocalCluster
-from keytide.errors import CallerError, RetryableError
+from keytide.cli.output import print_json
+from keytide.errors import CallerError, KeytideError, RetryableError
 
 _DETACH_LIMIT_S = 180.0
 _DOWN_LIMIT_S = 60.0
+_CLOCK_SLACK_S = 2.0
+"""How much later than its own note a process may seem to have begun: both times are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +42,23 @@ class UpOptions:
     cluster: str
     port: int
     node_port: int
+    as_json: bool = False
 
 
 def run(options: UpOptions) -> int:
-    """Run a cluster until SIGINT or SIGTERM. Exit status 0 after a clean stop."""
-    console = Console()
+    """Run a cluster until SIGINT or SIGTERM. Exit status 0 after a clean stop; a start that is interrupted
+    stops what it has started, and raises KeyboardInterrupt."""
+    console = Console(stderr=options.as_json)
     _refuse_second(options.data_dir)
-    end = threading.Event()
+    end, serves = threading.Event(), threading.Event()
+
+    def ended(_number: int, _frame: FrameType | None) -> None:
+        end.set()
+        if not serves.is_set():
+            raise KeyboardInterrupt
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: end.set())
+        signal.signal(number, ended)
     cluster = LocalCluster(
         options.data_dir,
         kafka=options.kafka,
@@ -57,7 +70,11 @@ def run(options: UpOptions) -> int:
         say=lambda line: console.print(line, style="dim", highlight=False),
     )
     with cluster:
+        serves.set()
         _greet(console, cluster)
+        if options.as_json:
+            print_json(read_state(options.data_dir))
+            sys.stdout.flush()
         end.wait()
     console.print("stopped")
     return 0
@@ -68,22 +85,22 @@ def detach(options: UpOptions) -> int:
     _refuse_second(options.data_dir)
     options.data_dir.mkdir(parents=True, exist_ok=True)
     log = options.data_dir / "up.log"
-    command = [sys.executable, "-m", "deploy.up", json.dumps({**_as_dict(options)})]
+    given = {**asdict(options), "data_dir": str(options.data_dir), "as_json": False}
+    command = [sys.executable, "-m", "deploy.up", json.dumps(given)]
     with log.open("ab") as output:
+        begin = output.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    deadline = time.monotonic() + _DETACH_LIMIT_S
-    marker = options.data_dir / "ready"
-    while not (marker.exists() and marker.read_text() == str(process.pid)):
-        if process.poll() is not None:
-            raise CallerError(f"the cluster ended at its start; the end of {log}:\n{log.read_text()[-2000:]}")
-        if time.monotonic() > deadline:
-            raise RetryableError(
-                f"the cluster does not serve after {_DETACH_LIMIT_S:.0f} s", next_step=f"see {log}"
-            )
-        time.sleep(0.1)
+    try:
+        _wait_until_it_serves(process, options.data_dir, log, begin)
+    except BaseException:  # Ctrl-C, too: what nobody waits for any more is not left to go on
+        process.terminate()
+        raise
     state = read_state(options.data_dir)
+    if options.as_json:
+        print_json(state)
+        return 0
     Console().print(
         f"cluster {options.cluster} runs in the background, process {process.pid}\n"
         f"  web page and admin API  {state['coordinator']}\n"
@@ -95,7 +112,29 @@ def detach(options: UpOptions) -> int:
     return 0
 
 
-def down(data_dir: Path) -> None:
+def _wait_until_it_serves(process: subprocess.Popen[bytes], data_dir: Path, log: Path, begin: int) -> None:
+    """Until the process of `keytide up` has left its mark.
+
+    Raises:
+        CallerError: it has ended; with what it wrote to its log from `begin` on.
+        RetryableError: it takes too long.
+    """
+    deadline = time.monotonic() + _DETACH_LIMIT_S
+    marker = data_dir / "ready"
+    while not (marker.exists() and marker.read_text() == str(process.pid)):
+        if process.poll() is not None:
+            told = log.read_bytes()[begin:].decode(errors="replace")[-2000:]
+            raise CallerError(
+                f"the cluster ended at its start:\n{told}", next_step=f"see {data_dir / 'logs'}"
+            )
+        if time.monotonic() > deadline:
+            raise RetryableError(
+                f"the cluster does not serve after {_DETACH_LIMIT_S:.0f} s", next_step=f"see {log}"
+            )
+        time.sleep(0.1)
+
+
+def down(data_dir: Path, as_json: bool = False) -> None:
     """Stop the cluster of a data folder and wait until it has ended.
 
     Raises:
@@ -106,28 +145,34 @@ def down(data_dir: Path) -> None:
         raise CallerError(f"no cluster runs on {data_dir}", next_step="say where its data is with --data-dir")
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_LIMIT_S
-    while _alive(pid):
+    while running_pid(data_dir) == pid:
         if time.monotonic() > deadline:
             raise RetryableError(
                 f"process {pid} has not ended after {_DOWN_LIMIT_S:.0f} s", next_step=f"kill -9 {pid}"
             )
         time.sleep(0.1)
-    Console().print("stopped")
+    if as_json:
+        print_json({"stopped": pid})
+    else:
+        Console().print("stopped")
 
 
 def read_state(data_dir: Path) -> dict[str, Any]:
     """What the last start wrote; empty when there was none."""
     try:
-        state: dict[str, Any] = json.loads((data_dir / STATE_FILE).read_text())
+        state = json.loads((data_dir / STATE_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return state
+    return state if isinstance(state, dict) else {}
 
 
 def running_pid(data_dir: Path) -> int | None:
     """The supervisor's process id, if it is alive."""
-    pid = read_state(data_dir).get("pid")
-    return pid if isinstance(pid, int) and _alive(pid) else None
+    state = read_state(data_dir)
+    pid, noted_at = state.get("pid"), state.get("started_at")
+    if not isinstance(pid, int) or not isinstance(noted_at, int | float):
+        return None
+    return pid if _is_the_one(pid, noted_at) else None
 
 
 def _refuse_second(data_dir: Path) -> None:
@@ -139,16 +184,14 @@ def _refuse_second(data_dir: Path) -> None:
         )
 
 
-def _alive(pid: int) -> bool:
-    """Whether a process lives and is one of ours (process ids are used again)."""
+def _is_the_one(pid: int, noted_at: float) -> bool:
+    """Whether the process that left a note at that time is alive. Ids are used again, so another process may
+    have its id now, but that one began later."""
     try:
-        os.kill(pid, 0)
-        command = Path(f"/proc/{pid}/cmdline")
-        if not command.exists():
-            return True
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return state != "Z" and b"python" in command.read_bytes()
-    except (OSError, IndexError):
+        process = psutil.Process(pid)
+        began = float(process.create_time())
+        return began <= noted_at + _CLOCK_SLACK_S and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
         return False
 
 
@@ -162,18 +205,17 @@ def _greet(console: Console, cluster: LocalCluster) -> None:
     console.print("Ctrl-C stops it.\n", style="dim")
 
 
-def _as_dict(options: UpOptions) -> dict[str, object]:
-    return {
-        "data_dir": str(options.data_dir),
-        "kafka": options.kafka,
-        "nodes": options.nodes,
-        "projectors": options.projectors,
-        "cluster": options.cluster,
-        "port": options.port,
-        "node_port": options.node_port,
-    }
+def _main() -> int:
+    """The process behind `keytide up --detach`; what it says goes to a log."""
+    given = json.loads(sys.argv[1])
+    try:
+        return run(UpOptions(**{**given, "data_dir": Path(given["data_dir"])}))
+    except KeytideError as error:
+        print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    sys.exit(run(UpOptions(**{**given, "data_dir": Path(given["data_dir"])})))
+    sys.exit(_main())

@@ -10,6 +10,8 @@ import typer
 
 from keytide.cli.output import friendly_errors
 
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
 
 def up(
     data_dir: Annotated[Path, typer.Option(help="kept across restarts")] = Path("keytide-data"),
@@ -22,22 +24,26 @@ def up(
     port: Annotated[int, typer.Option(help="coordinator: admin API and web page")] = 8091,
     node_port: Annotated[int, typer.Option(help="first node's scan endpoint; the others follow")] = 8093,
     detach: Annotated[bool, typer.Option("--detach", help="go on in the background")] = False,
+    as_json: Json = False,
 ) -> None:
     """Start a local cluster and keep it running until Ctrl-C (or `keytide down`)."""
     from deploy.up import UpOptions, run
     from deploy.up import detach as start_detached
 
-    options = UpOptions(data_dir, kafka, nodes, projectors, cluster, port, node_port)
-    with friendly_errors():
+    options = UpOptions(data_dir, kafka, nodes, projectors, cluster, port, node_port, as_json)
+    with friendly_errors(as_json):
         raise typer.Exit(start_detached(options) if detach else run(options))
 
 
-def down(data_dir: Annotated[Path, typer.Option(help="of the cluster")] = Path("keytide-data")) -> None:
+def down(
+    data_dir: Annotated[Path, typer.Option(help="of the cluster")] = Path("keytide-data"),
+    as_json: Json = False,
+) -> None:
     """Stop the local cluster that runs on a data folder."""
     from deploy.up import down as stop_cluster
 
-    with friendly_errors():
-        stop_cluster(data_dir)
+    with friendly_errors(as_json):
+        stop_cluster(data_dir, as_json)
 
 
 def demo(
@@ -56,7 +62,7 @@ def demo(
 def doctor(
     kafka: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Kafka to check")] = None,
     data_dir: Annotated[Path, typer.Option(help="data folder of `keytide up`")] = Path("keytide-data"),
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check Java, Kafka, topics and the cluster, and say what to do."""
     from deploy.doctor import run

@@ -1,0 +1,67 @@
+"""Which process a data folder's cluster is, and what a start that fails says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from deploy.process import free_ports
+from deploy.up import UpOptions, detach, down, running_pid
+from keytide.cli import app
+from keytide.errors import CallerError
+
+
+def note(folder: Path, pid: object, started_at: object) -> None:
+    (folder / "cluster.json").write_text(json.dumps({"pid": pid, "started_at": started_at}))
+
+
+def test_the_process_that_left_the_note_is_found(tmp_path: Path) -> None:
+    assert running_pid(tmp_path) is None
+    note(tmp_path, os.getpid(), time.time())
+    assert running_pid(tmp_path) == os.getpid()
+
+
+def test_another_process_with_the_same_id_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Or `keytide down` would end a stranger."""
+    note(tmp_path, os.getpid(), psutil.Process().create_time() - 60)
+    assert running_pid(tmp_path) is None
+    with pytest.raises(CallerError, match="no cluster runs"):
+        down(tmp_path)
+
+
+def test_a_process_that_has_ended_is_not_found(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    psutil.wait_procs([psutil.Process(ended.pid)], timeout=20)
+    note(tmp_path, ended.pid, time.time())
+    assert running_pid(tmp_path) is None
+    ended.wait()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "1"}', '{"pid": 1}', '{"pid": true}'])
+def test_a_note_that_says_nothing_is_no_cluster(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    assert running_pid(tmp_path) is None
+
+
+def test_a_kafka_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    kafka = f"127.0.0.1:{free_ports()[0]}"
+    with pytest.raises(CallerError, match=f"no Kafka answers at {kafka}") as caught:
+        detach(UpOptions(tmp_path, kafka, 1, 1, "keytide", 0, 0))
+    assert "_TRANSPORT" in caught.value.message
+    assert "Traceback" not in caught.value.message
+    assert not list(tmp_path.glob("logs/*"))
+
+
+def test_a_second_cluster_on_one_folder_is_refused(tmp_path: Path) -> None:
+    note(tmp_path, os.getpid(), time.time())
+    result = CliRunner().invoke(app, ["up", "--data-dir", str(tmp_path), "--json"])
+    assert result.exit_code == 1
+    assert f"as process {os.getpid()}" in json.loads(result.stdout)["detail"]
