@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
+import httpx
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
@@ -21,6 +25,11 @@ from keytide.errors import KeytideError
 from keytide.settings import load_settings
 
 _LOW_DISK_BYTES = 2 * 1024**3
+_COMPACTION_LAG_MS = 60_000
+"""A projector that is started again, or taken over from, is back well within this."""
+_TOMBSTONES_MS = 3_600_000
+_CLOCK_S = 3.0
+"""The HTTP date has whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,11 @@ def examine(kafka: str | None, data_dir: Path) -> Iterator[Finding]:
         f"runs on {data_dir} as process {pid}" if pid else f"none runs on {data_dir}",
     )
     bootstrap = kafka or (str(state.get("kafka")) if pid else None)
-    if bootstrap:
-        yield from _kafka(bootstrap)
+    indexes: list[dict[str, Any]] = []
     if pid:
-        yield from _cluster(str(state["coordinator"]))
+        yield from _cluster(str(state["coordinator"]), indexes)
+    if bootstrap:
+        yield from _kafka(bootstrap, sorted({str(index["keyspace"]) for index in indexes}))
 
 
 def _guarded(check: str, look: Callable[[], str]) -> Finding:
@@ -81,7 +91,7 @@ def _disk(data_dir: Path) -> Finding:
     )
 
 
-def _kafka(bootstrap: str) -> Iterator[Finding]:
+def _kafka(bootstrap: str, keyspaces: list[str]) -> Iterator[Finding]:
     admin = AdminClient({**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0})
     try:
         metadata = admin.list_topics(timeout=5)
@@ -109,9 +119,45 @@ def _kafka(bootstrap: str) -> Iterator[Finding]:
         )
     except (KafkaException, KeyError) as error:
         yield Finding("automatic topics", True, f"cannot be looked up: {error}")
+    for keyspace in keyspaces:
+        resource = ConfigResource(ResourceType.TOPIC, keyspace)
+        try:
+            topic = admin.describe_configs([resource])[resource].result(timeout=5)
+            yield source_topic(keyspace, {name: str(entry.value) for name, entry in topic.items()})
+        except KafkaException as error:
+            yield Finding(f"topic {keyspace}", False, f"cannot be looked up: {error}", "is it there?")
 
 
-def _cluster(url: str) -> Iterator[Finding]:
+def source_topic(keyspace: str, config: Mapping[str, str]) -> Finding:
+    """Whether a keyspace's topic keeps what indexes need (R26, R27, R29).
+
+    Args:
+        config: of the topic, by Kafka's names.
+    """
+    name, policy = f"topic {keyspace}", config.get("cleanup.policy", "delete")
+    if "compact" not in policy:
+        forever = config.get("retention.ms", "") == "-1" and config.get("retention.bytes", "-1") == "-1"
+        kept = "keeps everything" if forever else "loses old documents by design; their entries stay"
+        return Finding(name, True, f"cleanup.policy={policy}, {kept}")
+    lag, tombstones = (int(config.get(key, "0")) for key in ("min.compaction.lag.ms", "delete.retention.ms"))
+    found = f"cleanup.policy={policy}, min.compaction.lag.ms={lag:,}, delete.retention.ms={tombstones:,}"
+    if lag < _COMPACTION_LAG_MS:
+        advice = (
+            f"set min.compaction.lag.ms to {_COMPACTION_LAG_MS} or more: when projectors are later, "
+            "snapshots wait until what was read late is behind them"
+        )
+        return Finding(name, False, found, advice)
+    if tombstones < _TOMBSTONES_MS:
+        advice = (
+            f"set delete.retention.ms to {_TOMBSTONES_MS} or more: longer builds fail, and so do "
+            "indexes whose projectors were away for longer"
+        )
+        return Finding(name, False, found, advice)
+    return Finding(name, True, found)
+
+
+def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
+    """The coordinator, nodes and indexes; the indexes are added to `known`."""
     try:
         admin = Admin(url)
         nodes = admin.call("GET", "/v1/nodes")
@@ -129,6 +175,8 @@ def _cluster(url: str) -> Iterator[Finding]:
         f"{len(nodes) - len(dead)} of {len(nodes)} live",
         f"look at the logs of {', '.join(dead)}" if dead else "",
     )
+    yield _clock(url)
+    known += indexes
     for index in indexes:
         ok = index["state"] not in ("FAILED",)
         reason = index.get("reason") or ""
@@ -138,3 +186,23 @@ def _cluster(url: str) -> Iterator[Finding]:
             f"{index['state']}, lag {index.get('lag_documents')}, {index.get('skipped')} skipped. {reason}",
             "" if ok else "drop it and create it again",
         )
+        foreign = int(index.get("foreign_partition_ids") or 0)
+        if foreign:
+            yield Finding(
+                f"partitioners of {index['keyspace']}",
+                False,
+                f"{foreign:,} documents of index {index['name']} were met in two source partitions",
+                "let all producers use one partitioner (librdkafka: partitioner=murmur2_random, as in Java)",
+            )
+
+
+def _clock(url: str) -> Finding:
+    """This machine's clock against the coordinator's: staleness and freshness are differences of clocks."""
+    try:
+        said = httpx.get(f"{url}/healthz", timeout=5).headers["date"]
+        apart = abs((datetime.now(UTC) - parsedate_to_datetime(said)).total_seconds())
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        return Finding("clocks", True, f"cannot be compared: {error}")
+    ok = apart <= _CLOCK_S
+    advice = "" if ok else "keep the clocks of all machines together (NTP)"
+    return Finding("clocks", ok, f"{apart:.0f} s apart", advice)
