@@ -66,7 +66,7 @@ class Driver:
         self._settings = settings
         self._id = build
         self._stop = stop
-        self._folder = settings.data_dir / "builds" / build
+        self._folder = settings.data_dir.resolve() / "builds" / build
         self._folder.mkdir(parents=True, exist_ok=True)
         self._catalog = CatalogReader(settings)
         self._admin = admin(settings)

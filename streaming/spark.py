@@ -72,7 +72,9 @@ def master_with_retries(master: str) -> str:
 def connector(environ: Mapping[str, str], spark_version: str) -> dict[str, str]:
     """Where Spark gets its Kafka connector from."""
     if jars := environ.get(JARS_VARIABLE):
-        return {"spark.jars": jars}
+        return {
+            "spark.jars": ",".join(jar if ":" in jar else os.path.abspath(jar) for jar in jars.split(","))
+        }
     return {"spark.jars.packages": ",".join(_PACKAGES).format(spark=spark_version)}
 
 
@@ -91,7 +93,8 @@ def session_options(settings: Settings, scratch: Path, documents: int) -> dict[s
     """Spark's configuration, `build.spark_options` last.
 
     Args:
-        scratch: folder for shuffle files.
+        scratch: folder for shuffle files, absolute; the JVM works in it too, for Spark 4.0 leaves a folder
+        `artifacts` wherever it was started.
         documents: about how many the build has still to read.
     """
     master = master_with_retries(settings.build.spark_master)
@@ -107,7 +110,7 @@ def session_options(settings: Settings, scratch: Path, documents: int) -> dict[s
         "spark.speculation": "false",
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "streaming.workers",
-        "spark.driver.extraJavaOptions": java_options(documents),
+        "spark.driver.extraJavaOptions": f"{java_options(documents)} {_quoted(f'-Duser.dir={scratch}')}",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",

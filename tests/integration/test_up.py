@@ -89,6 +89,7 @@ def test_data_and_addresses_are_kept_across_restarts(keytide: Command) -> None:
     answer = keytide("sql", "CREATE INDEX by_city ON people (city) WITH (slices=4)")
     assert answer["build_state"] == "READY"
     assert keytide("scan", "by_city", "--equals", "Bonn", "--count")["count"] == 50
+    assert os.listdir(keytide.folder.parent) == ["data"]  # nothing is strewn about where it was started
 
     assert all(check["ok"] for check in keytide("doctor"))
     pages = [urllib.request.urlopen(url, timeout=20).read().decode() for url in first["metrics"]]

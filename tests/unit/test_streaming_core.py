@@ -250,7 +250,8 @@ def test_options_of_the_operator_win(tmp_path: Path) -> None:
 
 
 def test_jars_come_from_the_environment_or_from_maven() -> None:
-    assert spark.connector({"KEYTIDE_SPARK_JARS": "a.jar,b.jar"}, "4.0.0") == {"spark.jars": "a.jar,b.jar"}
+    jars = spark.connector({"KEYTIDE_SPARK_JARS": "a.jar,/b.jar,hdfs://c.jar"}, "4.0.0")["spark.jars"]
+    assert jars == f"{Path('a.jar').absolute()},/b.jar,hdfs://c.jar"
     assert "spark.jars" not in spark.connector({"KEYTIDE_SPARK_JARS": ""}, "4.0.0")
     packages = spark.connector({}, "4.0.1")["spark.jars.packages"].split(",")
     assert "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1" in packages
