@@ -159,9 +159,9 @@ def source_topic(keyspace: str, config: Mapping[str, str]) -> Finding:
 def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
     """The coordinator, nodes and indexes; the indexes are added to `known`."""
     try:
-        admin = Admin(url)
-        nodes = admin.call("GET", "/v1/nodes")
-        indexes = admin.call("GET", "/v1/indexes")
+        with Admin(url) as admin:
+            nodes = admin.call("GET", "/v1/nodes")
+            indexes = admin.call("GET", "/v1/indexes")
     except KeytideError as error:
         refused = error.status in (401, 403)
         advice = "set KEYTIDE_TOKEN" if refused else "see logs/coordinator.log in the data folder"

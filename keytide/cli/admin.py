@@ -10,7 +10,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -19,6 +19,8 @@ from keytide.client import problem_error
 from keytide.errors import CallerError, RetryableError
 
 DEFAULT_URL = "http://127.0.0.1:8091"
+AWAY_LIMIT_S = 60.0
+"""How long a coordinator may be away while a build is waited for."""
 FINISHED = frozenset({"READY", "FAILED", "CANCELLED"})
 
 
@@ -50,7 +52,21 @@ class Admin:
         token = token or api_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=60)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=60)
+        except httpx.InvalidURL as error:
+            raise CallerError(
+                f"{url!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         """The answer's JSON.
@@ -67,9 +83,16 @@ class Admin:
                 f"no coordinator answers at {self.url}: {error}",
                 next_step="start a cluster with `keytide up`, or say where it is with --url",
             ) from error
-        if response.is_success:
+        if not response.is_success:
+            raise problem_error(response)
+        try:
             return response.json() if response.content else None
-        raise problem_error(response)
+        except ValueError as error:
+            raise CallerError(
+                f"what answers at {self.url} is not a coordinator",
+                problem_type="not-a-coordinator",
+                next_step="say where it is with --url; `keytide up` prints it",
+            ) from error
 
     def node_url(self) -> str:
         """The scan endpoint of some live node."""
@@ -85,12 +108,21 @@ class Admin:
 
         Raises:
             CallerError: it failed or was cancelled.
+            RetryableError: the coordinator has not answered for a while.
         """
-        with progress() as bar:
-            bar.disable = quiet
+        heard = time.monotonic()
+        with progress(quiet) as bar:
             task = bar.add_task(f"build {build}", total=None, rate="")
             while True:
-                state: dict[str, Any] = self.call("GET", f"/v1/builds/{build}")
+                try:
+                    state: dict[str, Any] = self.call("GET", f"/v1/builds/{build}")
+                except RetryableError:  # a coordinator that is started again; the build goes on
+                    if time.monotonic() > heard + AWAY_LIMIT_S:
+                        raise
+                    bar.update(task, rate="waiting for the coordinator")
+                    time.sleep(0.5)
+                    continue
+                heard = time.monotonic()
                 rate = f"{state['rate']:,.0f} documents/s" if state.get("rate") else ""
                 bar.update(
                     task,

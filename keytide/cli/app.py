@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from keytide.cli import local
 from keytide.cli.admin import Admin, api_token, find_url
-from keytide.cli.output import facts, friendly_errors, out, print_json, table
+from keytide.cli.output import facts, friendly_errors, out, print_json, readable, table
 from keytide.client import Client
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -67,19 +68,24 @@ def _admin(url: str | None, data_dir: Path = DEFAULT_DATA_DIR) -> Admin:
     return Admin(find_url(url, data_dir))
 
 
+def _node_url(url: str | None, data_dir: Path) -> str:
+    with _admin(url, data_dir) as admin:
+        return admin.node_url()
+
+
 def _cells(document: dict[str, Any], columns: Iterable[str]) -> list[object]:
     values: list[object] = []
     for column in columns:
         value = document.get(column)
-        values.append(", ".join(map(str, value)) if isinstance(value, list) else value)
+        values.append(", ".join(map(str, value)) if isinstance(value, list) else readable(column, value))
     return values
 
 
 def _list(
     path: str, title: str, columns: tuple[str, ...], url: str | None, data_dir: Path, as_json: bool
 ) -> None:
-    with friendly_errors(as_json):
-        rows = _admin(url, data_dir).call("GET", path)
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        rows = admin.call("GET", path)
         if as_json:
             print_json(rows)
         else:
@@ -87,8 +93,8 @@ def _list(
 
 
 def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
-    with friendly_errors(as_json):
-        document = _admin(url, data_dir).call("GET", path)
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        document = admin.call("GET", path)
         if as_json:
             print_json(document)
         else:
@@ -104,10 +110,9 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Run CREATE INDEX, DROP INDEX or BUILD INDEX."""
-    admin = _admin(url, data_dir)
 
     def run(text: str) -> None:
-        with friendly_errors(as_json):
+        with friendly_errors(as_json), _admin(url, data_dir) as admin:
             answer = admin.call("POST", "/v1/statements", {"statement": text})
             if wait and answer.get("build"):
                 answer["build_state"] = admin.wait_for_build(_build_id(answer["build"]), quiet=as_json)[
@@ -187,8 +192,7 @@ def index_build(
     as_json: Json = False,
 ) -> None:
     """Build deferred indexes of one keyspace together, reading the source once."""
-    with friendly_errors(as_json):
-        admin = _admin(url, data_dir)
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
         body: dict[str, Any] = {"indexes": names}
         if rate is not None:
             body["rate_limit"] = rate
@@ -206,8 +210,8 @@ def index_drop(
     name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Drop an index; a build of it is cancelled."""
-    with friendly_errors(as_json):
-        _admin(url, data_dir).call("DELETE", f"/v1/indexes/{name}")
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        admin.call("DELETE", f"/v1/indexes/{name}")
         if as_json:
             print_json({"dropped": name})
         else:
@@ -233,8 +237,8 @@ def build_cancel(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Cancel a build."""
-    with friendly_errors(as_json):
-        answer = _admin(url, data_dir).call("POST", f"/v1/builds/{build}/cancel")
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        answer = admin.call("POST", f"/v1/builds/{build}/cancel")
         if as_json:
             print_json(answer)
         else:
@@ -250,8 +254,7 @@ def node_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Js
 @app.command()
 def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """The cluster at a glance: stability timestamps, indexes, builds, nodes."""
-    with friendly_errors(as_json):
-        admin = _admin(url, data_dir)
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
         parts = {
             name: admin.call("GET", f"/v1/{name}") for name in ("stability", "indexes", "builds", "nodes")
         }
@@ -302,7 +305,7 @@ def scan(
     """Rows of an index in key order, from one snapshot."""
     with (
         friendly_errors(as_json),
-        Client(node or _admin(url, data_dir).node_url(), token=api_token()) as client,
+        Client(node or _node_url(url, data_dir), token=api_token()) as client,
     ):
         selection: dict[str, Any] = {
             "equals": _key(equals),
@@ -315,18 +318,15 @@ def scan(
         if count:
             counted = client.count(index, **selection)
             if as_json:
-                print_json(
-                    {"count": counted.count, "snapshot": counted.snapshot, "timestamp": counted.timestamp}
-                )
+                document = msgspec.to_builtins(counted)
+                print_json({name: value for name, value in document.items() if name != "explain"})
             else:
                 out.print(f"{counted.count:,} entries at snapshot {counted.snapshot}")
             return
         page = client.page(index, reverse=reverse, limit=limit, **selection)
         if as_json:
-            rows = [{"key": row.key, "id": row.id, "include": row.include} for row in page.rows]
-            print_json(
-                {"rows": rows, "snapshot": page.snapshot, "timestamp": page.timestamp, "page": page.page}
-            )
+            document = msgspec.to_builtins(page)
+            print_json({name: value for name, value in document.items() if name != "explain"})
             return
         shown = [
             [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]

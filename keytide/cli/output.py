@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import typer
@@ -21,6 +22,9 @@ from rich.progress import (
 from rich.table import Table
 
 from keytide.errors import KeytideError
+
+SIZES = frozenset({"bytes", "memory", "disk_free"})
+"""Members that count bytes."""
 
 out = Console()
 err = Console(stderr=True)
@@ -43,15 +47,43 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 
 def facts(title: str, document: Mapping[str, Any]) -> None:
-    """One thing's members, a line each."""
+    """One thing's members, a line each, in units that people read."""
     made = Table(title=title, title_justify="left", show_header=False, box=None)
     made.add_column(style="bold")
     made.add_column(overflow="fold")
     for name, value in document.items():
+        shown = readable(name, value)
         made.add_row(
-            name, json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else _cell(value)
+            name, json.dumps(shown, ensure_ascii=False) if isinstance(shown, (dict, list)) else _cell(shown)
         )
     out.print(made)
+
+
+def readable(name: str, value: Any) -> Any:
+    """A member of the API's documents as people read it: sizes, moments, timestamps as partition:offset."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if name in SIZES:
+            return size(value)
+        if name.endswith("_at"):
+            moment = datetime.fromtimestamp(value / 1000).astimezone()
+            return moment.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, dict) and value and all(_is_place(place) for place in value.values()):
+        return " ".join(f"{partition}:{place['offset']}" for partition, place in value.items())
+    return value
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that leaves a whole number before the point."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:,.1f} {unit}"
+
+
+def _is_place(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"offset", "epoch"}
 
 
 def _cell(value: object) -> str:
@@ -84,8 +116,8 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def progress() -> Progress:
-    """A progress bar for documents."""
+def progress(quiet: bool = False) -> Progress:
+    """A progress bar for documents, on standard error; none when `quiet`."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -94,4 +126,5 @@ def progress() -> Progress:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         console=err,
+        disable=quiet,
     )

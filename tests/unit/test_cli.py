@@ -1,0 +1,168 @@
+"""The command over HTTP: what people see, what programs read, exit statuses, coordinators that are away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from keytide.cli import app
+from keytide.cli.admin import Admin, find_url
+from keytide.cli.output import readable, size
+from keytide.errors import CallerError, RetryableError
+from tests.browser.scene import NODES, busy_day, served
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served(busy_day()) as url:
+        yield url
+
+
+def run(*arguments: str, status: int = 0) -> Result:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == status, result.output
+    return result
+
+
+def run_json(*arguments: str, status: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", status=status).stdout)
+
+
+LISTS = {"indexes": ("index", "list"), "builds": ("build", "list"), "nodes": ("node", "list")}
+
+
+def test_lists_are_the_servers_documents(address: str) -> None:
+    assert {one["name"] for one in run_json("index", "list", "--url", address)} >= {"by_tail", "by_carrier"}
+    assert {one["id"] for one in run_json("node", "list", "--url", address)} == set(NODES)
+    assert {one["state"] for one in run_json("build", "list", "--url", address)} >= {"READY", "FAILED"}
+    status = run_json("status", "--url", address)
+    assert {*status} == {"stability", *LISTS}
+    for name, command in LISTS.items():
+        assert len(status[name]) == len(run_json(*command, "--url", address))
+
+
+def test_people_read_units(address: str) -> None:
+    text = run("index", "list", "--url", address).stdout
+    assert "MiB" in text
+    assert "by_destination" in text
+    shown = run("index", "show", "by_destination", "--url", address).stdout
+    created = run_json("index", "show", "by_destination", "--url", address)["created_at"]
+    assert str(created) not in shown
+    assert f"{created:,}" not in shown
+    assert "READY" in run("status", "--url", address).stdout
+    assert "by_tail" in run("build", "show", "b5", "--url", address).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("bytes", 1023, "1023 B"),
+        ("bytes", 1536, "1.5 KiB"),
+        ("disk_free", 5 << 40, "5.0 TiB"),
+        ("entries", 5 << 40, 5 << 40),
+        ("finished_at", None, None),
+        ("live", True, True),
+        ("timestamp", {"0": {"offset": 7, "epoch": 0}, "1": {"offset": 9, "epoch": -1}}, "0:7 1:9"),
+        ("left_out", {"missing": 3}, {"missing": 3}),
+        ("left_out", {}, {}),
+    ],
+)
+def test_units(name: str, value: object, shown: object) -> None:
+    assert readable(name, value) == shown
+
+
+def test_moments_are_local_time_with_its_offset() -> None:
+    assert str(readable("created_at", 1_795_254_157_923)).startswith("2026-11-2")
+    assert size(0) == "0 B"
+
+
+def test_errors_say_what_to_do_and_end_with_1(address: str) -> None:
+    problem = run_json("index", "show", "nosuch", "--url", address, status=1)
+    assert (problem["type"], problem["status"]) == ("index-not-found", 404)
+    assert problem["next_step"]
+    told = run("index", "show", "nosuch", "--url", address, status=1).stderr
+    assert "what to do:" in told
+    assert run_json("build", "show", "nosuch", "--url", address, status=1)["next_step"]
+    run("index", "show", status=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/nodes/n/drain", None),
+        ("POST", "/v1/rebalance", None),
+        ("GET", "/v1/jobs/j", None),
+        ("POST", "/v1/indexes/by_tail/verify", None),
+        ("POST", "/v1/indexes/by_tail/repair", None),
+        ("GET", "/v1/indexes/by_tail/skipped", None),
+        ("GET", "/v1/indexes/by_tail/violations", None),
+        ("POST", "/v1/builds/b1/pause", None),
+        ("POST", "/v1/builds/b1/resume", None),
+        ("PATCH", "/v1/builds/b1", {"rate_limit": 5}),
+    ],
+)
+def test_what_is_to_come_is_refused_by_name(address: str, method: str, path: str, body: Any) -> None:
+    with closing(Admin(address)) as admin, pytest.raises(CallerError) as caught:
+        admin.call(method, path, body)
+    assert (caught.value.problem_type, caught.value.status) == ("not-there-yet", 501)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http:" + "//[", "http://127.0.0.1:1", "http://127.0.0.1:x"])
+@pytest.mark.parametrize("command", [("index", "list"), ("sql", "DROP INDEX x"), ("scan", "x")])
+def test_an_address_where_nothing_answers(url: str, command: tuple[str, ...]) -> None:
+    assert run_json(*command, "--url", url, status=1)["next_step"]
+
+
+def test_a_server_that_is_no_coordinator(address: str) -> None:
+    assert run_json("index", "list", "--url", f"{address}/page/page.js?", status=1)["detail"]
+    with closing(Admin(address)) as admin, pytest.raises(CallerError, match="not a coordinator"):
+        admin.call("GET", "/")
+
+
+def test_a_coordinator_may_be_away_while_a_build_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = Admin("http://127.0.0.1:1")
+    answers: list[Any] = [RetryableError("away"), {"state": "BACKFILL"}, RetryableError("away")]
+    answers.append({"state": "READY", "documents_done": 5})
+    times = iter(range(0, 10_000, 10))
+
+    def call(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"indexes": ["a"], **answer}
+
+    monkeypatch.setattr(admin, "call", call)
+    monkeypatch.setattr("keytide.cli.admin.time.sleep", lambda _: None)
+    monkeypatch.setattr("keytide.cli.admin.time.monotonic", lambda: next(times))
+    assert admin.wait_for_build("b1", quiet=True)["state"] == "READY"
+    answers += [RetryableError("away")] * 100
+    with pytest.raises(RetryableError):
+        admin.wait_for_build("b1", quiet=True)
+    assert 0 < len(answers) < 99
+    answers[:] = [{"state": "FAILED", "error": "the reason"}]
+    with pytest.raises(CallerError, match="the reason"):
+        admin.wait_for_build("b1", quiet=True)
+
+
+def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(busy_day(security={"tokens": {"secret": ["read"]}})) as url:
+        assert run_json("index", "list", "--url", url, status=1)["status"] == 401
+        monkeypatch.setenv("KEYTIDE_TOKEN", "secret")
+        assert run_json("index", "list", "--url", url)
+        assert run_json("sql", "DROP INDEX by_tail", "--url", url, status=1)["status"] == 403
+        assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_where_the_cluster_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_url(None, tmp_path) == "http://127.0.0.1:8091"
+    (tmp_path / "cluster.json").write_text('{"coordinator": "http://127.0.0.1:5"}')
+    assert find_url(None, tmp_path) == "http://127.0.0.1:5"
+    monkeypatch.setenv("KEYTIDE_URL", "http://127.0.0.1:6")
+    assert find_url(None, tmp_path) == "http://127.0.0.1:6"
+    assert find_url("http://127.0.0.1:7", tmp_path) == "http://127.0.0.1:7"
