@@ -148,6 +148,11 @@ class ScanSettings(_Section):
     max_limit: int = Field(100_000, description="rows per page at most")
     default_timeout_ms: int = 5_000
     max_timeout_ms: int = 120_000
+    first_lease_s: int = Field(
+        10,
+        description="how long the token of a first page keeps its snapshot: few are ever used, and a kept "
+        "snapshot keeps disk from being reused",
+    )
     lease_s: int = Field(60, description="how long a page token keeps its snapshot after its last use")
     max_leases: int = Field(
         400,

@@ -58,6 +58,7 @@ class ScanService:
         self._local = local
         self._nodes = nodes
         self._settings = settings
+        self._first_lease_ms = min(settings.first_lease_s, settings.lease_s) * 1000
         self._lease_ms = settings.lease_s * 1000
         self._directory = Directory(view)
         self._answers = AnswerMaker()
@@ -95,7 +96,7 @@ class ScanService:
             return gathered
 
         with Patience(self._timeout_s(request), gone) as patience:
-            agreed = await self._agreement.read(index, request, seen, patience, self._lease_ms, work)
+            agreed = await self._agreement.read(index, request, seen, patience, self._first_lease_ms, work)
         stamp, target = agreed.stamp, agreed.target
         seen = _seen_too(seen, index, stamp)
         page = None
@@ -174,7 +175,9 @@ class ScanService:
         except SnapshotMissingError as missing:
             raise SnapshotGoneError(
                 f"slice {missing.slice} no longer holds snapshot {token.number}",
-                next_step=f"start the scan again; pages must follow within {self._settings.lease_s} s",
+                next_step=f"start the scan again; the second page must be asked for within "
+                f"{self._first_lease_ms // 1000} s (scan.first_lease_s), each further one within "
+                f"{self._lease_ms // 1000} s (scan.lease_s)",
             ) from missing
         page = None
         if gathered.more:
