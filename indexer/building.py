@@ -31,7 +31,6 @@ from indexer.events import (
 )
 from indexer.failure import CannotGoOnError, unreadable
 from indexer.store.interface import Applied
-from keytide.errors import invariant
 from keytide.messages import (
     Assembler,
     BatchEnd,
@@ -151,11 +150,11 @@ class Building:
             raise CannotGoOnError(
                 f"micro-batch {end.batch} begins at {begin}; the one before ended at {there}"
             )
-        invariant(
-            end.end.covers(reached),
-            "Contiguous",
-            f"micro-batch {end.batch} ends at {end.end}, before {reached}",
-        )
+        if not end.end.covers(reached):  # (Contiguous; the node and its other slices are not to blame)
+            raise CannotGoOnError(
+                f"micro-batch {end.batch} ends at {end.end.offsets()}, and {reached.offsets()} is reached "
+                "already: the driver's checkpoint was lost; cancel the build and build again"
+            )
         applied = Applied(
             timestamp=end.end,
             incarnation=self.applied.incarnation,

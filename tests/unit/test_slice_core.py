@@ -551,6 +551,13 @@ def test_a_batch_that_leaves_a_hole_stops() -> None:
     assert "begins at {0: 12}" in out[0].reason
 
 
+def test_a_batch_that_ends_before_what_is_reached_stops_the_slice_and_not_the_node() -> None:
+    build = Build(Applied(timestamp=at(30), build="b", batch=0, building=True))
+    out = build.say(BatchEnd("b", "i", 0, "r", 1, at(10), at(20), {}))
+    assert isinstance(out[0], Stop)
+    assert "checkpoint was lost" in out[0].reason
+
+
 def test_while_a_load_is_tried_again_nothing_is_lost() -> None:
     build = Build()
     (load,) = build.say(build.end(0, {}))
