@@ -72,8 +72,9 @@ class StabilityCore:
         self._indexes = records
         for keyspace in catalog.keyspaces():
             stream = self.streams.get(keyspace.name)
-            if stream is None:
-                stream = self.streams[keyspace.name] = Stream(Progresses(keyspace))
+            if stream is None or stream.progress.belongs_to_another(keyspace):
+                number = -1 if stream is None else stream.number
+                stream = self.streams[keyspace.name] = Stream(Progresses(keyspace), number=number)
             stream.progress.keyspace = keyspace
             mine = [record for record in records.values() if record.keyspace == keyspace.name]
             stream.emitting = [record for record in mine if record.state in EMITTING and record.version > 0]

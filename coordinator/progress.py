@@ -60,6 +60,12 @@ class Progresses:
         self._warned_of: str = ""
         self._recovered = False
 
+    def belongs_to_another(self, keyspace: KeyspaceRecord) -> bool:
+        """Whether the keyspace is another topic of the same name by now: what was reported of the old one
+        means nothing in it (and its offsets, being larger, would never be reached)."""
+        known = self.keyspace.topic_id
+        return bool(known and keyspace.topic_id and known != keyspace.topic_id)
+
     @property
     def complete(self) -> bool:
         """Whether a first timestamp may be made: each partition was reported, or an earlier timestamp is

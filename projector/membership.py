@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError, KafkaException
 
-from keytide.catalog import EMITTING, Catalog
+from keytide.catalog import EMITTING, Catalog, KeyspaceRecord
 from keytide.kafka import KafkaUnavailableError, admin
 from keytide.settings import Settings
 from projector.events import (
@@ -104,6 +104,7 @@ class Membership:
         self._commits: list[Commit] = []
         self._announcements: list[Key] = []
         self._views: dict[str, KeyspaceChanged] = {}
+        self._topic_ids: dict[str, str] = {}
         self._next_try = 0.0
         self.source = self._join()
 
@@ -160,6 +161,7 @@ class Membership:
         """Take in the catalog: which topics to read, which versions to activate."""
         views: dict[str, KeyspaceChanged] = {}
         for record in catalog.keyspaces():
+            self._made_anew(record)
             if record.version > 0:
                 emitting = [
                     index.version
@@ -173,6 +175,20 @@ class Membership:
             log.info("keyspace %s: version %d, indexes emit from %d", *view)
             self.handle(view)
         self.source.subscribe(sorted(views))
+
+    def _made_anew(self, record: KeyspaceRecord) -> None:
+        """The keyspace is another topic of the same name by now: places in the old one mean nothing in it,
+        and what was refused of it may be right, so its partitions are taken over once more (R15)."""
+        known = self._topic_ids.get(record.name, record.topic_id)
+        self._topic_ids[record.name] = record.topic_id
+        if known == record.topic_id:
+            return
+        keys = [key for key in self.tracker.partitions if key.keyspace == record.name]
+        log.warning("%s was made anew; its partitions are taken over again", record.name)
+        for key in keys:
+            self.source.pause(key)
+        self._forget(keys)
+        self._assigned(keys)
 
     # --- work between reads
 
@@ -197,8 +213,11 @@ class Membership:
         topics, extents = look_up(self._admin, keys)
         for key in keys:
             event = take_over(key, commits[key], topics.get(key.keyspace), extents.get(key), self._catalog())
-            self._to_take.discard(key)
+            if key in extents:  # (else the topic is gone, or not known yet to the broker that answered)
+                self._to_take.discard(key)
             if isinstance(event, Refused):
+                if key in self.tracker.partitions:
+                    continue  # said already
                 log.error("%s is not read: %s", key, event.reason)
             else:
                 self._lows[key] = extents[key].low

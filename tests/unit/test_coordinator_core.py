@@ -245,6 +245,24 @@ def test_older_and_foreign_progress_changes_nothing() -> None:
     assert stamp.timestamp.offsets() == {0: 5, 1: 7}
 
 
+def test_a_topic_that_was_made_anew_begins_at_its_own_offsets() -> None:
+    core = core_with(index_record())
+    core.handle(progress(1, 1_000, 2_000))
+    stream = core.streams["people"]
+    assert stream.in_flight is not None
+    core.handle(Issued(stream.in_flight, 5, 2))
+    anew = catalog(index_record("by_city-9", state="BUILDING"))
+    anew.records["keyspace/people"] = KeyspaceRecord("people", "topic-2", 2, version=2)
+    core.catalog_changed(anew, 3)
+    core.handle(progress(1_000, 3, 4, topic_id="topic-2"))
+    stream = core.streams["people"]
+    assert stream.in_flight is not None
+    assert stream.in_flight.timestamp.offsets() == {0: 3, 1: 4}
+    assert stream.in_flight.timestamp.topic_id == "topic-2"
+    core.handle(Issued(stream.in_flight, 6, 1_001))
+    assert stream.number == 6
+
+
 def test_published_when_every_slice_holds_it_and_only_on_change() -> None:
     core = core_with(index_record())
     issue(core, progress(1_000, 5, 7), 4)
