@@ -70,8 +70,9 @@ class Finishing:
         return out + self.finish_if_ready(record, event.now)
 
     def finish_if_ready(self, record: BuildRecord, now: int) -> list[Instruction]:
-        """End a build in CATCHUP whose indexes are all READY."""
-        if any(index.state != "READY" for index in self._book.indexes(record)):
+        """End a build in CATCHUP when none of its indexes is on the way any more (one that got READY may
+        have failed since)."""
+        if any(index.state == "BUILDING" for index in self._book.indexes(record)):
             return []
         record = self._book.move(record, "ready", finished_at=now, documents_done=record.documents_total)
         seconds = (now - record.started_at) / 1000

@@ -32,9 +32,9 @@ from coordinator.events import (
 from coordinator.lateness import LatenessWatch
 from coordinator.retire import Cleaner, retire
 from coordinator.stream import Limits
-from keytide.catalog import Catalog, NodeRecord
+from keytide.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
-from keytide.messages import NodeHeartbeat
+from keytide.messages import QUEUE_UNAVAILABLE, NodeHeartbeat, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class Leader:
                 return self._settle(out, event.now)
             case Reported(NodeHeartbeat() as message, now):
                 self._remember_node(message, now)
+            case Reported(Progress() as message, now):
+                out += self._give_up_suspended(message, now)
             case SourceSampled(facts, _, _):
                 out += self._source_changed(facts)
                 out += self._check_lateness(facts)
@@ -145,10 +147,33 @@ class Leader:
             out.append(Note("warning", "timestamps-held", facts.keyspace, text))
         stream.hold = verdict.hold
         for index in stream.ready if verdict.failure else ():
-            out += retire(self.dictionary, index, "FAILED", verdict.failure)
-            text = f"index {index.name} has failed: {verdict.failure}"
-            out.append(Note("error", "index-failed", index.name, text))
+            out += self._fail(index, verdict.failure)
         return out
+
+    def _give_up_suspended(self, message: Progress, now: int) -> list[Instruction]:
+        """Indexes that a projector sends nothing for any more (R18): their queues have a hole that nobody
+        fills. A report that does not know the index's present version speaks of an earlier build of it."""
+        known = max((line.version for line in message.partitions), default=0)
+        out: list[Instruction] = []
+        for id_, reasons in sorted(message.skipped.items()):
+            index = self.dictionary.catalog.index(id_)
+            if index is None or index.state not in EMITTING or not 0 < index.version <= known:
+                continue
+            if not reasons.get(QUEUE_UNAVAILABLE):
+                continue
+            reason = (
+                "one of its queues took nothing for too long (setting projector.queue_unavailable_s) while "
+                "others did; it was left behind, so that they go on: build it again"
+            )
+            build = self.builds.book.active(index) if index.state != "READY" else None
+            out += self.builds.book.fail(build, reason, now) if build else self._fail(index, reason)
+        return out
+
+    def _fail(self, index: IndexRecord, reason: str) -> list[Instruction]:
+        """Give up an index that can never be right again."""
+        text = f"index {index.name} has failed: {reason}"
+        out = retire(self.dictionary, index, "FAILED", reason)
+        return [*out, Note("error", "index-failed", index.name, text)]
 
     def _source_changed(self, facts: SourceFacts) -> list[Instruction]:
         self.facts[facts.keyspace] = facts

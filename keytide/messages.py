@@ -27,6 +27,10 @@ from keytide.timestamp import Timestamp
 
 WIRE_VERSION = 1
 
+QUEUE_UNAVAILABLE = "queue-unavailable"
+"""The reason in `Progress.skipped` of an index that its projector has suspended (R18): what is acknowledged
+from then on is not in that index's queues, so it can only be built again."""
+
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base: encoded as an array whose first element is the class name."""
@@ -279,7 +283,8 @@ class Progress(_Message, frozen=True, array_like=True):
     documents: int
     """Documents projected since its start."""
     skipped: dict[str, dict[str, int]]
-    """Index id -> reason -> count, since its start (left-out documents too, by reason)."""
+    """Index id -> reason -> count, since its start (left-out documents too, by reason; `QUEUE_UNAVAILABLE`
+    when nothing is sent for the index any more)."""
 
 
 class Activated(_Message, frozen=True, array_like=True):

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from keytide.catalog import Catalog, IndexRecord
-from keytide.messages import Segment, SegmentBatch, encode, split
+from keytide.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode, split
 from projector.core import KeyspacePlan, SourceBatch, project
 from projector.events import Key
 from router.core import bounded, segments
@@ -117,6 +117,17 @@ class Pipeline:
         self._limits = limits
         self._parts = 0
         self._plans: dict[tuple[str, ...], KeyspacePlan] = {}
+
+    def suspend(self, index: str) -> None:
+        """Send nothing for an index from now on, and have the coordinator told (it makes it FAILED)."""
+        self.suspended.add(index)
+        self.outcomes[index][QUEUE_UNAVAILABLE] = 1
+
+    def resume(self, index: str) -> None:
+        """The index begins anew, or is over: its past does not count."""
+        self.suspended.discard(index)
+        if index in self.outcomes:
+            self.outcomes[index].pop(QUEUE_UNAVAILABLE, None)
 
     def emitting(self, catalog: Catalog, keyspace: str, version: int) -> list[IndexRecord]:
         """The indexes that a partition at `version` sends for now."""

@@ -43,11 +43,13 @@ class _Queue:
         outstanding: messages.
         since: when it last took a message, or began to wait for its first; None while nothing waits.
         took: when it last took a message.
+        tried: when it was last sent one.
     """
 
     outstanding: int = 0
     since: float | None = None
     took: float = 0.0
+    tried: float = 0.0
 
 
 class Sender:
@@ -97,8 +99,9 @@ class Sender:
         """Send one message; `done` tells what came of it. Waits while librdkafka's own queue is full."""
         queue = self._queues.setdefault((index, slice_), _Queue())
         queue.outstanding += 1
+        queue.tried = self._clock()
         if queue.since is None:
-            queue.since = self._clock()
+            queue.since = queue.tried
         self._pending.setdefault(index, Counter())[poll] += 1
         self.bytes_in_flight += len(value)
         self.messages_in_flight += 1
@@ -177,6 +180,10 @@ class Sender:
         alive_at = max([alive_at, *(queue.took for queue in self._queues.values())])
         found: dict[str, float] = {}
         for (index, _), queue in self._queues.items():
+            if not queue.outstanding and now - queue.tried > limit / 2:
+                queue.since = (
+                    None  # it refused the last message and is sent no more: the partitions went away
+                )
             if queue.since is not None and now - queue.since > limit and alive_at > queue.since + limit / 2:
                 found[index] = max(found.get(index, 0.0), now - queue.since)
         return found

@@ -168,7 +168,7 @@ class Projector:
                 log.info("index %s is no longer sent for", id_)
                 self._sender.drop(id_)
             if new is None or (new.version, new.build) != (old.version, old.build):
-                self._pipeline.suspended.discard(id_)
+                self._pipeline.resume(id_)
         self._emitting = emitting
         self._members.learn(catalog, self._pipeline.suspended)
 
@@ -298,8 +298,7 @@ class Projector:
         for index, seconds in self._sender.stuck(self._reporter.alive_at).items():
             story = "a queue of index %s took nothing for %.0f s while others did: suspended, build it again"
             log.error(story, index, seconds)
-            self._pipeline.suspended.add(index)
-            self._pipeline.outcomes[index]["queue-unavailable"] += 1
+            self._pipeline.suspend(index)
             self._sender.drop(index)
             self._learn()
         self._reporter.progress(catalog, self._members, self._pipeline, force=True)

@@ -49,6 +49,7 @@ from keytide.catalog import (
 )
 from keytide.definition import parse_statement
 from keytide.messages import (
+    QUEUE_UNAVAILABLE,
     Acknowledged,
     Activated,
     BuildEnd,
@@ -400,6 +401,69 @@ def test_live_indexes_that_may_have_missed_tombstones_fail() -> None:
     assert world.index("by_city").state == "FAILED"
     assert "deletions may have been missed" in world.index("by_city").reason
     assert world.keyspace().version == 2
+
+
+def suspended(world: World, version: int, index: str = "by_city") -> list[Instruction]:
+    """A projector at a catalog version says that it sends nothing for an index any more."""
+    partitions = [PartitionProgress(p, 0, 0, 0, world.now, version) for p in (0, 1)]
+    skipped = {world.index(index).id: {QUEUE_UNAVAILABLE: 1}}
+    return world.handle(Reported(Progress("people", "p1", "t1", 0, partitions, 0, skipped), world.now))
+
+
+def test_an_index_that_a_projector_has_left_behind_fails() -> None:
+    world = backfilled(World())
+    world.common(130, 60)
+    assert world.index("by_city").state == "READY"
+    suspended(world, 1)
+    assert world.index("by_city").state == "FAILED"
+    assert "queue_unavailable_s" in world.index("by_city").reason
+    assert world.keyspace().version == 2
+
+
+def test_a_build_whose_index_a_projector_has_left_behind_fails() -> None:
+    world = started(World())
+    assert StopDriver("b8") in suspended(world, 1)
+    assert (world.index("by_city").state, world.build("b8").state) == ("FAILED", "FAILED")
+    suspended(world, 1)  # said again, as by every heartbeat
+    assert world.keyspace().version == 2
+
+
+def test_what_a_projector_says_of_an_earlier_build_does_not_count() -> None:
+    world = started(World())
+    suspended(world, 1)
+    world.progress(2, 130, 60)
+    world.tick()
+    world.handle(TopicsDeleted("by_city-7", world.now))
+    world.sql("BUILD INDEX ON people (by_city)")
+    world.tick()
+    again = world.index("by_city").build
+    assert again is not None
+    world.prepared(again)
+    assert world.index("by_city").version == 3
+    suspended(world, 2)
+    assert world.index("by_city").state == "BUILDING"
+
+
+def test_an_index_that_failed_after_it_was_ready_does_not_keep_its_build_from_its_end() -> None:
+    world = World()
+    world.sql(CREATE.replace("slices=3", "slices=1, defer_build=true"))
+    world.sql("CREATE INDEX by_age ON people (age) WITH (slices=1, defer_build=true)")
+    world.node("n1", "n2")
+    world.sql("BUILD INDEX ON people (by_city, by_age)")
+    build = world.index("by_city").build
+    assert build is not None
+    world.tick()
+    world.prepared(build)
+    world.activate(1, 100, 50)
+    world.driver(build, "PASSED", 1, (100, 50))
+    world.handle(SourceSampled(facts(), build, world.now))
+    (node,) = world.index("by_city").placement[0]
+    world.common(130, 60, nodes=(node,))
+    assert (world.index("by_city").state, world.index("by_age").state) == ("READY", "BUILDING")
+    suspended(world, 1)
+    assert world.index("by_city").state == "FAILED"
+    world.common(140, 60)
+    assert (world.index("by_age").state, world.build(build).state) == ("READY", "READY")
 
 
 def test_no_timestamp_falls_into_a_range_that_was_read_late() -> None:

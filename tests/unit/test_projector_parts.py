@@ -6,15 +6,17 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from confluent_kafka import KafkaError
 
 from keytide.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord, encode_record, record_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.kafka_admin import TopicInfo
-from keytide.messages import Segment, SegmentBatch, decode
+from keytide.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
 from keytide.settings import load_settings
 from keytide.timestamp import Timestamp
 from projector.core import SourceBatch
 from projector.events import Assigned, Key, Located, Refused
+from projector.membership import Membership
 from projector.pipeline import Columns, Limits, Pipeline, batches_of
 from projector.places import (
     Extent,
@@ -104,10 +106,14 @@ class TestPipeline:
 
     def test_a_suspended_index_is_not_sent_for(self) -> None:
         pipeline = Pipeline("me", Limits(1 << 20, 1 << 20))
-        pipeline.suspended.add("a-1")
+        pipeline.suspend("a-1")
         found = catalog(index("a-1", 1), index("b-2", 1))
         messages = pipeline.emit(found, "orders", {1: batches_of(KEY, 0, 1, -1, [columns(0)])}, 0)
         assert {message.index_id for message in messages} == {"b-2"}
+        assert pipeline.outcomes["a-1"][QUEUE_UNAVAILABLE] == 1
+        pipeline.resume("a-1")  # built again: its past is not told of the new build
+        assert QUEUE_UNAVAILABLE not in pipeline.outcomes["a-1"]
+        assert pipeline.emitting(found, "orders", 1) != []
 
     def test_messages_are_cut_at_offsets_and_stay_adjacent(self) -> None:
         pipeline = Pipeline("me", Limits(2_000, 1 << 20))
@@ -221,3 +227,104 @@ class TestSender:
         assert sender.stuck(alive_at=now[0]) == {"a-1": limit + 1}
         now[0] = 100.0 + limit - 1
         assert sender.stuck(alive_at=now[0]) == {}, "not yet"
+
+    def test_a_queue_that_is_sent_nothing_more_is_not_to_blame(self) -> None:
+        sender, _, now = self.sender()
+        limit = load_settings().projector.queue_unavailable_s
+        sender.send(1, "a-1", 0, b"x")
+        sender._delivered(0, 1, "a-1", 0, 1, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), None)
+        now[0] += limit + 1  # its partitions went to another projector meanwhile
+        assert sender.stuck(alive_at=now[0]) == {}
+
+    def test_a_queue_that_refuses_every_message_is_to_blame(self) -> None:
+        sender, _, now = self.sender()
+        limit = load_settings().projector.queue_unavailable_s
+        for poll in range(limit + 2):
+            now[0] += 1
+            sender.send(poll, "a-1", 0, b"x")
+            sender._delivered(0, poll, "a-1", 0, 1, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), None)
+            found = sender.stuck(alive_at=now[0])
+        assert set(found) == {"a-1"}
+
+
+class _Source:
+    """Stands in for the group's member: holds the partitions, and what the group has committed."""
+
+    def __init__(self, commits: dict[Key, Committed]) -> None:
+        self.commits = commits
+        self.reading: dict[Key, int] = {}
+
+    def subscribe(self, topics: list[str]) -> None: ...
+
+    def committed(self, keys: list[Key], timeout: float) -> dict[Key, Committed]:
+        return {key: self.commits.get(key, Committed(None, -1, "")) for key in keys}
+
+    def pause(self, key: Key) -> None:
+        self.reading.pop(key, None)
+
+    def read_from(self, key: Key, offset: int) -> None:
+        self.reading[key] = offset
+
+
+class TestMembership:
+    """Taking over again what could not be taken over at first."""
+
+    def members(self, monkeypatch: pytest.MonkeyPatch, commits: dict[Key, Committed]) -> Membership:
+        source = _Source(commits)
+        monkeypatch.setattr(Membership, "_join", lambda _: source)
+        monkeypatch.setattr("projector.membership.look_up", lambda *_: (self.topics, self.extents))
+        self.now = 0.0
+        self.topics: dict[str, TopicInfo] = {}
+        self.extents: dict[Key, Extent] = {}
+        self.catalog = catalog(index(state="READY"), version=1)
+        return Membership(
+            load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0}),
+            catalog=lambda: self.catalog,
+            wait=lambda _: None,
+            clock=lambda: self.now,
+            rewound=lambda _: None,
+        )
+
+    def there(self, topic_id: str) -> None:
+        self.topics, self.extents = {"orders": TopicInfo("orders", topic_id, 2)}, {KEY: Extent(0, 5, 5)}
+
+    def work(self, members: Membership) -> str:
+        self.now += 1
+        members.work()
+        return members.tracker.partitions[KEY].phase
+
+    def test_a_topic_that_the_broker_does_not_know_yet_is_asked_for_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        members = self.members(monkeypatch, {KEY: Committed(3, 0, encode_metadata(1, "T", 0))})
+        members.learn(self.catalog, set())
+        members._assigned([KEY])
+        assert self.work(members) == "STOPPED"
+        self.there("T")
+        assert self.work(members) == "RUNNING"
+        assert members.tracker.partitions[KEY].position == 3
+
+    def test_partitions_of_a_topic_that_was_made_anew_are_taken_over_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        members = self.members(monkeypatch, {})
+        members.learn(self.catalog, set())
+        self.there("U")
+        members._assigned([KEY])
+        assert self.work(members) == "STOPPED", "the dictionary still names the old topic"
+        self.catalog = catalog(index("b-2", version=2), version=2, topic_id="U")
+        members.learn(self.catalog, set())
+        assert self.work(members) in ("LOCATING", "COMMITTING")
+
+    def test_places_in_the_old_topic_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = self.members(monkeypatch, {KEY: Committed(5, 0, encode_metadata(1, "T", 0))})
+        members.learn(self.catalog, set())
+        self.there("T")
+        members._assigned([KEY])
+        assert self.work(members) == "RUNNING"
+        members.source.commits.clear()  # type: ignore[attr-defined]  # Kafka forgets them with the topic
+        self.topics, self.extents = {"orders": TopicInfo("orders", "U", 2)}, {KEY: Extent(0, 2, 2)}
+        self.catalog = catalog(index("b-2", version=2), version=2, topic_id="U")
+        members.learn(self.catalog, set())
+        self.work(members)
+        assert members.tracker.partitions[KEY].position <= 2
