@@ -5,6 +5,10 @@ only hands these things over. One thread carries them out in the order in which 
 is committed before what follows from it begins (write first, act after). What goes wrong for a while is tried
 again until it works; results return to the loop as events. An answer to an admin request is a job too, so
 that it goes out when its write is committed.
+
+Removals of topics alone are set aside when they fail, and tried again later: where Kafka refuses to delete
+topics (`delete.topic.enable`), a DROP INDEX must not hold up every write after it. A build whose topics are
+still to be removed waits.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -47,6 +52,7 @@ from keytide.settings import Settings
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.5
+REMOVAL_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class Lane:
         self._producer: Producer = producer(settings)
         self._timeout = float(settings.coordinator.request_timeout_s)
         self._jobs: queue.SimpleQueue[Instruction | Reply | None] = queue.SimpleQueue()
+        self._removals: list[DeleteTopics] = []
+        self._removals_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
 
@@ -105,23 +113,43 @@ class Lane:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                job = self._jobs.get()
+                try:
+                    job = self._jobs.get(timeout=RETRY_PAUSE_S if self._removals else None)
+                except queue.Empty:
+                    job = None
                 if job is not None:
                     self._until_done(job)
+                if self._removals and time.monotonic() >= self._removals_at:
+                    removals, self._removals = self._removals, []
+                    for removal in removals:
+                        self._until_done(removal)
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             self._failed(error)
 
     def _until_done(self, job: Instruction | Reply) -> None:
+        if isinstance(job, PrepareBuild) and (left := self._to_be_removed(job)):
+            self._stopping.wait(RETRY_PAUSE_S)  # the next tick asks again
+            self._post(PrepareFailed(job.build, f"{', '.join(left)} cannot be removed yet", now_ms()))
+            return
         while not self._stopping.is_set():
             try:
                 self._carry_out(job)
                 return
             except RetryableError as error:
                 log.warning("%s is tried again: %s", type(job).__name__, error)
+                if isinstance(job, DeleteTopics):
+                    self._removals.append(job)
+                    self._removals_at = time.monotonic() + REMOVAL_PAUSE_S
+                    return
                 self._stopping.wait(RETRY_PAUSE_S)
                 if isinstance(job, PrepareBuild):  # the build may be cancelled while Kafka is away
                     self._post(PrepareFailed(job.build, error.message, now_ms()))
                     return
+
+    def _to_be_removed(self, job: PrepareBuild) -> list[str]:
+        """Topics of a build that an earlier one of the same index left, and that are still to go."""
+        doomed = {topic for removal in self._removals for topic in removal.topics}
+        return [topic for topic, _ in job.topics if topic in doomed]
 
     def _carry_out(self, job: Instruction | Reply) -> None:
         match job:

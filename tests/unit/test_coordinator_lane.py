@@ -1,0 +1,93 @@
+"""The coordinator's slow lane: order, and what may wait without holding up the rest."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from coordinator import lane as lane_module
+from coordinator.events import BuildPrepared, DeleteTopics, Event, PrepareBuild, PrepareFailed, TopicsDeleted
+from coordinator.lane import Lane, Reply
+from keytide.kafka import KafkaUnavailableError
+from keytide.settings import load_settings
+
+LIMIT_S = 10.0
+
+
+class _Work:
+    """Kafka's admin side, as far as the lane uses it; refuses to delete topics for as long as it is told."""
+
+    def __init__(self) -> None:
+        self.refuses = True
+        self.done: list[tuple[str, Any]] = []
+
+    def delete(self, topics: Iterable[str]) -> None:
+        if self.refuses:
+            raise KafkaUnavailableError("topic deletion is disabled")
+        self.done.append(("delete", tuple(topics)))
+
+    def make_queues(self, queues: Iterable[tuple[str, int]]) -> None:
+        self.done.append(("make", tuple(queues)))
+
+    def sample(self, keyspace: str) -> Any:
+        return keyspace
+
+
+class Rig:
+    """A lane that runs, what it posted, and a way to wait until it has done all that it was given."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.failures: list[BaseException] = []
+        nothing: Any = _Nothing()
+        settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
+        self.lane = Lane(settings, nothing, nothing, self.events.put, self.failures.append)
+        self.work = _Work()
+        self.lane._work = self.work  # type: ignore[assignment]
+        self.lane.open()
+
+    def settle(self) -> None:
+        """Wait until everything before this is done."""
+        future: Future[str] = Future()
+        self.lane.put(Reply(future, "done"))
+        assert future.result(LIMIT_S) == "done"
+
+
+class _Nothing:
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(lane_module, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(lane_module, "REMOVAL_PAUSE_S", 0.01)
+    rig = Rig()
+    yield rig
+    rig.lane.close()
+    assert rig.failures == []
+
+
+def test_a_topic_that_cannot_be_deleted_holds_nothing_up(rig: Rig) -> None:
+    rig.lane.put(DeleteTopics(("m.a-1",), "a-1"))
+    rig.settle()
+    rig.work.refuses = False
+    assert isinstance(rig.events.get(timeout=LIMIT_S), TopicsDeleted)
+    assert rig.work.done == [("delete", ("m.a-1",))]
+
+
+def test_a_build_waits_for_the_removal_of_its_topics(rig: Rig) -> None:
+    prepare = PrepareBuild("b2", "people", (("m.a-1", 2), ("f.a-1", 2)))
+    rig.lane.put(DeleteTopics(("m.a-1",), "a-1"))
+    rig.lane.put(prepare)
+    first = rig.events.get(timeout=LIMIT_S)
+    assert isinstance(first, PrepareFailed)
+    assert "m.a-1" in first.error
+    rig.work.refuses = False
+    assert isinstance(rig.events.get(timeout=LIMIT_S), TopicsDeleted)
+    rig.lane.put(prepare)
+    assert isinstance(rig.events.get(timeout=LIMIT_S), BuildPrepared)
+    assert [what for what, _ in rig.work.done] == ["delete", "make"]
