@@ -68,6 +68,12 @@ def entries(
             leading = definition.keys[0].expression
             if not uses_unnest(leading) and evaluate(leading, scope) is MISSING:
                 raise LeaveOut("leading-key-missing")
+            for part in definition.keys:  # what cannot be a key is in the ledger, elements or not
+                if not uses_unnest(part.expression):
+                    try:
+                        encode_part(evaluate(part.expression, scope))
+                    except ValueError:
+                        raise SkipDocument("not-indexable") from None
             raise LeaveOut("nothing-to-unnest")
     found: dict[bytes, tuple[bytes, bytes, bytes, dict[str, Any]]] = {}
     for one in scopes:
