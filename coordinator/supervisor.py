@@ -10,7 +10,6 @@ it. What it prints goes to `builds/<id>/driver.log` in the data folder; the log'
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from coordinator.events import DriverExited
 from keytide.clock import now_ms
+from keytide.parent_death import die_with_parent
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ STOP_LIMIT_S = 5.0
 """A driver that is asked to end is killed after this."""
 TAIL_LINES = 15
 LOG_NAME = "driver.log"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
@@ -126,7 +125,7 @@ class Supervisor:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **environment(self._settings)},
                     process_group=0,
-                    preexec_fn=_die_with_parent(),
+                    preexec_fn=die_with_parent(),
                 )
         except OSError as error:
             log.error("the driver of build %s cannot be started: %s", build, error)
@@ -199,18 +198,3 @@ def _tail(path: Path, start: int) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-TAIL_LINES:])
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Run in the child between fork and exec; looked up before the fork."""
-    if not sys.platform.startswith("linux"):
-        return None
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

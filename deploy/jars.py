@@ -36,8 +36,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from deploy.java import Java, find_java
-from deploy.process import die_with_parent
 from keytide.errors import ConfigurationError, KeytideError, RetryableError
+from keytide.parent_death import die_with_parent
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
 CONFIGURATIONS = ("broker", "spark")

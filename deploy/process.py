@@ -13,7 +13,6 @@ whose last lines are part of the error when a child dies early.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import random
@@ -30,8 +29,8 @@ from types import TracebackType
 from typing import Self
 
 from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.parent_death import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _GUARDIAN = 'read -r _; kill -9 -- "-$0"'  # `read` returns when the pipe breaks: the parent is gone
 
@@ -271,21 +270,3 @@ def _spawner() -> _Spawner:
         if _spawner_made is None or _spawner_made.pid != os.getpid():  # a fork does not inherit threads
             _spawner_made = _Spawner()
         return _spawner_made
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` for a child that is to be killed at the end of the thread that forks it; Linux only.
-
-    All is looked up before the fork, so that the child only makes system calls.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call: the signal will never come
-            os._exit(1)
-
-    return ask

@@ -1,0 +1,33 @@
+"""Children that do not outlive their parent, even when it is killed with -9: Linux's PR_SET_PDEATHSIG.
+
+The kernel ties the signal to the parent *thread*, so whoever forks must do it from a thread that lives as
+long as the child should.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """A `preexec_fn` for a child that is to be killed at the end of the thread that forks it; Linux only.
+
+    All is looked up before the fork, so that the child only makes system calls.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call: the signal will never come
+            os._exit(1)
+
+    return ask
