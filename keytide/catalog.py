@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from keytide.definition import IndexDefinition
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 
 IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
 BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
@@ -56,6 +56,8 @@ class IndexRecord(msgspec.Struct, frozen=True):
         version: catalog version from which projectors emit for it; 0 before its first BUILD.
         placement: for each slice, the ids of the nodes that hold it (the first is asked first).
         build: the build that is under way or was the last.
+        slice_builds: slice -> the build that fills or filled it, where that is another one than `build`: the
+            slice was rebuilt alone.
     """
 
     id: str
@@ -66,6 +68,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     build: str | None
     created_at: int
     reason: str = ""
+    slice_builds: dict[int, str] = {}
 
     @property
     def name(self) -> str:
@@ -79,6 +82,10 @@ class IndexRecord(msgspec.Struct, frozen=True):
     def slices(self) -> int:
         return self.definition.slices
 
+    def build_of(self, slice_number: int) -> str:
+        """The build that a slice's data comes from, "" before the first."""
+        return self.slice_builds.get(slice_number, self.build or "")
+
 
 class BuildRecord(msgspec.Struct, frozen=True):
     """Key `build/<id>`: what must survive a restart of the coordinator.
@@ -90,6 +97,12 @@ class BuildRecord(msgspec.Struct, frozen=True):
         final_timestamp: the source's end sampled after the final micro-batch was read (R25); None until then.
         ended: the coordinator has decided the end and `BuildEnd` is (being) sent (R23).
         earliest: from where the source could be read.
+        slices: index id -> the slices that it fills, for a *rebuild*: single slices of READY indexes whose
+            data was lost, while the others serve. Empty for a build of whole indexes.
+        queue_positions: index id -> slice -> where in its mutation queue a rebuilt slice goes on. Every
+            offset at or past the load timestamp is in the queue from there on, for the queue's end was taken
+            before the source's.
+        incarnation: of the keyspace, when the build began.
     """
 
     id: str
@@ -111,6 +124,48 @@ class BuildRecord(msgspec.Struct, frozen=True):
     rate_limit: int = 0
     """Documents per second; 0 is no limit."""
     error: str = ""
+    slices: dict[str, list[int]] = {}
+    queue_positions: dict[str, dict[int, int]] = {}
+    incarnation: int = 0
+
+    @property
+    def rebuild(self) -> bool:
+        """Whether it fills single slices of READY indexes."""
+        return bool(self.slices)
+
+    def slices_of(self, index: IndexRecord) -> list[int]:
+        """The slices of one of its indexes that it fills, ascending."""
+        return self.slices.get(index.id, []) if self.slices else list(range(index.slices))
+
+
+class RollbackRecord(msgspec.Struct, frozen=True):
+    """Key `rollback/<keyspace>/<incarnation>`, for ever (R31): the source lost acknowledged offsets, and
+    everything goes back to the newest snapshot before the loss.
+
+    What was done under an older incarnation holds below `timestamp` only, in every partition; projectors go
+    on from there. Of older incarnations, snapshot numbers up to `number` hold and later ones are void.
+
+    Attributes:
+        incarnation: the one that begins with this record.
+        number: the newest snapshot before the loss; -1 when there is none.
+        timestamp: of that snapshot; the zero timestamp when there is none (a topic made anew: its indexes
+            begin from nothing).
+        topic_id: of the topic from now on.
+        cause: `truncated` (acknowledged offsets are gone) or `recreated` (another topic of the same name).
+        lost: partition -> where the histories part, with the leader epoch of the new one: an offset past it
+            under a smaller epoch lies on the lost branch. Empty when that is not known.
+        detail: shown to people.
+    """
+
+    keyspace: str
+    incarnation: int
+    number: int
+    timestamp: Timestamp
+    topic_id: str
+    cause: Literal["truncated", "recreated"]
+    at: int
+    lost: dict[int, Place] = {}
+    detail: str = ""
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -121,7 +176,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     first_seen: int
 
 
-Record = ClusterRecord | TermRecord | KeyspaceRecord | IndexRecord | BuildRecord | NodeRecord
+Record = ClusterRecord | TermRecord | KeyspaceRecord | IndexRecord | BuildRecord | RollbackRecord | NodeRecord
 RecordT = TypeVar("RecordT", bound=Record)
 
 _KINDS: dict[str, type[Record]] = {
@@ -130,6 +185,7 @@ _KINDS: dict[str, type[Record]] = {
     "keyspace": KeyspaceRecord,
     "index": IndexRecord,
     "build": BuildRecord,
+    "rollback": RollbackRecord,
     "node": NodeRecord,
 }
 
@@ -147,6 +203,8 @@ def record_key(record: Record) -> str:
             return f"index/{id_}"
         case BuildRecord(id=id_):
             return f"build/{id_}"
+        case RollbackRecord(keyspace=keyspace, incarnation=incarnation):
+            return f"rollback/{keyspace}/{incarnation}"
         case NodeRecord(id=id_):
             return f"node/{id_}"
 
@@ -224,6 +282,11 @@ class Catalog:
 
     def builds(self) -> list[BuildRecord]:
         return self._all(BuildRecord)
+
+    def rollbacks(self, keyspace: str) -> list[RollbackRecord]:
+        """All rollbacks of a keyspace, oldest first."""
+        found = [record for record in self._all(RollbackRecord) if record.keyspace == keyspace]
+        return sorted(found, key=lambda record: record.incarnation)
 
     def nodes(self) -> list[NodeRecord]:
         return self._all(NodeRecord)

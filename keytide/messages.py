@@ -10,7 +10,7 @@ Who sends what (topics in `keytide.topics`):
     mutations.<index>   projector -> slice          SegmentBatch (or its parts)
     backfill.<index>    Spark / coordinator -> slice PutChunk, RemovalChunk, BatchEnd, BuildEnd (or parts)
     control             leader -> all               StabilityTimestamp, Published
-    reports             all -> coordinators          Progress, Activated, Acknowledged, NodeHeartbeat, ...
+    reports             all -> coordinators          Progress, Activated, HistoryLost, Acknowledged, ...
     metadata            leader -> all               keytide.catalog (JSON, compacted)
 
 Positions are next offsets (exclusive). Times are milliseconds since the epoch.
@@ -225,6 +225,8 @@ class BuildEnd(_Message, frozen=True, array_like=True):
     term: int
     batches: int
     """How many micro-batches there were: the slice obeys only after it has committed the last of them."""
+    queue_position: int = 0
+    """Where to go on in the mutation queue; 0 is the beginning of what the queue holds."""
 
 
 # --- control --------------------------------------------------------------------------------------
@@ -300,6 +302,24 @@ class Activated(_Message, frozen=True, array_like=True):
     epoch: int
 
 
+class HistoryLost(_Message, frozen=True, array_like=True):
+    """A projector has found that offsets which it had read are no longer in the log, or belong to another
+    history by now (R15). Repeated on every heartbeat until the incarnation rises; it reads nothing of that
+    partition meanwhile."""
+
+    keyspace: str
+    projector: str
+    partition: int
+    incarnation: int
+    """Under which it had read."""
+    topic_id: str
+    """Of the topic as it is now."""
+    offset: int
+    epoch: int
+    """Where it stood."""
+    reason: str
+
+
 class Acknowledged(_Message, frozen=True, array_like=True):
     """Slices of one node whose commit of a snapshot number can now be read (R8)."""
 
@@ -317,9 +337,10 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     index: str
     slice: int
     state: str
-    """BUILDING, CATCHUP, LIVE, STOPPED."""
+    """BUILDING, CATCHUP, LIVE, STOPPED (tries again by itself), LOST (its data is gone, damaged, or past what
+    it can read on from: only a rebuild helps)."""
     reason: str
-    """Why it is STOPPED, else empty."""
+    """Why it is STOPPED or LOST, else empty."""
     timestamp: Timestamp
     """What it has applied."""
     number: int
@@ -339,6 +360,13 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """Documents met in two source partitions."""
     build: str = ""
     """The build whose batches `batch` counts, empty when the slice is not building."""
+    incarnation: int = 0
+    """Of the keyspace, as this slice knows it: it has rolled back as far as that says (R32)."""
+    queue_horizon: int = -1
+    """First queue offset that it may ever need again, steps back of its base included (R33, R34); -1 when
+    that cannot be said, and nothing may be deleted."""
+    undo_steps: int = 0
+    """Folds that its base can step back."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):
@@ -390,6 +418,7 @@ Message = (
     | Published
     | Progress
     | Activated
+    | HistoryLost
     | Acknowledged
     | NodeHeartbeat
     | BuildProgress

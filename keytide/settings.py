@@ -52,6 +52,11 @@ class TopicSettings(_Section):
         4 * MIB,
         description="a segment batch is cut near this size, to keep a slice's memory even",
     )
+    queue_retention_s: int = Field(
+        86_400,
+        description="how long a mutation queue is kept for a node that is away; what no slice can need any "
+        "more goes sooner (R34)",
+    )
 
 
 class ProjectorSettings(_Section):
@@ -102,6 +107,14 @@ class IndexerSettings(_Section):
     )
     base_map_bytes: int = Field(1 << 38, description="address space of a base (sparse; not memory, not disk)")
     delta_map_bytes: int = Field(1 << 33, description="address space and most disk of a delta")
+    undo_s: int = Field(
+        3_600, description="how far back in time a base can step, fold by fold, when the source loses records"
+    )
+    undo_bytes: int = Field(1 << 30, description="disk for that, per slice; the oldest steps go first")
+    scrub_interval_s: int = Field(
+        3_600,
+        description="between checks of each base against its checksums, beside the one at every opening",
+    )
     check_mirror: bool = Field(
         False, description="check entries against the back index after every commit (tests; slow)"
     )
@@ -117,6 +130,17 @@ class CoordinatorSettings(_Section):
     pacing_limit_ms: int = Field(
         2_000,
         description="longest wait for a live slice to hold the last timestamp before the next is issued",
+    )
+    lag_limit_ms: int = Field(
+        5_000,
+        description="a live slice that has lacked the newest timestamp for this long no longer holds the "
+        "next ones back, until it has caught up",
+    )
+    trim_interval_s: int = Field(
+        10, description="between deletions of what mutation queues need no more (R34)"
+    )
+    rebuild_wait_s: int = Field(
+        5, description="slices that are lost within this time are rebuilt together, by one read of the source"
     )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"

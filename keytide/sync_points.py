@@ -1,0 +1,93 @@
+"""Named places in the running code at which a test may end or hold a process. Costs one comparison.
+
+`KEYTIDE_SYNC_POINT=NAME:ACTION[:COUNT]` arms one point of one process: on the COUNT-th time (default 1) that
+it is reached,
+
+    kill        the process ends as by kill -9
+    hold=FILE   it waits until FILE is there (and makes FILE.held to say that it waits)
+
+So a crash test strikes between two instructions and not "about then" (after fail points in TiKV and Linux).
+Every name is in `POINTS`; a name that is not raises, whether armed or not, in tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+POINTS: Final = frozenset(
+    {
+        # projector
+        "projector-projected",  # a poll is projected, nothing is sent
+        "projector-sent",  # some messages of a poll are handed over
+        "projector-acknowledged",  # a poll is acknowledged, not committed
+        "projector-before-commit",
+        "projector-after-commit",
+        "projector-rolled-back",  # partitions were taken over at the cut, nothing is read yet
+        # indexer: the delta
+        "delta-before-commit",
+        "delta-committed",  # not acknowledged
+        "snapshot-acknowledged",  # handed to the producer
+        # indexer: stages of a fold; the first and the last in the node, the others in the fold worker
+        "fold-frozen",
+        "fold-undo-written",
+        "fold-filter-moved",
+        "fold-before-commit",
+        "fold-committed",
+        "fold-checksums-written",
+        "fold-settled",
+        # indexer: backfill and rollback
+        "load-before-commit",
+        "load-committed",
+        "switch-over",
+        "step-back-before",
+        "step-back-half",
+        "step-back-done",
+        # coordinator
+        "coordinator-before-write",
+        "coordinator-after-write",
+        "coordinator-stamped",
+        "coordinator-published",
+        "coordinator-build-end",
+        "coordinator-rollback-decided",
+        # Spark driver
+        "driver-batch-begun",
+        "driver-chunks-sent",
+        "driver-before-batch-end",
+        "driver-batch-ended",
+        "driver-passed",
+    }
+)
+_HOLD_POLL_S: Final = 0.02
+
+
+class _Armed:
+    """The one point of this process, from the environment."""
+
+    def __init__(self, text: str) -> None:
+        self.name, action, count = ([*text.split(":", 2), "", ""])[:3]
+        if text and (self.name not in POINTS or not (action == "kill" or action.startswith("hold="))):
+            raise ValueError(f"KEYTIDE_SYNC_POINT={text}: no such point or action")
+        self.hold = Path(action[5:]) if action.startswith("hold=") else None
+        self.left = int(count or 1)
+
+
+_armed = _Armed(os.environ.get("KEYTIDE_SYNC_POINT", ""))
+
+
+def reach(name: str) -> None:
+    """The code is at the point `name`."""
+    if name != _armed.name:
+        return
+    _armed.left -= 1
+    if _armed.left:
+        return
+    if _armed.hold is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return
+    _armed.hold.with_name(_armed.hold.name + ".held").touch()
+    while not _armed.hold.exists():
+        time.sleep(_HOLD_POLL_S)
