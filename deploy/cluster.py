@@ -175,6 +175,14 @@ class LocalCluster:
         self.wait_ready(name)
         self._held.discard(name)
 
+    def arm(self, name: str, point: str) -> None:
+        """From its next start on, a part ends or waits at a named place in its code (`keytide.sync_points`),
+        and what it starts itself (fold worker, Spark driver) does; "" disarms it (for tests)."""
+        environment = self.services[name].env or {}
+        environment.pop("KEYTIDE_SYNC_POINT", None)
+        if point:
+            environment["KEYTIDE_SYNC_POINT"] = point
+
     def wait_ready(self, name: str, limit: float = READY_LIMIT_S) -> None:
         """Wait until a part serves."""
         child = self.services[name]

@@ -4,6 +4,8 @@
 it is reached,
 
     kill        the process ends as by kill -9
+    once=FILE   the same, and it makes FILE to say so; with FILE there it goes on: so the process that comes
+                in its place with the same environment (a fold worker, a Spark driver) lives
     hold=FILE   it waits until FILE is there (and makes FILE.held to say that it waits)
 
 So a crash test strikes between two instructions and not "about then" (after fail points in TiKV and Linux).
@@ -61,6 +63,7 @@ POINTS: Final = frozenset(
         "driver-passed",
     }
 )
+_ACTIONS: Final = frozenset({("kill", False), ("once", True), ("hold", True)})
 _HOLD_POLL_S: Final = 0.02
 
 
@@ -69,9 +72,11 @@ class _Armed:
 
     def __init__(self, text: str) -> None:
         self.name, action, count = ([*text.split(":", 2), "", ""])[:3]
-        if text and (self.name not in POINTS or not (action == "kill" or action.startswith("hold="))):
+        what, _, file = action.partition("=")
+        if text and (self.name not in POINTS or (what, bool(file)) not in _ACTIONS):
             raise ValueError(f"KEYTIDE_SYNC_POINT={text}: no such point or action")
-        self.hold = Path(action[5:]) if action.startswith("hold=") else None
+        self.hold = Path(file) if what == "hold" else None
+        self.once = Path(file) if what == "once" else None
         self.left = int(count or 1)
 
 
@@ -86,6 +91,11 @@ def reach(name: str) -> None:
     if _armed.left:
         return
     if _armed.hold is None:
+        if _armed.once is not None:
+            try:
+                _armed.once.touch(exist_ok=False)
+            except FileExistsError:
+                return
         os.kill(os.getpid(), signal.SIGKILL)
         return
     _armed.hold.with_name(_armed.hold.name + ".held").touch()
