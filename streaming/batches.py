@@ -4,7 +4,7 @@ Theory of operation: Spark has fixed the micro-batch's offsets in the checkpoint
 job (`streaming.tasks`), the summaries settle who won (`streaming.core`), the source is checked to be the one
 that the build began with, and then every slice gets its batch end: from there on the batch counts. Only after
 that does Spark commit it, so a driver that dies anywhere leaves a batch that is run again, whole, under the
-same number; slices that had it skip it.
+same number; slices that had it skip it. The places where a crash test strikes are named by `reach`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from keytide.catalog import IndexRecord
 from keytide.kafka import producer
 from keytide.messages import BatchEnd, encode
 from keytide.settings import SecuritySettings, Settings
+from keytide.sync_points import reach
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
 from streaming import core
@@ -53,16 +54,21 @@ FLUSH_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What does not change while a build runs."""
+    """What does not change while a build runs.
+
+    Attributes:
+        slices: index id -> the slices that the build fills.
+    """
 
     build: str
     keyspace: str
     topic_id: str
     indexes: tuple[IndexRecord, ...]
+    slices: Mapping[str, Sequence[int]]
 
     @functools.cached_property
     def slots(self) -> list[core.Slot]:
-        return core.slots_of({index.id: index.slices for index in self.indexes})
+        return core.slots_of(self.slices)
 
 
 class Batches:
@@ -125,13 +131,17 @@ class Batches:
         """Run a micro-batch and send its ends; returns how many documents it read."""
         covered = self._checkpoint.range(batch)
         work = self._work(batch)
+        reach("driver-batch-begun")
         outcome = self._act(frame, work, covered)
         if outcome.foreign:
             losers = self._losers(frame, batch, outcome.foreign)
             outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
+        reach("driver-chunks-sent")
         self._check_source()
+        reach("driver-before-batch-end")
         self.send_ends(batch, covered.start, covered.end, outcome.winners)
         self._status.finish_batch(batch, covered.end, self._plan.slots, outcome)
+        reach("driver-batch-ended")
         log.info(
             "build %s: micro-batch %d done, %d documents, %d entries",
             *(self._plan.build, batch, outcome.documents, sum(outcome.entries)),

@@ -14,8 +14,10 @@ it had to.
 `settle` turns the summaries into winners and checks that nothing was lost on the way: as many entries as the
 shares put into the shuffle must have come out of it into the queues.
 
-Words: a *slot* is an (index, slice) pair, numbered through the build; a *share* is what one first-stage task
-reads. Everything here is deterministic, without clock and I/O.
+Words: a *slot* is an (index, slice) pair that the build fills, numbered through the build; a *share* is what
+one first-stage task reads. A build of whole indexes has a slot for every slice. A rebuild (slices of READY
+indexes whose data was lost) has slots for those slices only: the source is read and projected as ever, but
+nothing is shuffled, sent or ended for the others. Everything here is deterministic, without clock and I/O.
 """
 
 from __future__ import annotations
@@ -108,9 +110,21 @@ class Outcome(NamedTuple):
     left_out: dict[str, dict[str, int]]
 
 
-def slots_of(slices: Mapping[str, int]) -> list[Slot]:
-    """The slots of a build, in slot number order, from index id -> number of slices."""
-    return [Slot(index, number) for index in sorted(slices) for number in range(slices[index])]
+def slots_of(slices: Mapping[str, Iterable[int]]) -> list[Slot]:
+    """The slots of a build, in slot number order, from index id -> the slices that it fills."""
+    return [Slot(index, number) for index in sorted(slices) for number in sorted(slices[index])]
+
+
+def slot_numbers(slots: Iterable[Slot], slices: Mapping[str, int]) -> dict[str, list[int]]:
+    """For every slice of each index the number of its slot, -1 when the build does not fill it.
+
+    Args:
+        slices: index id -> number of slices that the index has.
+    """
+    numbers = {index: [-1] * count for index, count in slices.items()}
+    for number, slot in enumerate(slots):
+        numbers[slot.index_id][slot.slice] = number
+    return numbers
 
 
 def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> Outcome:

@@ -11,6 +11,11 @@ and it ends. A driver that is killed anywhere is started again on the same check
 When the source holds nothing below that goal, or an earlier driver had passed it, Spark is not even
 started. Slices still need the end of a micro-batch 0 to know where they stand, so an empty one is sent.
 
+A rollback of the keyspace makes what was read worthless (R28): the coordinator starts the build again under
+another id, and a driver whose build began under an older incarnation ends. Lost history may also show here
+first, as offsets that are gone or a topic that was made anew; then the driver waits a while for the rollback
+before it says that the build has failed.
+
 Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
 another; a third one reports. What they share is in `Status`.
 
@@ -35,6 +40,7 @@ from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets
 from keytide.messages import BuildProgress
 from keytide.settings import Settings
+from keytide.sync_points import reach
 from keytide.timestamp import Timestamp
 from streaming import core, failures, spark
 from streaming.batches import Batches, BuildPlan
@@ -50,6 +56,9 @@ log = logging.getLogger(__name__)
 LOCK_LIMIT_S = 15.0
 ACTIVATION_LIMIT_S = 10.0
 """With nothing to read, this long for projectors to activate the build before Spark is started."""
+ROLLBACK_LIMIT_S = 20.0
+"""A source without what the build needs may have lost history: the coordinator rolls back within this time,
+or the build has failed."""
 POLL_S = 0.1
 
 
@@ -90,6 +99,8 @@ class Driver:
             failure = failures.diagnose(error)
             log.error("build %s: %s: %s", self._id, failure.reason, failure.message)
             log.debug("build %s", self._id, exc_info=error)
+            if failure.never and failure.reason in failures.OF_HISTORY and self._started_again(failure):
+                return core.EXIT_STOPPED
             self._status.enter(
                 "FAILED" if failure.never else "RUNNING", f"{failure.reason}: {failure.message}"
             )
@@ -97,6 +108,20 @@ class Driver:
         finally:
             reporter.close()
             self._catalog.close()
+
+    def _started_again(self, failure: failures.Failure) -> bool:
+        """Wait for a rollback that may be under way; whether this build is not wanted any more."""
+        self._status.enter("RUNNING", f"{failure.message}; waiting whether the keyspace is rolled back")
+        deadline = time.monotonic() + ROLLBACK_LIMIT_S
+        try:
+            while time.monotonic() < deadline:
+                self._follow()
+        except StoppedError:
+            log.info("build %s: not wanted any more", self._id)
+            return True
+        except RetryableError as error:
+            log.warning("build %s: the metadata cannot be read: %s", self._id, error)
+        return False
 
     def _report(self) -> BuildProgress:
         return self._status.report(self._id, self._batches.run if self._batches else "", now_ms())
@@ -145,7 +170,9 @@ class Driver:
         self._keyspace = keyspace
         self._check_source()
         indexes = tuple(self._index(name) for name in sorted(self._build.indexes))
-        self._plan = BuildPlan(self._id, keyspace.name, keyspace.topic_id, indexes)
+        slices = {index.id: self._build.slices_of(index) for index in indexes}
+        filled = tuple(index for index in indexes if slices[index.id])
+        self._plan = BuildPlan(self._id, keyspace.name, keyspace.topic_id, filled, slices)
         self._checkpoint = Checkpoint(self._folder / "checkpoint", keyspace.name, keyspace.topic_id)
         self._planned = self._checkpoint.planned()
         earliest = self._checkpoint.begin()
@@ -169,6 +196,10 @@ class Driver:
         build = self._catalog.catalog.build(self._id)
         if build is None or build.state not in ("QUEUED", "BACKFILL") or build.ended:
             log.info("build %s is %s", self._id, build.state if build else "not in the metadata")
+            raise StoppedError
+        keyspace = self._catalog.catalog.keyspace(build.keyspace)
+        if keyspace is not None and keyspace.incarnation > build.incarnation:
+            log.info("build %s: keyspace %s was rolled back since it began", self._id, keyspace.name)
             raise StoppedError
         return build
 
@@ -225,6 +256,7 @@ class Driver:
             end = Timestamp.of(empty or self._status.position.offsets(), self._keyspace.topic_id)
             self._status.finish_empty(end)
             batches.send_ends(0, end, end, [{} for _ in self._plan.slots])
+        reach("driver-passed")
         self._status.enter("PASSED")
         reporter.send()
         log.info("build %s: passed after %d micro-batches", self._id, self._status.finished + 1)

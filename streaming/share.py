@@ -15,7 +15,7 @@ Input columns: partition, offset (integers), timestamp (microseconds), key, valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -91,30 +91,40 @@ class _Entries(NamedTuple):
     keys: pa.Array
     values: pa.Array
 
+    def where(self, kept: npt.NDArray[np.bool_]) -> _Entries:
+        """Those entries for which `kept` is true."""
+        mask = pa.array(kept)
+        return _Entries(
+            self.ordinals[kept], self.slices[kept], self.keys.filter(mask), self.values.filter(mask)
+        )
+
 
 class Share:
     """Collects one share.
 
     Args:
         plan: the indexes of the build.
-        slots: index id -> (slot number of its slice 0, number of slices).
+        slots: index id -> slot number of each of its slices, -1 where the build does not fill it: what
+            belongs there is dropped at once.
         losers: partition -> offsets of versions whose document has a newer one in another partition.
         limit: bytes after which a portion is full.
 
     Attributes:
         read: records read so far.
-        skipped, left_out: index id -> reason -> count, so far.
+        skipped: index id -> reason -> lines for the ledgers of slices that are filled, so far.
+        left_out: index id -> reason -> documents, so far.
     """
 
     def __init__(
         self,
         plan: KeyspacePlan,
-        slots: Mapping[str, tuple[int, int]],
+        slots: Mapping[str, Sequence[int]],
         losers: Mapping[int, Offsets],
         limit: int = PORTION_BYTES,
     ) -> None:
         self._plan = plan
-        self._slots = slots
+        self._slots = {index: np.array(numbers, np.int64) for index, numbers in slots.items()}
+        self._partly = {index for index, numbers in self._slots.items() if (numbers < 0).any()}
         self._losers = losers
         self._limit = limit
         self.read = 0
@@ -161,22 +171,29 @@ class Share:
         self._heard += len(ids)
 
     def _add_index(self, index: str, made: Projected) -> None:
-        first, slices = self._slots[index]
+        numbers = self._slots[index]
+        slices = len(numbers)
         if made.keys:
             keys = pa.array(made.keys, pa.binary())
             values = _empty(len(keys)) if made.values is None else pa.array(made.values, pa.binary())
             ordinals = made.ordinals.astype(np.int64) + self._heard
-            of_entry = slices_of(made.partition_keys, slices)
-            self._entries[index].append(_Entries(ordinals, of_entry, keys, values))
-            self._bytes += keys.nbytes + values.nbytes + DOCUMENT_BYTES * len(keys)
+            entries = _Entries(ordinals, slices_of(made.partition_keys, slices), keys, values)
+            if index in self._partly:
+                entries = entries.where(numbers[entries.slices] >= 0)
+            self._entries[index].append(entries)
+            self._bytes += (
+                entries.keys.nbytes + entries.values.nbytes + DOCUMENT_BYTES * len(entries.ordinals)
+            )
         reasons: dict[str, int] = {}
         places = slices_of([skip.id for skip in made.skips], slices)
-        for skip, place in zip(made.skips, places.tolist(), strict=True):
+        for skip, slot in zip(made.skips, numbers[places].tolist(), strict=True):
+            if slot < 0:
+                continue
             reasons[skip.reason] = reasons.get(skip.reason, 0) + 1
+            self._bytes += SKIP_BYTES
             # The ordinal would count in heard columns that are not sent: partition and offset do.
             line = Skip(-1, skip.offset, skip.id, skip.reason, skip.detail)
-            self._skips.setdefault(first + place, []).append(line)
-        self._bytes += SKIP_BYTES * len(made.skips)
+            self._skips.setdefault(slot, []).append(line)
         add_counts(self.skipped, {index: reasons} if reasons else {})
         add_counts(self.left_out, {index: made.left_out} if made.left_out else {})
 
@@ -211,7 +228,7 @@ class Share:
         """The entries of the winning versions, by slot number."""
         if not made:
             return
-        first, slices = self._slots[index]
+        numbers = self._slots[index].tolist()
         ordinals = np.concatenate([part.ordinals for part in made])
         of_entry = np.concatenate([part.slices for part in made])
         keys, values = (
@@ -220,7 +237,7 @@ class Share:
         )
         rows = np.flatnonzero(winning[ordinals])
         rows = rows[np.argsort(of_entry[rows], kind="stable")]
-        edges = np.searchsorted(of_entry[rows], np.arange(slices + 1))
+        edges = np.searchsorted(of_entry[rows], np.arange(len(numbers) + 1))
         for number, (start, end) in enumerate(pairwise(edges.tolist())):
             if start == end:
                 continue
@@ -233,7 +250,7 @@ class Share:
                 keys.take(take),
                 values.take(take),
             ]
-            yield first + number, pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield numbers[number], pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def source_batch(records: pa.RecordBatch) -> SourceBatch:

@@ -5,7 +5,7 @@ Theory of operation
     Kafka rows of a share -> `project_share` -> rows of the shuffle, by slot -> `deliver_slots` -> summaries
 
 The first stage projects (`streaming.share`), hands blocks of sorted entries to the shuffle, and sends what
-every slice must hear, and lines for skip ledgers, straight to the backfill queues. The second merges the
+every slot must hear, and lines for skip ledgers, straight to the backfill queues. The second merges the
 blocks of each slot and sends put chunks. Both hand back summaries (`streaming.core`); those of the first
 stage travel through the shuffle as a row, so that exactly those count whose share went into the result.
 
@@ -45,7 +45,7 @@ from streaming.runs import (
 )
 from streaming.share import Portion, Share, heard_pieces, items
 from streaming.versions import Hashes, Offsets, contained, hash_ranges, repeated
-from streaming.work import Sender, Work, plan_of
+from streaming.work import Sender, Work, plan_of, slots_by_index
 
 SUMMARY = 0
 """A row whose body is an encoded summary."""
@@ -88,7 +88,7 @@ def project_share(
     Args:
         progress: counts documents as they are read (Spark hands it on at the end of each task).
     """
-    share = Share(plan_of(work.definitions), work.slots_by_index, work.losers, work.portion_bytes)
+    share = Share(plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes)
     stage = _FirstStage(work)
     for batch in records:
         share.add(batch)

@@ -25,7 +25,7 @@ from keytide.messages import Message, encode, split
 from keytide.settings import Settings
 from keytide.topics import Topics
 from projector.core import KeyspacePlan
-from streaming.core import Slot
+from streaming.core import Slot, slot_numbers
 from streaming.runs import Place
 from streaming.share import PORTION_BYTES
 from streaming.versions import Offsets
@@ -44,9 +44,10 @@ class Work:
     """What the tasks of one micro-batch must know; pickled with them.
 
     Attributes:
+        slots: what the build fills (`streaming.core`).
         definitions: index id -> its definition as JSON.
         routes: route of each shuffle partition (`streaming.core.exact_routes`).
-        heard: whether all slices hear all documents (R21): in every micro-batch after the first.
+        heard: whether all slots hear all documents (R21): in every micro-batch after the first.
         settings: without secrets that only other parts need.
         losers: partition -> offsets of versions that another partition has a newer version of.
     """
@@ -61,15 +62,6 @@ class Work:
     settings: Settings = field(repr=False)
     losers: Mapping[int, Offsets] = field(default_factory=dict, repr=False)
     portion_bytes: int = PORTION_BYTES
-
-    @property
-    def slots_by_index(self) -> dict[str, tuple[int, int]]:
-        """Index id -> (slot number of its slice 0, number of slices)."""
-        found: dict[str, tuple[int, int]] = {}
-        for number, (index, _) in enumerate(self.slots):
-            first, slices = found.get(index, (number, 0))
-            found[index] = first, slices + 1
-        return found
 
     def route(self, slot: int) -> int:
         return self.routes[slot % len(self.routes)]
@@ -147,3 +139,9 @@ def plan_of(definitions: tuple[tuple[str, bytes], ...]) -> KeyspacePlan:
     return KeyspacePlan(
         (index, msgspec.json.decode(definition, type=IndexDefinition)) for index, definition in definitions
     )
+
+
+def slots_by_index(work: Work) -> dict[str, list[int]]:
+    """Index id -> the slot number of each of its slices, -1 for those that the build does not fill."""
+    indexes = plan_of(work.definitions).indexes
+    return slot_numbers(work.slots, {id_: index.definition.slices for id_, index in indexes.items()})

@@ -58,7 +58,7 @@ def test_nothing_is_lost_between_the_stages(summaries: list[core.Summary]) -> No
 
 
 def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something() -> None:
-    slots = core.slots_of({"b-2": 1, "a-1": 2})
+    slots = core.slots_of({"b-2": [0], "a-1": range(2)})
     assert slots == [Slot("a-1", 0), Slot("a-1", 1), Slot("b-2", 0)]
     start, end = Timestamp.of({0: 1}), Timestamp.of({0: 5})
     ends = core.batch_ends("b", "r", 3, slots, start, end, [{"x": 1, "y": 0}, {}, {"z": 2}])
@@ -68,6 +68,12 @@ def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something()
         ("b-2", 0, {"z": 2}),
     ]
     assert all((e.build, e.run, e.batch, e.start, e.end) == ("b", "r", 3, start, end) for e in ends)
+
+
+def test_a_rebuild_has_slots_for_its_slices_only() -> None:
+    slots = core.slots_of({"b-2": [5, 1], "a-1": [0], "c-3": []})
+    assert slots == [Slot("a-1", 0), Slot("b-2", 1), Slot("b-2", 5)]
+    assert core.slot_numbers(slots, {"a-1": 1, "b-2": 6}) == {"a-1": [0], "b-2": [-1, 1, -1, -1, -1, 2]}
 
 
 def build(low: dict[int, int], load: dict[int, int]) -> BuildRecord:

@@ -26,7 +26,7 @@ from keytide.settings import load_settings
 from router.core import slices_of
 from streaming import core, runs, tasks, versions
 from streaming.share import Share, heard_pieces, items
-from streaming.work import Work, plan_of
+from streaming.work import Work, plan_of, slots_by_index
 
 TIME = 1_700_000_000_000
 
@@ -80,7 +80,7 @@ def work(indexes: dict[str, IndexDefinition], **changes: object) -> Work:
         "build": "b",
         "run": "r",
         "batch": 0,
-        "slots": tuple(core.slots_of({name: index.slices for name, index in indexes.items()})),
+        "slots": tuple(core.slots_of({name: range(index.slices) for name, index in indexes.items()})),
         "definitions": tuple((name, msgspec.json.encode(index)) for name, index in sorted(indexes.items())),
         "routes": tuple(core.exact_routes(3)),
         "heard": False,
@@ -327,6 +327,59 @@ def test_one_document_may_have_entries_in_many_slices() -> None:
     assert sum(len(entries[slot]) for slot in range(4, 7)) == 150
 
 
+def sent_by_slice(todo: Work, outcome: core.Outcome) -> dict[core.Slot, list[object]]:
+    """What the winners sent to each slice: entries, newest versions heard, and ledger lines, without names
+    and cuts that differ from run to run."""
+    found: dict[core.Slot, list[object]] = {slot: [] for slot in todo.slots}
+    newest: dict[tuple[core.Slot, int, bytes], int] = {}
+    for slot, entries in delivered(outcome).items():
+        found[todo.slots[slot]] += entries
+    for slot, message in Sent.messages:
+        if isinstance(message, RemovalChunk) and message.attempt in outcome.winners[slot]:
+            if message.heard is not None:
+                ids, offsets = heard_ids(message.heard), heard_offsets(message.heard, message.base).tolist()
+                for docid, offset in zip(ids, offsets, strict=True):
+                    newest[todo.slots[slot], message.partition, docid] = offset
+            found[todo.slots[slot]] += [(message.partition, s.offset, s.id, s.reason) for s in message.skips]
+    for (of_slot, partition, docid), offset in sorted(newest.items()):
+        found[of_slot].append((partition, docid, offset))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("portion_bytes", [3_000, 1_000_000])
+def test_a_rebuild_sends_its_slices_what_a_whole_build_sends_them(seed: int, portion_bytes: int) -> None:
+    """And the others nothing at all: not an entry, not a heard document, not a line."""
+    records = random_records(seed, 400)
+    indexes = {"i-1": BY_A, "j-2": BY_TAG}
+    whole = work(indexes, batch=1, heard=True, portion_bytes=portion_bytes)
+    outcome = micro_batch(whole, records)
+    everything = sent_by_slice(whole, outcome)
+    Sent.messages = []
+    slots = (core.Slot("i-1", 1), core.Slot("i-1", 3), core.Slot("j-2", 2))
+    part = work(indexes, batch=1, heard=True, slots=slots, portion_bytes=portion_bytes)
+    settled = micro_batch(part, records)
+    assert {slot for slot, _ in Sent.messages} == {0, 1, 2}
+    found = sent_by_slice(part, settled)
+    assert found == {slot: everything[slot] for slot in slots}
+    assert all(found.values())
+    counts = dict(zip(whole.slots, outcome.entries, strict=True))
+    assert settled.entries == [counts[slot] for slot in slots]
+    assert settled.documents == len(records)
+    lines = sum(isinstance(line, tuple) and len(line) == 4 for lines in found.values() for line in lines)
+    assert sum(sum(reasons.values()) for reasons in settled.skipped.values()) == lines
+    assert lines < sum(sum(reasons.values()) for reasons in outcome.skipped.values())
+
+
+def test_a_rebuild_notices_documents_in_two_partitions() -> None:
+    """Also those of which it holds no entry: the newest version may be elsewhere."""
+    records = random_records(2, 300, mixed=True)
+    whole = micro_batch(work({"i-1": BY_A}), records).foreign
+    Sent.messages = []
+    part = micro_batch(work({"i-1": BY_A}, slots=(core.Slot("i-1", 2),)), records).foreign
+    assert sorted(np.frombuffer(part, np.uint64)) == sorted(np.frombuffer(whole, np.uint64))
+
+
 def test_an_empty_share_still_reports() -> None:
     todo = work({"i-1": BY_A})
     rows = list(tasks.project_share(todo, None, iter([])))
@@ -394,7 +447,7 @@ def test_null_and_sliced_columns() -> None:
 
 def test_far_offsets_are_heard_in_pieces_of_their_own() -> None:
     todo = work({"i-1": BY_A})
-    share = Share(plan_of(todo.definitions), todo.slots_by_index, {})
+    share = Share(plan_of(todo.definitions), slots_by_index(todo), {})
     far = [0, 5, 2**40, 2**40 + 1]
     share.add(arrow([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
     pieces = list(heard_pieces(share.portion().documents, 1_000_000))
