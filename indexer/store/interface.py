@@ -23,12 +23,13 @@ All methods but those of snapshots are called from one thread. Snapshots may be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from keytide.errors import KeytideError
 from keytide.messages import PutChunk, RemovalChunk, Segment
 from keytide.timestamp import Timestamp
 
@@ -128,6 +129,13 @@ class Held(NamedTuple):
     time: int
     keys: tuple[bytes, ...]
     foreign: bool
+
+
+class StoreDamagedError(KeytideError):
+    """A file of a slice is not what was written, or holds a record that nothing could have written: a disk
+    error, a tool, or a bug. The slice is taken out of service and rebuilt; nothing of it is served."""
+
+    problem_type = "store-damaged"
 
 
 class StoreSnapshot(Protocol):
@@ -260,6 +268,45 @@ class SliceStore(Protocol):
         Raises:
             RetryableError: the fold failed (`disk-full`, `fold-worker-died`); nothing is lost, and
                 `start_fold` begins it again.
+        """
+        ...
+
+    @property
+    def horizon(self) -> Applied:
+        """The oldest state that `step_back` can go to; its queue position is the first that the slice may
+        ever need again (R33)."""
+        ...
+
+    @property
+    def undo_steps(self) -> int:
+        """How many folds the durable state can step back."""
+        ...
+
+    def step_back(self, holds: Callable[[Applied], bool]) -> bool:
+        """Go back to the newest state for which `holds` is true: the present one (nothing happens), else the
+        durable one (what was not folded is dropped), else one fold after the other back. Durable on return;
+        a kill in the middle leaves a state that can be stepped back from again. Snapshots that were taken
+        stay readable.
+
+        Args:
+            holds: judges a state by its timestamp and incarnation.
+
+        Returns:
+            False when no state is left that holds (nothing has changed then but that what was not folded may
+            be gone): the slice must be rebuilt.
+
+        Raises:
+            RetryableError: `disk-full`, or `fold-behind` when a fold is at work that does not end; some steps
+                may be done already. Calling it again goes on.
+        """
+        ...
+
+    def verify(self) -> None:
+        """Compare the durable part with the checksums that its last commit wrote. May be called on any
+        thread while the store is open; it reads everything.
+
+        Raises:
+            StoreDamagedError: it is not what was written; the slice must not be served and must be rebuilt.
         """
         ...
 

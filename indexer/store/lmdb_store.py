@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from indexer.store.environment import allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold_worker import Folder
 from indexer.store.folding import Folding
-from indexer.store.interface import Applied, ApplyResult, Counts
+from indexer.store.interface import Applied, ApplyResult, Counts, StoreDamagedError
 from indexer.store.levels import Level, View
 from indexer.store.mirror import check_mirror
 from indexer.store.records import REMOVED, ledger_key, pack_line
@@ -40,7 +40,7 @@ from indexer.store.settings import StoreSettings
 from indexer.store.snapshot import LmdbSnapshot
 from indexer.store.window import from_segments
 from indexer.store.writing import Writer, skip_lines
-from keytide.errors import RetryableError, invariant
+from keytide.errors import InvariantViolationError, RetryableError, invariant
 from keytide.messages import PutChunk, RemovalChunk, Segment
 
 _DELTA = "delta-"
@@ -177,6 +177,34 @@ class LmdbSliceStore:
         self._filter = self._folding.settle(wait_s, self._filter)
         return self._folding.told()
 
+    @property
+    def horizon(self) -> Applied:
+        return self._base.applied
+
+    @property
+    def undo_steps(self) -> int:
+        return 0
+
+    def step_back(self, holds: Callable[[Applied], bool]) -> bool:
+        if holds(self._applied):
+            return True
+        if self._folding.at_work:
+            self._filter = self._folding.settle(self._settings.fold_wait_s, self._filter)
+        if self._folding.at_work:
+            raise RetryableError(f"the fold of {self._folder} is still at work", problem_type="fold-behind")
+        self._drop_deltas()
+        return holds(self._applied)
+
+    def verify(self) -> None:
+        """Compare the durable part with what its last commit wrote: so far, entries with the back index."""
+        snapshot = LmdbSnapshot([self._base.level.view()], self._base.applied, self._base.counts)
+        try:
+            check_mirror(snapshot)
+        except InvariantViolationError as error:
+            raise StoreDamagedError(str(error)) from error
+        finally:
+            snapshot.close()
+
     def check_mirror(self) -> None:
         snapshot = self.snapshot()
         try:
@@ -191,15 +219,22 @@ class LmdbSliceStore:
         return self._base.copy_to(folder, self._filter)
 
     def close(self) -> None:
-        if self._delta is not None:
-            self._delta.retire(delete=self._delta.folder)
-            self._delta = None
-        self._folding.abandon()
+        self._drop_deltas()
         self._base.level.retire()
 
     def destroy(self) -> None:
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _drop_deltas(self) -> None:
+        """Forget what the base does not have."""
+        if self._delta is not None:
+            self._delta.retire(delete=self._delta.folder)
+            self._delta = None
+        self._folding.abandon()
+        self._delta_changes = self._delta_rows = 0
+        self._delta_since = None
+        self._applied, self._counts = self._base.applied, self._base.counts
 
     def _views(self) -> list[View]:
         """The last commit: views of all levels, oldest first, acquired."""

@@ -1,13 +1,14 @@
 """The store of a slice in dictionaries: the simulation's, and the second opinion in the conformance suite.
 
 It does what `interface` says, version by version, by the rule in `resolve.step`, and none of what makes the
-LMDB store fast. A commit is a new set of dictionaries, so snapshots are references. A fold ends when
-`finish_fold` is called; `reopened` is what a crash leaves.
+LMDB store fast. A commit is a new set of dictionaries, so snapshots are references, and so are the states
+that it can step back to. A fold ends when `finish_fold` is called; `reopened` is what a crash leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,12 +31,21 @@ class MemorySliceStore:
     Args:
         initial: the state of a new slice.
         fold_entries, fold_age_ms: as in `StoreSettings`.
+        undo_folds: how many folds it can step back at most.
+        check: check Mirror at every commit.
     """
 
     def __init__(
-        self, initial: Applied, *, fold_entries: int = 400_000, fold_age_ms: int = 30_000, check: bool = False
+        self,
+        initial: Applied,
+        *,
+        fold_entries: int = 400_000,
+        fold_age_ms: int = 30_000,
+        undo_folds: int = 16,
+        check: bool = False,
     ) -> None:
         self._state = self._durable = MemoryState(initial)
+        self._undo: deque[MemoryState] = deque(maxlen=undo_folds)
         self._frozen: MemoryState | None = None
         self._changes = 0
         self._since: int | None = None
@@ -82,6 +92,7 @@ class MemorySliceStore:
             change.chunk(puts_chunk)
         result = self._commit(change, applied)
         self._durable, self._changes = self._state, 0
+        self._undo.clear()
         return result
 
     def _commit(self, change: _Change, applied: Applied) -> ApplyResult:
@@ -110,8 +121,33 @@ class MemorySliceStore:
     def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
         if self._frozen is None:
             return None
+        self._undo.append(self._durable)
         self._durable, self._frozen = self._frozen, None
         return self._durable.applied
+
+    @property
+    def horizon(self) -> Applied:
+        return self._undo[0].applied if self._undo else self._durable.applied
+
+    @property
+    def undo_steps(self) -> int:
+        return len(self._undo)
+
+    def step_back(self, holds: Callable[[Applied], bool]) -> bool:
+        if holds(self._state.applied):
+            return True
+        self.finish_fold()
+        self._state, self._changes, self._since = self._durable, 0, None
+        states = [*self._undo, self._durable]
+        newest = max((n for n, state in enumerate(states) if holds(state.applied)), default=None)
+        if newest is None:
+            return False
+        for _ in range(len(states) - 1 - newest):
+            self._state = self._durable = self._undo.pop()
+        return True
+
+    def verify(self) -> None:
+        """Nothing is written anywhere that could be damaged."""
 
     def check_mirror(self) -> None:
         check_mirror(self.snapshot())
@@ -144,6 +180,7 @@ class MemorySliceStore:
             self.durable, fold_entries=self._fold_entries, fold_age_ms=self._fold_age_ms, check=self._check
         )
         store._state = store._durable = self._durable
+        store._undo = self._undo.copy()
         return store
 
     def close(self) -> None:
@@ -151,6 +188,7 @@ class MemorySliceStore:
 
     def destroy(self) -> None:
         self._state = self._durable = MemoryState(Applied())
+        self._undo.clear()
         self._frozen = None
 
 

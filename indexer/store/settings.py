@@ -30,6 +30,8 @@ class StoreSettings:
         delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded.
         load_run_documents: entries of a micro-batch resolved and sorted at once, about 600 bytes of
             memory each.
+        undo_s: how far back in time the base can step, fold by fold (R33). 0: not at all.
+        undo_bytes: disk for that; the oldest steps go first.
         reserve_bytes: disk left free by commits; folds, which give a delta's room back, may use three
             quarters of it. A full disk is then an error, never a signal on a memory map.
         max_readers: read transactions on one environment at once: snapshots kept, leased and being read.
@@ -49,6 +51,8 @@ class StoreSettings:
     fold_wait_s: float = 60.0
     delta_hard_bytes: int = 2 * GIB
     load_run_documents: int = 100_000
+    undo_s: int = 3_600
+    undo_bytes: int = GIB
     reserve_bytes: int = 256 * MIB
     max_readers: int = 1_024
     fsync: bool = True
