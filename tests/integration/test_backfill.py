@@ -233,6 +233,7 @@ class Build:
     source: Source
     folder: Path
     settings: dict[str, str]
+    fills: dict[str, list[int]] = field(default_factory=dict)
     record: BuildRecord = field(init=False)
 
     def __post_init__(self) -> None:
@@ -242,24 +243,28 @@ class Build:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         new = [NewTopic(name, 1, 1) for name in (self.topics.metadata, self.topics.reports)]
         info = admin.describe_topics(TopicCollection([self.source.topic]))[self.source.topic].result(30)
-        self._put(KeyspaceRecord(self.source.topic, str(info.topic_id), self.source.partitions, 1))
+        self.keyspace = KeyspaceRecord(self.source.topic, str(info.topic_id), self.source.partitions, 1)
+        self.put(self.keyspace)
         for index, statement in INDEXES.items():
             parsed = parse_statement(statement.format(topic=f'"{self.source.topic}"'))
             assert isinstance(parsed, CreateIndex)
             self.slices[index] = parsed.definition.slices
             new.append(NewTopic(self.topics.backfill(index, BUILD), parsed.definition.slices, 1))
-            self._put(IndexRecord(index, parsed.definition, "BUILDING", 1, [], BUILD, 0))
+            self.put(
+                IndexRecord(index, parsed.definition, "READY" if self.fills else "BUILDING", 1, [], BUILD, 0)
+            )
         for future in admin.create_topics(new).values():
             future.result(30)
         load = Timestamp.of(self.source.ends(), str(info.topic_id))
-        self.change(BuildRecord(BUILD, self.source.topic, list(INDEXES), "BACKFILL", load, 0))
+        names = list(self.fills or INDEXES)
+        self.change(BuildRecord(BUILD, self.source.topic, names, "BACKFILL", load, 0, slices=self.fills))
 
-    def _put(self, record: Record) -> None:
+    def put(self, record: Record) -> None:
         self._producer.produce(self.topics.metadata, encode_record(record), record_key(record))
 
     def change(self, record: BuildRecord) -> None:
         self.record = record
-        self._put(record)
+        self.put(record)
         self._producer.flush()
 
     @contextmanager
@@ -458,6 +463,49 @@ def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source,
         assert build.wait(process) == 0
     assert build.reports()[-1].state == "PASSED"
     assert build.reports()[-1].batches == final.batches
+
+
+def test_one_slice_is_rebuilt_alone(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -> None:
+    """The queues of the build's slices hold what the source projects to for them, those of the others are
+    empty, also of an index that has none; then the keyspace is rolled back and the driver ends by itself."""
+    source.write(changes(1, 2_000))
+    build = Build(kafka, source, tmp_path, {"KEYTIDE_BUILD__BATCH_DOCUMENTS": "900"}, {"by_a-1": [1]})
+    with build.driver() as process:
+        build.wait_until(process, lambda: build.batches_done() > 2)
+        assert process.poll() is None, "nothing is activated"
+        build.put(msgspec.structs.replace(build.keyspace, incarnation=1))
+        build.change(build.record)
+        assert build.wait(process) == 143
+    build.change(
+        msgspec.structs.replace(
+            build.record, incarnation=1, low_watermark=build.record.load_timestamp.offsets()
+        )
+    )
+    with build.driver() as process:
+        assert build.wait(process) == 0
+    slices = build.read_slices("by_a-1")
+    assert slices[1].batch > 1
+    wanted = expected("by_a-1", source.newest(slices[1].position))
+    assert slices[1].entries(1) == {entry for entry in wanted if entry.slice == 1}
+    assert len(slices[1].entries(1)) > 50
+    assert not list(build.records(build.topics.backfill("by_tag-2", BUILD)))
+    assert {p for p, _, _ in build.records(build.topics.backfill("by_a-1", BUILD))} == {1}
+
+
+def test_a_driver_waits_for_the_rollback_that_explains_what_is_gone(
+    kafka: EmbeddedKafka, source: Source, tmp_path: Path
+) -> None:
+    """The topic is made anew under a driver: the build has not failed when the keyspace is rolled back."""
+    source.write(changes(1, 1_000))
+    build = Build(kafka, source, tmp_path, {})
+    build.put(msgspec.structs.replace(build.keyspace, topic_id="another"))
+    build.change(build.record)
+    with build.driver() as process:
+        build.wait_until(process, lambda: any("waiting" in report.error for report in build.reports()))
+        build.put(msgspec.structs.replace(build.keyspace, incarnation=1))
+        build.change(build.record)
+        assert build.wait(process) == 143
+    assert not any(report.state == "FAILED" for report in build.reports())
 
 
 def test_nothing_to_read(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -> None:
