@@ -7,12 +7,18 @@ operation; the rings have locks of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from indexer.control import Control
 from indexer.slices import SliceKey
 from indexer.snapshots import Reading, SnapshotRing
+from indexer.view import Trouble
 from keytide.catalog import Catalog
+from keytide.history import History
+from keytide.messages import SliceStatus
 from keytide.timestamp import Timestamp
+
+_NO_HISTORY: Final = History()
 
 
 class Node:
@@ -27,7 +33,9 @@ class Node:
         self.control = Control()
         self._catalog = Catalog()
         self._urls: dict[str, str] = {}
+        self._histories: dict[str, History] = {}
         self._rings: dict[SliceKey, SnapshotRing] = {}
+        self._troubles: dict[SliceKey, Trouble] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     # --- the ingest thread ----------------------------------------------------------------------------
@@ -35,13 +43,29 @@ class Node:
     def show_catalog(self, catalog: Catalog) -> None:
         """The dictionary has changed; `catalog` is a copy that nobody changes any more."""
         self._urls = {record.id: record.url for record in catalog.nodes()}
+        histories = {record.name: History.of(catalog, record.name) for record in catalog.keyspaces()}
+        self._histories = {
+            record.id: histories[record.keyspace]
+            for record in catalog.indexes()
+            if record.keyspace in histories
+        }
         self._catalog = catalog
         self.control.raise_term(catalog.term)
+        for keyspace, history in histories.items():
+            self.control.show_history(keyspace, history)
         self.changed()
 
     def show_slices(self, rings: Iterable[tuple[SliceKey, SnapshotRing]]) -> None:
         """The slices that run here have changed."""
         self._rings = dict(rings)
+
+    def show_states(self, statuses: Iterable[SliceStatus]) -> None:
+        """How the slices that are placed here are, as heartbeats tell it."""
+        self._troubles = {
+            (one.index, one.slice): Trouble(one.state, one.reason)
+            for one in statuses
+            if one.reason or one.state == "LOST"
+        }
 
     def changed(self) -> None:
         """Tell everybody who asked to be told."""
@@ -57,6 +81,10 @@ class Node:
     def catalog(self) -> Catalog:
         """The system dictionary as last read; not to be changed."""
         return self._catalog
+
+    def history(self, index: str) -> History:
+        """The rollbacks of an index's keyspace, as the dictionary tells them."""
+        return self._histories.get(index, _NO_HISTORY)
 
     def published(self, index: str) -> int | None:
         """Newest common snapshot number of a READY index (id)."""
@@ -85,6 +113,16 @@ class Node:
         """Keep a snapshot until a time (ms) for `holder`; False when it is not held or cannot be kept."""
         ring = self._rings.get((index, slice_number))
         return ring is not None and ring.lease(number, holder, until)
+
+    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+        """Why a slice that is placed here is not in order; None when it is, or not here."""
+        return self._troubles.get((index, slice_number))
+
+    def report_damage(self, index: str, slice_number: int, reason: str) -> None:
+        """A read has found what no commit has written: take the slice out of service."""
+        ring = self._rings.get((index, slice_number))
+        if ring is not None:
+            ring.report_damage(reason)
 
     def node_url(self, node: str) -> str | None:
         """Where another node serves, None when unknown."""

@@ -8,10 +8,19 @@ here waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from indexer.store.interface import StoreDamagedError as StoreDamagedError
 from keytide.catalog import Catalog
+from keytide.history import History
 from keytide.timestamp import Timestamp
+
+
+class Trouble(NamedTuple):
+    """Why a slice is not in order: the state that its node tells of it, and the reason."""
+
+    state: str
+    reason: str
 
 
 class ReadableSnapshot(Protocol):
@@ -42,11 +51,15 @@ class ReadableSnapshot(Protocol):
         start_after: bytes | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """Blocks of (entry key, value) in entry key order: those with low <= entry key < high, behind
-        `start_after` in the direction of the read, at most `limit`."""
+        `start_after` in the direction of the read, at most `limit`.
+
+        Raises:
+            StoreDamagedError: what is stored cannot have been written; nothing of the slice is to be used.
+        """
         ...
 
     def count(self, low: bytes, high: bytes | None) -> int:
-        """How many entries lie in [low, high)."""
+        """How many entries lie in [low, high). Raises as `rows`."""
         ...
 
     def release(self) -> None:
@@ -63,6 +76,10 @@ class NodeView(Protocol):
     def catalog(self) -> Catalog:
         """The system dictionary as last read; not to be changed. A change shows by another object or another
         `offset`."""
+        ...
+
+    def history(self, index: str) -> History:
+        """The rollbacks of the keyspace of an index (id), as the dictionary tells them."""
         ...
 
     def published(self, index: str) -> int | None:
@@ -88,6 +105,14 @@ class NodeView(Protocol):
     def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
         """Keep a snapshot until a time (ms) for `holder`, in place of an earlier time; False when it is not
         held or cannot be kept."""
+        ...
+
+    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+        """Why a slice that is placed here is not in order; None when it is, or not here."""
+        ...
+
+    def report_damage(self, index: str, slice_number: int, reason: str) -> None:
+        """A read has found what no commit can have written: the slice is to be taken out of service."""
         ...
 
     def node_url(self, node: str) -> str | None:

@@ -18,6 +18,7 @@ from indexer.store.memory import MemorySliceStore
 from keytide.catalog import Catalog, NodeRecord, encode_record, record_key
 from keytide.errors import RetryableError
 from keytide.landmarks import rank
+from keytide.history import History
 from keytide.messages import Published, StabilityTimestamp
 from keytide.timestamp import Timestamp
 from tests.simulation.wire import Version, put_chunk, removal_chunk, segment
@@ -194,6 +195,7 @@ def _stamp(term: int = 1, incarnation: int = 0, offset: int = 0) -> StabilityTim
 def test_lower_terms_and_older_incarnations_are_ignored() -> None:
     control = Control(term=2)
     assert not control.stamped(1, _stamp(term=1))
+    control.show_history("ks", History(incarnation=1))
     assert control.stamped(2, _stamp(term=3, incarnation=1, offset=9))
     assert not control.stamped(3, _stamp(term=2, incarnation=1))
     assert not control.stamped(4, _stamp(term=3, incarnation=0))
