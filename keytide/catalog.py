@@ -103,6 +103,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
             offset at or past the load timestamp is in the queue from there on, for the queue's end was taken
             before the source's.
         incarnation: of the keyspace, when the build began.
+        attempt: how often the same has been begun before, because the source was rolled back, a slice lost
+            what it had got, or a rebuild failed.
     """
 
     id: str
@@ -127,6 +129,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
     slices: dict[str, list[int]] = {}
     queue_positions: dict[str, dict[int, int]] = {}
     incarnation: int = 0
+    attempt: int = 0
 
     @property
     def rebuild(self) -> bool:
