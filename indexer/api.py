@@ -29,7 +29,7 @@ from indexer.scan.local import LocalReader
 from indexer.scan.metrics import ScanMetrics
 from indexer.scan.news import Gone
 from indexer.scan.peers import LEASE_PATH, READ_PATH, Peers
-from indexer.scan.problems import add_problem_handlers, problem_response
+from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
 from indexer.scan.reading import MalformedRequestError, encoder, lease_decoder, read_decoder
 from indexer.scan.request import CountRequest, Question, ScanRequest
 from indexer.scan.service import ScanService
@@ -54,10 +54,13 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (401, "`not-allowed`: the cluster has API tokens, and the request carries none of them"),
         (403, "`not-allowed`: a token without the scope `read`"),
         (404, "`unknown-index`"),
-        (409, "`history-changed`: a rollback took back what the session or the page saw"),
+        (
+            409,
+            "`history-changed`: a rollback took back what the session or the page saw, or what is demanded",
+        ),
         (410, "`snapshot-gone`: begin the scan again"),
         (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
-        (503, "`index-not-ready` with the build, `node-unavailable`, `too-many-leases`"),
+        (503, "`index-not-ready` with the build and slices, `node-unavailable`, `too-many-leases`, ..."),
         (504, "`timestamp-not-reached`: the wait for what was demanded ran out"),
     )
 }
@@ -76,7 +79,10 @@ RequestT = TypeVar("RequestT")
 class _Endpoint:
     """The handlers, and what they share."""
 
-    def __init__(self, view: NodeView, settings: Settings, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, view: NodeView, settings: Settings, registry: CollectorRegistry, on_bug: OnBug
+    ) -> None:
+        self.on_bug = on_bug
         self._view = view
         self._settings = settings
         self._local = LocalReader(view, settings.scan.max_leases)
@@ -154,6 +160,7 @@ class FastWay:
     def __init__(self, app: ASGIApp, endpoint: _Endpoint) -> None:
         self._app = app
         self._metrics = endpoint.metrics
+        self._on_bug = endpoint.on_bug
         self._scan: Handler = endpoint.scan
         self._read: Handler = endpoint.read
 
@@ -174,18 +181,25 @@ class FastWay:
         try:
             response = await handler(Request(scope, receive))
         except Exception as error:  # noqa: BLE001 - every error is answered, and our bugs are logged
-            response = problem_response(error, self._metrics)
+            response = problem_response(error, self._metrics, self._on_bug)
         await response(scope, receive, send)
 
 
-def create_app(view: NodeView, settings: Settings, registry: CollectorRegistry) -> FastAPI:
+def create_app(
+    view: NodeView,
+    settings: Settings,
+    registry: CollectorRegistry,
+    on_bug: OnBug = lambda _: None,
+) -> FastAPI:
     """The application of one node.
 
     Args:
         view: what scans may see of the node.
         registry: its metrics; the scan endpoint's own are added.
+        on_bug: called once a request has found an invariant broken, before it is answered; the node should
+            end when it is.
     """
-    endpoint = _Endpoint(view, settings, registry)
+    endpoint = _Endpoint(view, settings, registry, on_bug)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -194,7 +208,7 @@ def create_app(view: NodeView, settings: Settings, registry: CollectorRegistry) 
         await endpoint.close()
 
     app = FastAPI(title="Keytide scan endpoint", version="1", lifespan=lifespan)
-    add_problem_handlers(app, endpoint.metrics)
+    add_problem_handlers(app, endpoint.metrics, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint)
     _add_scans(app, endpoint)
 

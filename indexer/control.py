@@ -1,9 +1,9 @@
 """What the control topic says, folded for one node. Pure.
 
-Messages of terms lower than the newest seen are ignored (R3), and so are those of another incarnation than the
-dictionary shows: older ones are void, newer ones come again (R7) once the dictionary has told of the rollback.
-So what is kept is always of one history. A rollback voids what was kept past it (R31). Stamps are kept for the
-newest numbers only: a scan needs those that are published or that a session has seen.
+Messages of terms lower than the newest seen are ignored (R3), and so are those of another incarnation than
+the dictionary shows: older ones are void, newer ones come again (R7) once the dictionary has told of the
+rollback. So what is kept is always of one history. A rollback voids what was kept past it (R31). Stamps are
+kept for the newest numbers only: a scan needs those that are published or that a session has seen.
 
 Read by the endpoint's thread while the ingest thread writes: each change is one assignment or one dictionary
 operation, and readers copy nothing and iterate nothing.
@@ -84,7 +84,7 @@ class Control:
         return self._stamps.get(keyspace, {}).get(number)
 
     def published(self, index: str) -> int | None:
-        """The newest common number of an index; after a rollback one from before it, until there is a newer."""
+        """The newest common number of an index: from before a rollback until there is a newer one."""
         known = self._published.get(index)
         return None if known is None else known[0]
 

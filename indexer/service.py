@@ -1,7 +1,8 @@
 """An indexer node as a process: the ingest thread, and the HTTP server on the main thread.
 
-The ingest thread begins first, so that slices replay while the server starts. When it fails, the server stops
-and the process ends with the reason: a supervisor starts it again.
+The ingest thread begins first, so that slices replay while the server starts. When it fails, or a request
+finds an invariant broken, the server stops once it has answered, and the process ends with the reason: a
+supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from indexer.folder import NodeFolder
 from indexer.ingest import Ingest
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
-from keytide.errors import KeytideError
+from keytide.errors import InvariantViolationError, KeytideError
 from keytide.http_security import check_exposure
 from keytide.listening import listen
 from keytide.settings import Settings
@@ -50,7 +51,7 @@ class Service:
         self._ingest = Ingest(settings, self._folder, self._node, NodeMetrics(REGISTRY), self._url)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                create_app(self._node, settings, REGISTRY),
+                create_app(self._node, settings, REGISTRY, self._end_by_bug),
                 loop="uvloop",
                 http="httptools",
                 log_level="warning",
@@ -65,7 +66,7 @@ class Service:
         """Serve until SIGTERM or SIGINT.
 
         Raises:
-            KeytideError: the ingest thread's, when it failed.
+            KeytideError: the ingest thread's, when it failed; the invariant that a request found broken.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,6 +85,11 @@ class Service:
             raise self._failure
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._server.should_exit = True
+
+    def _end_by_bug(self, error: InvariantViolationError) -> None:
+        """A request has found an invariant broken: stop in order, and tell the story (`run` raises it)."""
+        self._failure = self._failure or error
         self._server.should_exit = True
 
     def _run_ingest(self) -> None:

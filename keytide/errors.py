@@ -77,6 +77,14 @@ class CallerError(KeytideError):
     status = 400
 
 
+class HistoryChangedError(CallerError):
+    """A rollback has taken back what was read: the session or the page saw a snapshot that is void now, or a
+    demanded offset was lost with its branch."""
+
+    problem_type = "history-changed"
+    status = 409
+
+
 class ConfigurationError(CallerError):
     """A setting, file or environment that cannot work."""
 

@@ -57,6 +57,11 @@ class History:
     def _all(self) -> tuple[object, ...]:
         return (self._rollbacks, self.incarnation, self.topic_id)
 
+    @property
+    def newest(self) -> RollbackRecord | None:
+        """The last rollback, None when there was none."""
+        return self._rollbacks[-1] if self._rollbacks else None
+
     def limit(self, incarnation: int) -> Timestamp | None:
         """Up to where what was done under `incarnation` still holds; None: without limit."""
         cuts = [record.timestamp for record in self._rollbacks if record.incarnation > incarnation]

@@ -1,21 +1,25 @@
 """Agreeing on the snapshot of a first page: choose a number, waiting for it if need be, read it, and choose
 again while some slice does not hold it.
 
-A slice may not hold a published number because it restarted (then it catches up, Published) or because the
-number is old already on a busy node. Other replicas are tried at once, the same ones after a pause.
+A slice may not hold a published number because it restarted (then it catches up, Published), because the
+number is old already on a busy node, or because it has not rolled back yet. Other replicas are tried at once,
+the same ones after a pause. Only what is lost on every replica is not waited for. After a rollback nothing is
+read until a number of the new incarnation is common (R32).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from indexer.scan.choose import (
     IndexNotReadyError,
+    RollingBackError,
     Stamp,
     TimestampNotReachedError,
+    check_branches,
     check_history,
     check_partitions,
     unmet,
@@ -23,7 +27,7 @@ from indexer.scan.choose import (
 from indexer.scan.directory import Directory, Scannable
 from indexer.scan.gather import Gathered, SnapshotMissingError, Target
 from indexer.scan.news import News, Patience
-from indexer.scan.reading import TIP, NodeUnavailableError
+from indexer.scan.reading import TIP, HistoryAheadError, NodeUnavailableError
 from indexer.scan.request import Question
 from indexer.scan.selection import slices_of, spans_of
 from indexer.scan.tokens import Seen
@@ -35,6 +39,8 @@ from keytide.timestamp import Timestamp, smallest
 FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.1
 """Between tries of a snapshot that a slice did not hold; doubled from the first to the longest."""
+CATALOG_LAG_S: Final = 0.5
+"""How far behind the coordinator a node's catalog may be on a busy machine before a scan is turned away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ class Agreement:
             seen: what the session has seen.
             patience: bounds all waits.
             lease_ms: for `Target`.
-            work: reads a target; may raise `SnapshotMissingError`, then it is called again.
+            work: reads a target; may raise `SnapshotMissingError` or `HistoryAheadError`, then it is called
+                again.
 
         Raises:
             KeytideError: the typed errors of CONTRACT §5.
@@ -87,10 +94,11 @@ class Agreement:
         slices = slices_of(question, index.shape) if spans else ()
         waited_for: list[str] = []
         lacking: dict[int, set[str]] = {}
+        lost: dict[int, dict[str, str]] = {}
         pause = FIRST_PAUSE_S
         while True:
             stamp = await self._choose(index, question, seen, patience, waited_for)
-            index = self._same(index)
+            index = await self._rebuilt(index, slices, patience, waited_for)
             nodes = {number: self._place(index.placement[number], lacking.get(number)) for number in slices}
             target = Target(
                 index.id, stamp.number, stamp.incarnation, spans, nodes, max(0.001, patience.left), lease_ms
@@ -100,16 +108,22 @@ class Agreement:
                 stamp = with_timestamp(stamp, (reply.timestamp for reply in gathered.replies.values()))
                 return Agreed(stamp, target, gathered, patience.waited_ms, waited_for)
             except SnapshotMissingError as missing:
+                self._check_lost(index, missing, lost)
                 if not patience.left:
+                    why = f" ({missing.reason})" if missing.reason else ""
                     raise IndexNotReadyError(
-                        f"slice {missing.slice} of {index.name} is catching up on node {missing.node}",
+                        f"slice {missing.slice} of {index.name} is catching up on node {missing.node}{why}",
                         next_step="try again; see `keytide status`",
                     ) from missing
                 _note(waited_for, f"slice {missing.slice} on {missing.node} to hold its snapshot")
                 lacking.setdefault(missing.slice, set()).add(missing.node)
                 if self._untried(index, [missing.slice], lacking):
                     continue
-                lacking[missing.slice].clear()
+                lacking[missing.slice] = set(lost.get(missing.slice, ()))
+            except HistoryAheadError:
+                if not patience.left:
+                    raise
+                _note(waited_for, "this node to read of the keyspace's rollback")
             except NodeUnavailableError as down:
                 there = [number for number, node in target.nodes.items() if node == down.extra["node"]]
                 for number in there:
@@ -126,14 +140,13 @@ class Agreement:
     ) -> Stamp:
         """The newest published snapshot, once it satisfies the question."""
         at_least = check_partitions(question.at_least, index.partitions)
-        if question.consistency == "tip":
-            if at_least or question.max_staleness_ms is not None:
-                raise CallerError(
-                    "at_least and max_staleness_ms need consistency `stable`: a tip scan agrees on nothing",
-                    status=422,
-                    problem_type="invalid-request",
-                )
-            return Stamp(TIP, index.incarnation, Timestamp(), 0)
+        tip = question.consistency == "tip"
+        if tip and (at_least or question.max_staleness_ms is not None):
+            raise CallerError(
+                "at_least and max_staleness_ms need consistency `stable`: a tip scan agrees on nothing",
+                status=422,
+                problem_type="invalid-request",
+            )
         stamp, lacking = self._look(index, question, seen, at_least)
         if lacking is None and stamp is not None:
             return stamp
@@ -147,7 +160,8 @@ class Agreement:
                 if not patience.left:
                     break
                 await patience.wait(heard)
-        if stamp is None:
+        if stamp is None or stamp.incarnation < index.incarnation:
+            self._check_rollback(index)
             raise IndexNotReadyError(
                 f"no snapshot of {index.name} is held by all its slices",
                 next_step="try again; see `keytide status`",
@@ -160,13 +174,70 @@ class Agreement:
     def _look(
         self, index: Scannable, question: Question, seen: Seen, at_least: dict[int, int]
     ) -> tuple[Stamp | None, str | None]:
-        """The newest published snapshot, and what it lacks."""
+        """The newest published snapshot (of a tip scan, none), and what it lacks.
+
+        Raises:
+            HistoryChangedError: what was seen or is demanded was rolled back.
+        """
         of_keyspace = seen.get(index.keyspace)
-        check_history(of_keyspace, index.incarnation)
+        check_history(of_keyspace, index.history)
+        check_branches(question.at_least, index.history)
+        if question.consistency == "tip":
+            behind = of_keyspace is not None and of_keyspace[1] > index.incarnation
+            lacking = "this node to read of a rollback that the session has seen" if behind else None
+            return Stamp(TIP, index.incarnation, Timestamp(), 0), lacking
         number = self._view.published(index.id)
         known = None if number is None else self._view.stamp(index.keyspace, number)
         stamp = None if number is None or known is None else Stamp(number, *known)
         return stamp, unmet(stamp, question, of_keyspace, at_least, index.incarnation, now_ms())
+
+    def _check_rollback(self, index: Scannable) -> None:
+        """Raise `RollingBackError` if the keyspace was ever rolled back: nothing is common since."""
+        newest = index.history.newest
+        if newest is None:
+            return
+        to = f"snapshot {newest.number}" if newest.number >= 0 else "nothing, for its topic was made anew"
+        raise RollingBackError(
+            f"the source lost records; {index.keyspace} is being rolled back to {to}, and the slices of "
+            f"{index.name} hold no common snapshot since",
+            next_step="try again in a moment; see `keytide status`",
+            rolled_back_to=newest.number if newest.number >= 0 else None,
+        )
+
+    def _check_lost(
+        self, index: Scannable, missing: SnapshotMissingError, lost: dict[int, dict[str, str]]
+    ) -> None:
+        """Note the replica of a slice that has lost its data; raise when no other replica is left."""
+        if missing.state != "LOST":
+            return
+        of_slice = lost.setdefault(missing.slice, {})
+        of_slice[missing.node] = missing.reason
+        if of_slice.keys() >= set(index.placement[missing.slice]):
+            raise index.without([missing.slice], missing.reason) from missing
+
+    async def _rebuilt(
+        self, index: Scannable, slices: Sequence[int], patience: Patience, waited_for: list[str]
+    ) -> Scannable:
+        """The same index as the catalog has it now, once none of the slices is being rebuilt: a moment for a
+        build's end that this node has not read of yet.
+
+        Raises:
+            IndexNotReadyError: some are.
+        """
+        index = self._same(index)
+        if not index.out:
+            return index
+        began = patience.left
+        while True:
+            with self._news.listening() as heard:
+                index = self._same(index)
+                out = index.out.intersection(slices)
+                if not out:
+                    return index
+                if not patience.left or began - patience.left >= CATALOG_LAG_S:
+                    raise index.without(out, "")
+                _note(waited_for, f"the rebuild of slice {min(out)}")
+                await patience.wait(heard, at_most=CATALOG_LAG_S)
 
     def _same(self, index: Scannable) -> Scannable:
         """The same index as the catalog has it now.

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexer.scan.request import OffsetAndEpoch, Question
-from keytide.errors import CallerError, RetryableError
+from indexer.scan.request import AtLeast, OffsetAndEpoch, Question
+from keytide.errors import CallerError, HistoryChangedError, RetryableError
+from keytide.history import History
 from keytide.timestamp import Timestamp
 
 
@@ -36,13 +37,6 @@ class TimestampNotReachedError(RetryableError):
     status = 504
 
 
-class HistoryChangedError(CallerError):
-    """A rollback has taken back what the session saw, or the demanded offset lies on a lost branch."""
-
-    problem_type = "history-changed"
-    status = 409
-
-
 class SnapshotGoneError(CallerError):
     """The snapshot of a page token is no longer held."""
 
@@ -58,27 +52,43 @@ class UnknownIndexError(CallerError):
 
 
 class IndexNotReadyError(RetryableError):
-    """The index has no snapshot to answer from: it is being built, or its slices are catching up."""
+    """The index has no snapshot to answer from: it is being built, or slices that the scan needs are catching
+    up, rolled back, or rebuilt."""
 
     problem_type = "index-not-ready"
     status = 503
 
 
-def check_history(seen: tuple[int, int] | None, incarnation: int) -> None:
-    """Raise `HistoryChangedError` if the keyspace was rolled back since a session saw it.
+class RollingBackError(IndexNotReadyError):
+    """The keyspace was rolled back, and its slices hold no common snapshot since (R32). Soon over."""
+
+
+def check_history(seen: tuple[int, int] | None, history: History) -> None:
+    """Raise `HistoryChangedError` if what a session saw was rolled back.
 
     Args:
-        seen: (number, incarnation) that the session has seen.
-        incarnation: the keyspace's, now.
+        seen: (number, incarnation) that the session has seen; None when it saw nothing of the keyspace.
+        history: of the keyspace.
     """
-    if seen is not None and seen[1] < incarnation:
+    if seen is not None and not history.number_holds(*seen):
         raise HistoryChangedError(
-            "the source lost records and the index was rolled back: what the session saw may be undone",
+            f"the source lost records: snapshot {seen[0]}, which the session has seen, was rolled back",
             next_step="read again what depends on it, then go on without the session token",
         )
 
 
-def check_partitions(at_least: dict[int, int | OffsetAndEpoch] | None, partitions: int) -> dict[int, int]:
+def check_branches(at_least: AtLeast, history: History) -> None:
+    """Raise `HistoryChangedError` if a demanded place, named with its leader epoch, was lost."""
+    for partition, place in (at_least or {}).items():
+        if isinstance(place, OffsetAndEpoch) and history.on_lost_branch(partition, place.offset, place.epoch):
+            raise HistoryChangedError(
+                f"the source lost records: offset {place.offset} of partition {partition} under epoch "
+                f"{place.epoch} is not in it any more",
+                next_step="write again what is missing, and demand the offset that it then gets",
+            )
+
+
+def check_partitions(at_least: AtLeast, partitions: int) -> dict[int, int]:
     """`at_least` as plain next offsets.
 
     Raises:
@@ -117,7 +127,7 @@ def unmet(
     if stamp is None:
         return "a snapshot that all slices hold"
     if stamp.incarnation != incarnation:
-        return f"a snapshot of incarnation {incarnation} (newest: {stamp.incarnation})"
+        return f"a snapshot since the rollback (newest: {stamp.number}, from before it)"
     if seen is not None and (stamp.incarnation, stamp.number) < (seen[1], seen[0]):
         return f"snapshot {seen[0]}, which the session has seen (newest: {stamp.number})"
     for partition, offset in at_least.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from indexer.scan.choose import IndexNotReadyError, UnknownIndexError
 from indexer.scan.selection import Shape
 from indexer.view import NodeView
-from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord
+from keytide.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord
+from keytide.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,9 @@ class Scannable:
 
     Attributes:
         placement: slice -> the nodes that hold it.
-        partitions, incarnation: of its keyspace.
+        partitions, history: of its keyspace.
+        rebuilds: slice -> the build that is to fill it anew, alone, while the others serve.
+        out: those of them that the build has begun to fill: they serve nothing until it is READY.
     """
 
     id: str
@@ -25,7 +29,50 @@ class Scannable:
     shape: Shape
     placement: list[list[str]]
     partitions: int
-    incarnation: int
+    history: History
+    rebuilds: dict[int, BuildRecord] = field(default_factory=dict)
+    out: frozenset[int] = frozenset()
+
+    @property
+    def incarnation(self) -> int:
+        """How often the keyspace was rolled back."""
+        return self.history.incarnation
+
+    def without(self, slices: Iterable[int], reason: str) -> IndexNotReadyError:
+        """The error for a scan that needs slices whose data is lost.
+
+        Args:
+            slices: at least one.
+            reason: what happened to them, "" when it is not known here.
+        """
+        numbers = sorted(slices)
+        builds = {
+            self.rebuilds[number].id: self.rebuilds[number] for number in numbers if number in self.rebuilds
+        }
+        several = len(numbers) > 1
+        what = f"slice{'s' if several else ''} {', '.join(map(str, numbers))} of {self.name}"
+        story = f"{what} {'have' if several else 'has'} lost {'their' if several else 'its'} data"
+        story += f" ({reason})" if reason else ""
+        failed = [build for build in builds.values() if build.state in ("FAILED", "CANCELLED")]
+        if failed:
+            story += f"; build {failed[0].id}, which was to bring it back, is {failed[0].state}"
+            story += f": {failed[0].error}" if failed[0].error else ""
+            step = f"build the index again: `keytide index build {self.name}`"
+        elif builds:
+            story += f"; build {', '.join(builds)} brings it back"
+            step = (
+                f"wait for it (`keytide build show {next(iter(builds))}`); scans of other slices are answered"
+            )
+        else:
+            step = f"wait: a rebuild begins by itself (`keytide index show {self.name}`)"
+        return IndexNotReadyError(
+            story,
+            next_step=step,
+            build=next(iter(builds), None),
+            state="READY",
+            slices=numbers,
+            reason=reason,
+        )
 
 
 class Directory:
@@ -37,6 +84,7 @@ class Directory:
         self._offset = -1
         self._by_name: dict[str, IndexRecord] = {}
         self._ready: dict[str, Scannable] = {}
+        self._histories: dict[str, History] = {}
         self._secret = b""
 
     def index(self, name: str) -> Scannable:
@@ -62,7 +110,7 @@ class Directory:
                 next_step="try again in a moment",
             )
         next_steps = {
-            "FAILED": "drop it and create it again",
+            "FAILED": f"build it again: `keytide index build {name}`",
             "DEFERRED": f"BUILD INDEX ON {record.keyspace} ({name})",
             "PAUSED": "resume its build (`keytide build list`)",
         }
@@ -72,6 +120,12 @@ class Directory:
             build=record.build,
             state=record.state,
         )
+
+    def holds(self, keyspace: str, number: int, incarnation: int) -> bool:
+        """Whether a snapshot of a keyspace is not void, as far as this node knows."""
+        self._refresh()
+        history = self._histories.get(keyspace)
+        return history is None or history.number_holds(number, incarnation)
 
     def secret(self) -> bytes:
         """What tokens are signed with.
@@ -95,8 +149,16 @@ class Directory:
         records = [record for record in catalog.indexes() if record.state != "DROPPING"]
         # As Catalog.index_by_name: of two with one name (one is being replaced) the first counts.
         self._by_name = {record.name: record for record in reversed(records)}
+        self._histories = {name: History.of(catalog, name) for name in keyspaces}
+        rebuilds = _rebuilds(catalog)
         self._ready = {
-            name: _scannable(record, keyspaces[record.keyspace])
+            name: _scannable(
+                record,
+                keyspaces[record.keyspace],
+                self._histories[record.keyspace],
+                rebuilds.get(record.id, {}),
+                catalog,
+            )
             for name, record in self._by_name.items()
             if record.state == "READY" and record.keyspace in keyspaces and _is_placed(record)
         }
@@ -108,7 +170,31 @@ def _is_placed(record: IndexRecord) -> bool:
     return len(record.placement) == record.slices and all(record.placement)
 
 
-def _scannable(record: IndexRecord, keyspace: KeyspaceRecord) -> Scannable:
+def _rebuilds(catalog: Catalog) -> dict[str, dict[int, BuildRecord]]:
+    """Index id -> slice -> the newest rebuild of it that has not succeeded."""
+    found: dict[str, dict[int, BuildRecord]] = {}
+    for build in sorted(catalog.builds(), key=lambda one: one.started_at):
+        for index, slices in build.slices.items():
+            for number in slices:
+                if build.state == "READY":
+                    found.get(index, {}).pop(number, None)
+                else:
+                    found.setdefault(index, {})[number] = build
+    return found
+
+
+def _scannable(
+    record: IndexRecord,
+    keyspace: KeyspaceRecord,
+    history: History,
+    rebuilds: dict[int, BuildRecord],
+    catalog: Catalog,
+) -> Scannable:
+    out = {
+        number
+        for number, name in record.slice_builds.items()
+        if (build := catalog.build(name)) is not None and build.state != "READY"
+    }
     return Scannable(
         record.id,
         record.name,
@@ -116,5 +202,7 @@ def _scannable(record: IndexRecord, keyspace: KeyspaceRecord) -> Scannable:
         Shape.of(record.definition),
         record.placement,
         keyspace.partitions,
-        keyspace.incarnation,
+        history,
+        rebuilds,
+        frozenset(out),
     )

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from indexer.scan.reading import TIP, Nodes, ReadReply, ReadRequest, SliceReply
+from indexer.scan.reading import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
 from keytide.collation import Span
 from keytide.errors import invariant
 
@@ -27,11 +27,13 @@ Entry = tuple[bytes, bytes]
 class SnapshotMissingError(Exception):
     """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
 
-    def __init__(self, slice_number: int, node: str, newest: int) -> None:
-        super().__init__(slice_number, node, newest)
+    def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
+        super().__init__(slice_number, node, newest, state, reason)
         self.slice = slice_number
         self.node = node
         self.newest = newest
+        self.state = state
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Gathered:
 
     Attributes:
         entries: (entry key, value) in the direction of the read, at most the limit.
+        rows: the entries as a JSON array of rows, once it is made.
         more: whether anything lies behind them.
         count: entries counted, for a count.
         read: slice -> entries read there.
@@ -77,6 +80,7 @@ class Gathered:
     """
 
     entries: list[Entry] = field(default_factory=list)
+    rows: bytes = b""
     more: bool = False
     count: int = 0
     read: dict[int, int] = field(default_factory=dict)
@@ -128,6 +132,18 @@ async def gather(target: Target, nodes: Nodes, after: bytes, reverse: bool, limi
     return result
 
 
+async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int) -> None:
+    """Have every slice look at the entries that `gather` with the same arguments has read there.
+
+    Raises:
+        SnapshotMissingError: of the first slice that holds what nothing can have written, with state LOST.
+        RetryableError: a node did not answer.
+    """
+    sources = [_Source(number, node, after) for number, node in sorted(target.nodes.items())]
+    if sources:
+        await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
+
+
 async def count(target: Target, nodes: Nodes) -> Gathered:
     """How many entries the spans hold, over all slices. Raises as `gather` does."""
     result = Gathered()
@@ -145,9 +161,16 @@ def _even_share(rows: int, slices: int) -> int:
 
 
 async def _fill(
-    target: Target, nodes: Nodes, sources: Sequence[_Source], reverse: bool, block: int, result: Gathered
+    target: Target,
+    nodes: Nodes,
+    sources: Sequence[_Source],
+    reverse: bool,
+    block: int,
+    result: Gathered,
+    *,
+    examine: bool = False,
 ) -> None:
-    """Ask every node once for the next block of its slices among `sources`."""
+    """Ask every node once for the next block of its slices among `sources`, or to examine it."""
     by_slice = {source.slice: source for source in sources}
     spans = [(span.low, span.high) for span in target.spans]
     requests = {
@@ -162,6 +185,7 @@ async def _fill(
             block,
             target.lease_ms,
             target.in_use,
+            examine,
         )
         for node, slices in target.by_node(by_slice).items()
     }
@@ -171,7 +195,14 @@ async def _fill(
             result.leased.update(requests[node].slices)
         for one in reply.slices:
             if one.gone:
-                raise SnapshotMissingError(one.slice, node, one.newest)
+                raise SnapshotMissingError(one.slice, node, one.newest, one.state, one.reason)
+            if one.incarnation != target.incarnation or (one.number != target.number != TIP):
+                raise NodeUnavailableError(
+                    f"node {node} answered from snapshot {one.number} of incarnation {one.incarnation}, "
+                    f"and was asked for {target.number} of {target.incarnation}",
+                    node=node,
+                    next_step="run the same release on every node",
+                )
             invariant(one.entries or not one.more, "Gathered", f"slice {one.slice} has more but gave nothing")
             source = by_slice[one.slice]
             source.entries = one.entries

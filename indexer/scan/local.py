@@ -5,6 +5,10 @@ Theory of operation
 Snapshots are taken hold of, leased and given back on the event loop; only reading their entries may take
 long. A read of at most `INLINE_ROWS` rows is done at once (a hop to a thread costs more than the read), a
 longer one or a count in a small pool of threads, so that it holds up no other scan.
+
+Nothing is answered that the present history does not hold, as far as this node knows it: a request that is
+behind it is told so (`HistoryAheadError`), one that is ahead finds the snapshot gone and comes again. Nor is
+anything answered from a slice that is damaged or being rebuilt: it is `gone`, with its state and the reason.
 """
 
 from __future__ import annotations
@@ -13,10 +17,21 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from indexer.scan.examining import flaw
 from indexer.scan.leases import LeaseBook
-from indexer.scan.reading import TIP, LeaseReply, LeaseRequest, ReadReply, ReadRequest, SliceReply
-from indexer.view import NodeView, ReadableSnapshot
+from indexer.scan.reading import (
+    TIP,
+    HistoryAheadError,
+    LeaseReply,
+    LeaseRequest,
+    ReadReply,
+    ReadRequest,
+    SliceReply,
+)
+from indexer.scan.selection import Shape
+from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError, Trouble
 from keytide.clock import now_ms
+from keytide.history import History
 from keytide.timestamp import Timestamp
 
 INLINE_ROWS: Final = 2_000
@@ -25,6 +40,7 @@ READERS: Final = 4
 """Threads for long reads: two cores' worth, and some that wait for the disk."""
 
 _NOTHING: Final = Timestamp()
+_NO_TROUBLE: Final = Trouble("", "")
 _Held = list[ReadableSnapshot | None]
 
 
@@ -50,15 +66,17 @@ class LocalReader:
 
         Raises:
             TooManyLeasesError: a lease was asked for, and is one too many.
+            HistoryAheadError: the snapshot was rolled back.
         """
-        held = [self._acquire(request, slice_number) for slice_number in request.slices]
+        history = self._view.history(request.index)
+        _check_history(request, history)
+        held = [self._acquire(request, slice_number, history) for slice_number in request.slices]
         try:
-            newest = [self._view.newest(request.index, slice_number) for slice_number in request.slices]
             if _is_short(request):
-                replies = _read(request, held, newest)
+                replies = self._read(request, held)
             else:
                 loop = asyncio.get_running_loop()
-                replies = await loop.run_in_executor(self.threads, _read, request, held, newest)
+                replies = await loop.run_in_executor(self.threads, self._read, request, held)
             leased = False
             if request.lease_ms and request.number != TIP and any(reply.more for reply in replies):
                 leased = not self._keep(request)
@@ -73,17 +91,97 @@ class LocalReader:
 
         Raises:
             TooManyLeasesError: one too many.
+            HistoryAheadError: the snapshot was rolled back.
         """
+        _check_history(request, self._view.history(request.index))
         return LeaseReply(self._keep(request))
 
-    def _acquire(self, request: ReadRequest, slice_number: int) -> ReadableSnapshot | None:
+    def _acquire(self, request: ReadRequest, slice_number: int, history: History) -> ReadableSnapshot | None:
+        """The slice's snapshot, None when it does not hold it as the request and the history know it."""
+        if self._rebuilding(request.index, slice_number):
+            return None
         if request.number == TIP:
-            return self._view.tip(request.index, slice_number)
-        snapshot = self._view.acquire(request.index, slice_number, request.number)
-        if snapshot is not None and snapshot.incarnation != request.incarnation:  # voided by a rollback (R31)
+            snapshot = self._view.tip(request.index, slice_number)
+            holds = snapshot is None or (
+                history.incarnation == request.incarnation
+                and history.holds(snapshot.timestamp, snapshot.incarnation)
+            )
+        else:
+            snapshot = self._view.acquire(request.index, slice_number, request.number)
+            holds = snapshot is None or snapshot.incarnation == request.incarnation
+        if snapshot is not None and not holds:  # voided by a rollback (R31)
             snapshot.release()
             return None
         return snapshot
+
+    def _rebuilding(self, index: str, slice_number: int) -> str:
+        """The build that fills a single slice of a READY index and is not over, "" when there is none."""
+        catalog = self._view.catalog()
+        record = catalog.index(index)
+        name = record.slice_builds.get(slice_number, "") if record is not None else ""
+        build = catalog.build(name) if name else None
+        return name if build is not None and build.state != "READY" else ""
+
+    def _trouble(self, index: str, slice_number: int) -> Trouble:
+        """Why a slice that does not hold a snapshot may not hold it soon; empty when nothing is known."""
+        build = self._rebuilding(index, slice_number)
+        if build:
+            return Trouble("BUILDING", f"build {build} fills it anew")
+        return self._view.trouble(index, slice_number) or _NO_TROUBLE
+
+    def _read(self, request: ReadRequest, held: _Held) -> list[SliceReply]:
+        """Read every slice of the request. Any thread."""
+        replies = []
+        for slice_number, snapshot, after in zip(request.slices, held, request.after, strict=True):
+            if snapshot is None:
+                trouble = self._trouble(request.index, slice_number)
+                replies.append(self._gone(request.index, slice_number, trouble))
+                continue
+            try:
+                replies.append(self._read_slice(request, slice_number, snapshot, after))
+            except StoreDamagedError as error:
+                self._view.report_damage(request.index, slice_number, error.message)
+                replies.append(self._gone(request.index, slice_number, Trouble("LOST", error.message)))
+        return replies
+
+    def _read_slice(
+        self, request: ReadRequest, slice_number: int, snapshot: ReadableSnapshot, after: bytes
+    ) -> SliceReply:
+        """What one slice gives.
+
+        Raises:
+            StoreDamagedError: what it holds cannot have been written.
+        """
+        entries: list[tuple[bytes, bytes]] = []
+        counted = 0
+        if request.limit:
+            entries = _entries(snapshot, request, after)
+        else:
+            counted = sum(snapshot.count(low, high) for low, high in request.spans)
+        more = bool(request.limit) and len(entries) >= request.limit
+        if request.examine:
+            record = self._view.catalog().index(request.index)
+            found = flaw(entries, request, after, Shape.of(record.definition)) if record is not None else ""
+            if found:
+                raise StoreDamagedError(found)
+            entries, more = [], False
+        incarnation = request.incarnation if request.number == TIP else snapshot.incarnation
+        newest = self._view.newest(request.index, slice_number)
+        return SliceReply(
+            slice_number,
+            snapshot.number,
+            snapshot.timestamp,
+            entries,
+            more,
+            counted,
+            False,
+            newest,
+            incarnation,
+        )
+
+    def _gone(self, index: str, slice_number: int, trouble: Trouble) -> SliceReply:
+        newest = self._view.newest(index, slice_number)
+        return SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, newest, -1, *trouble)
 
     def _keep(self, request: ReadRequest | LeaseRequest) -> list[int]:
         """Keep the snapshot of a request's slices; returns those that do not hold it."""
@@ -104,28 +202,18 @@ def _is_short(request: ReadRequest) -> bool:
     return all(not low and high is None for low, high in request.spans)  # the store knows this count
 
 
-def _read(request: ReadRequest, held: _Held, newest: list[int]) -> list[SliceReply]:
-    """Read every slice of the request. Any thread."""
-    replies = []
-    for slice_number, snapshot, after, latest in zip(
-        request.slices, held, request.after, newest, strict=True
-    ):
-        if snapshot is None:
-            replies.append(SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, latest))
-            continue
-        entries: list[tuple[bytes, bytes]] = []
-        counted = 0
-        if request.limit:
-            entries = _entries(snapshot, request, after)
-        else:
-            counted = sum(snapshot.count(low, high) for low, high in request.spans)
-        more = bool(request.limit) and len(entries) >= request.limit
-        replies.append(
-            SliceReply(
-                slice_number, snapshot.number, snapshot.timestamp, entries, more, counted, False, latest
-            )
+def _check_history(request: ReadRequest | LeaseRequest, history: History) -> None:
+    """Raise `HistoryAheadError` if a rollback that this node knows of has taken back what is asked for."""
+    void = (
+        request.incarnation < history.incarnation
+        if request.number == TIP
+        else not history.number_holds(request.number, request.incarnation)
+    )
+    if void:
+        raise HistoryAheadError(
+            "the keyspace was rolled back, and the node that asks has not read of it yet",
+            next_step="try again in a moment",
         )
-    return replies
 
 
 def _entries(snapshot: ReadableSnapshot, request: ReadRequest, after: bytes) -> list[tuple[bytes, bytes]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from indexer.scan.local import LocalReader
 from indexer.scan.reading import (
+    HistoryAheadError,
     LeaseReply,
     LeaseRequest,
     NodeUnavailableError,
@@ -138,7 +139,8 @@ def _answered(node: str, status: int, body: bytes) -> RetryableError:
         return NodeUnavailableError(
             f"node {node} answered {status} {problem.type}: {problem.detail}", node=node
         )
-    return RetryableError(
+    family = HistoryAheadError if problem.type == HistoryAheadError.problem_type else RetryableError
+    return family(
         f"node {node}: {problem.detail}",
         problem_type=problem.type,
         status=status,

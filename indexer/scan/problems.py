@@ -1,9 +1,10 @@
-"""Errors as RFC 9457 problem details."""
+"""Errors as RFC 9457 problem details. An invariant that does not hold is answered, and then ends the node."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -22,7 +23,11 @@ READER_GONE: Final = 499
 """What other servers, too, note for a client that went away."""
 
 
-def problem_response(error: Exception, metrics: ScanMetrics) -> Response:
+OnBug = Callable[[InvariantViolationError], None]
+"""Told of an invariant that does not hold: the node is to end."""
+
+
+def problem_response(error: Exception, metrics: ScanMetrics, on_bug: OnBug) -> Response:
     """The response for an error; what is our bug is logged with its story and answered with 500."""
     if isinstance(error, ReaderGoneError | ClientDisconnect):
         return Response(status_code=READER_GONE)  # nobody reads it
@@ -40,6 +45,8 @@ def problem_response(error: Exception, metrics: ScanMetrics) -> Response:
             "detail": "the node met a bug of its own; its log has the story",
         }
     metrics.failed(document["type"])
+    if isinstance(error, InvariantViolationError):
+        on_bug(error)
     # An index under build (the error names its state) is not ready in a second: no use in trying again.
     soon = status == 503 and isinstance(error, RetryableError) and "state" not in error.extra
     headers = {"Retry-After": str(RETRY_AFTER_S)} if soon else {}
@@ -48,16 +55,16 @@ def problem_response(error: Exception, metrics: ScanMetrics) -> Response:
     return _response(document, status, headers)
 
 
-def add_problem_handlers(app: FastAPI, metrics: ScanMetrics) -> None:
+def add_problem_handlers(app: FastAPI, metrics: ScanMetrics, on_bug: OnBug) -> None:
     """Make `app` answer every error in this form."""
 
     @app.exception_handler(KeytideError)
     async def known(_: Request, error: KeytideError) -> Response:
-        return problem_response(error, metrics)
+        return problem_response(error, metrics, on_bug)
 
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> Response:
-        return problem_response(error, metrics)
+        return problem_response(error, metrics, on_bug)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -26,6 +26,8 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
         lease_ms: when not 0 and a slice has more than it gives, keep the snapshot of all these slices for so
             long: a page token will most likely follow.
         in_use: this is not the first page.
+        examine: give nothing, but look whether every entry is one that can have been written; a slice with
+            one that cannot is damaged.
     """
 
     index: str
@@ -38,6 +40,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     limit: int
     lease_ms: int = 0
     in_use: bool = False
+    examine: bool = False
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices) or self.limit < 0:
@@ -52,8 +55,12 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
         entries: (entry key, value) in the direction of the read.
         more: whether there may be further entries behind the last.
         count: entries counted, when the request's limit was 0.
-        gone: the slice does not hold the snapshot (it was dropped, or the slice restarted); nothing was read.
+        gone: the slice does not hold the snapshot (it was dropped, or the slice restarted), or is not in
+            order; nothing was read.
         newest: the newest snapshot number that the slice holds, -1 when none.
+        incarnation: of the snapshot read; of a tip scan, of the history that its states belong to.
+        state, reason: when it is gone because the slice is not in order: `LOST` (only a rebuild helps),
+            `BUILDING`, `STOPPED`, and why.
     """
 
     slice: int
@@ -64,6 +71,9 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
     count: int
     gone: bool
     newest: int
+    incarnation: int = -1
+    state: str = ""
+    reason: str = ""
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True):
@@ -105,6 +115,13 @@ class NodeUnavailableError(RetryableError):
     status = 503
 
 
+class HistoryAheadError(RetryableError):
+    """A node knows of a rollback that voids what it is asked for, and the one that asks does not yet."""
+
+    problem_type = "history-ahead"
+    status = 503
+
+
 class MalformedRequestError(CallerError):
     """Bytes from another node that are no request of this release."""
 
@@ -115,7 +132,8 @@ class MalformedRequestError(CallerError):
 class Nodes(Protocol):
     """Reads slices wherever they lie; `indexer.scan.peers.Peers` asks real nodes.
 
-    Every method raises `NodeUnavailableError`, or the error that the node answered with.
+    Every method raises `NodeUnavailableError`, or the error that the node answered with (`HistoryAheadError`
+    as such).
     """
 
     @property

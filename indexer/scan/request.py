@@ -25,6 +25,10 @@ class OffsetAndEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Annotated[int, Meta(ge=-1)] = -1
 
 
+AtLeast = dict[int, Annotated[int, Meta(ge=0)] | OffsetAndEpoch] | None
+"""Source partition -> next offset, with or without the leader epoch under which it was written."""
+
+
 class Question(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Which entries, and from which moment in time.
 
@@ -47,9 +51,10 @@ class Question(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         Meta(description="`stable`: one agreed snapshot of all slices; `tip`: each slice's newest state"),
     ] = "stable"
     at_least: Annotated[
-        dict[int, Annotated[int, Meta(ge=0)] | OffsetAndEpoch] | None,
+        AtLeast,
         Meta(
-            description="source partition -> next offset (record offset + 1) that the snapshot must include",
+            description="source partition -> next offset (record offset + 1) that the snapshot must include; "
+            "with the leader epoch, an offset that the source has lost is told at once (409)",
             examples=[{"0": 4711}],
         ),
     ] = None

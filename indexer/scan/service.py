@@ -5,27 +5,24 @@ Theory of operation
 A first page reads the newest published snapshot that satisfies the request (`agree`), again with a newer one
 if a slice does not hold it or will not keep it. A page token is given only when every slice that it names
 keeps the snapshot. A later page reads what its token says, from that very snapshot, or is `snapshot-gone`.
+
+Rows are made within the read: when entries turn out to be none that can have been written, the slices
+examine what they gave. The one that is damaged is then gone, and another replica is tried; if none is, it was
+our bug.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from indexer.scan.agree import Agreed, Agreement, with_timestamp
+from indexer.scan.agree import CATALOG_LAG_S, Agreed, Agreement, with_timestamp
 from indexer.scan.answer import Answer, AnswerMaker, encode, explain
-from indexer.scan.choose import (
-    HistoryChangedError,
-    IndexNotReadyError,
-    SnapshotGoneError,
-    Stamp,
-    check_history,
-)
+from indexer.scan.choose import IndexNotReadyError, SnapshotGoneError, Stamp, check_history
 from indexer.scan.directory import Directory, Scannable
-from indexer.scan.gather import Gathered, SnapshotMissingError, Target, count, gather
+from indexer.scan.gather import Gathered, SnapshotMissingError, Target, count, examine, gather
 from indexer.scan.leases import keep_everywhere
 from indexer.scan.local import INLINE_ROWS, LocalReader
 from indexer.scan.news import Gone, News, Patience
@@ -37,11 +34,12 @@ from indexer.scan.tokens import InvalidTokenError, PageToken, Seen, SessionToken
 from indexer.view import NodeView
 from keytide.clock import now_ms
 from keytide.collation import Span
+from keytide.errors import HistoryChangedError, InvariantViolationError
 from keytide.settings import ScanSettings
 from keytide.timestamp import Timestamp
 
-CATALOG_LAG_S: Final = 0.5
-"""How far behind the coordinator a node's catalog may be on a busy machine before a scan is turned away."""
+_UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
+"""What gathering and decoding entries raises that cannot have been written."""
 
 
 class ScanService:
@@ -89,16 +87,15 @@ class ScanService:
             return await self._next_page(index, request, verify(request.page, PageToken, secret), seen)
         limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
 
+        maker = RowMaker(index.shape, request.columns)
+
         async def work(target: Target) -> Gathered:
-            gathered = await gather(target, self._nodes, b"", request.reverse, limit)
-            if gathered.more:
-                await keep_everywhere(target, self._nodes, gathered.leased)
-            return gathered
+            return await self._read(target, maker, b"", request.reverse, limit)
 
         with Patience(self._timeout_s(request), gone) as patience:
             agreed = await self._agreement.read(index, request, seen, patience, self._first_lease_ms, work)
         stamp, target = agreed.stamp, agreed.target
-        seen = _seen_too(seen, index, stamp)
+        seen = self._seen_too(seen, index, stamp)
         page = None
         if agreed.gathered.more:
             token = PageToken(
@@ -115,7 +112,7 @@ class ScanService:
                 seen,
             )
             page = sign(token, secret)
-        return await self._rows_answer(index, request, agreed, seen, page, request.columns)
+        return self._rows_answer(index, request, agreed, seen, page)
 
     async def count(self, name: str, request: CountRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
@@ -126,7 +123,7 @@ class ScanService:
             agreed = await self._agreement.read(
                 index, request, seen, patience, 0, lambda target: count(target, self._nodes)
             )
-        session = sign(SessionToken(_seen_too(seen, index, agreed.stamp)), secret)
+        session = sign(SessionToken(self._seen_too(seen, index, agreed.stamp)), secret)
         answer = {"count": agreed.gathered.count, **self._answers.head(agreed.stamp, session, now_ms())}
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
@@ -169,12 +166,12 @@ class ScanService:
             in_use=True,
         )
         try:
-            gathered = await gather(target, self._nodes, token.after, token.reverse, token.limit)
-            if gathered.more:
-                await keep_everywhere(target, self._nodes, gathered.leased)
+            maker = RowMaker(index.shape, token.columns)
+            gathered = await self._read(target, maker, token.after, token.reverse, token.limit)
         except SnapshotMissingError as missing:
             raise SnapshotGoneError(
-                f"slice {missing.slice} no longer holds snapshot {token.number}",
+                f"slice {missing.slice} no longer holds snapshot {token.number}"
+                + (f": {missing.reason}" if missing.reason else ""),
                 next_step=f"start the scan again; the second page must be asked for within "
                 f"{self._first_lease_ms // 1000} s (scan.first_lease_s), each further one within "
                 f"{self._lease_ms // 1000} s (scan.lease_s)",
@@ -189,39 +186,55 @@ class ScanService:
             (reply.timestamp for reply in gathered.replies.values()),
         )
         agreed = Agreed(stamp, target, gathered, 0, [])
-        return await self._rows_answer(index, request, agreed, newest(token.seen, seen), page, token.columns)
+        seen = newest(token.seen, seen, self._directory.holds)
+        return self._rows_answer(index, request, agreed, seen, page)
 
-    async def _rows_answer(
-        self,
-        index: Scannable,
-        request: ScanRequest,
-        agreed: Agreed,
-        seen: Seen,
-        page: str | None,
-        columns: Sequence[str] | None,
+    async def _read(
+        self, target: Target, maker: RowMaker, after: bytes, reverse: bool, limit: int
+    ) -> Gathered:
+        """Gather a page and make its rows (a large page's in a thread); keep the snapshot if there is a next.
+
+        Raises:
+            SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
+            InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
+        """
+        try:
+            gathered = await gather(target, self._nodes, after, reverse, limit)
+            entries = gathered.entries
+            if len(entries) <= INLINE_ROWS:
+                gathered.rows = encode(maker.rows(entries))
+            else:
+                loop = asyncio.get_running_loop()
+                gathered.rows = await loop.run_in_executor(
+                    self._local.threads, lambda: encode(maker.rows(entries))
+                )
+        except _UNREADABLE:
+            await examine(target, self._nodes, after, reverse, limit)
+            raise
+        if gathered.more:
+            await keep_everywhere(target, self._nodes, gathered.leased)
+        return gathered
+
+    def _seen_too(self, seen: Seen, index: Scannable, stamp: Stamp) -> Seen:
+        """The session after reading a stamp; a tip scan has seen nothing that could be named."""
+        if stamp.number == TIP:
+            return seen
+        return newest(seen, {index.keyspace: (stamp.number, stamp.incarnation)}, self._directory.holds)
+
+    def _rows_answer(
+        self, index: Scannable, request: ScanRequest, agreed: Agreed, seen: Seen, page: str | None
     ) -> Answer:
-        """The answer with its rows; a large page is written in a thread."""
-        entries = agreed.gathered.entries
-        maker = RowMaker(index.shape, columns)
+        """The answer with its rows."""
         session = sign(SessionToken(seen), self._directory.secret())
         answer: dict[str, Any] = {
-            "rows": None,
+            "rows": msgspec.Raw(agreed.gathered.rows),
             **self._answers.head(agreed.stamp, session, now_ms()),
             "page": page,
         }
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
-
-        def write() -> bytes:
-            answer["rows"] = maker.rows(entries)
-            return encode(answer)
-
-        if len(entries) <= INLINE_ROWS:
-            body = write()
-        else:
-            body = await asyncio.get_running_loop().run_in_executor(self._local.threads, write)
         consistency = "tip" if agreed.stamp.number == TIP else "stable"
-        return Answer(body, len(entries), index.name, consistency)
+        return Answer(encode(answer), len(agreed.gathered.entries), index.name, consistency)
 
     def _timeout_s(self, question: Question) -> float:
         timeout_ms = question.timeout_ms or self._settings.default_timeout_ms
@@ -233,23 +246,21 @@ def _session(question: Question, secret: bytes) -> Seen:
     return verify(question.session, SessionToken, secret).seen if question.session else {}
 
 
-def _seen_too(seen: Seen, index: Scannable, stamp: Stamp) -> Seen:
-    """The session after reading a stamp; a tip scan has seen nothing that could be named."""
-    if stamp.number == TIP:
-        return seen
-    return newest(seen, {index.keyspace: (stamp.number, stamp.incarnation)})
-
-
 def _check_page(index: Scannable, token: PageToken, seen: Seen) -> None:
     """Raise unless the token is of this index and of the history that holds now."""
     if token.index != index.id:
         raise InvalidTokenError(
             f"the page token belongs to another index than {index.name}", next_step="start the scan again"
         )
-    check_history(seen.get(index.keyspace), index.incarnation)
-    if token.incarnation < index.incarnation:
+    check_history(seen.get(index.keyspace), index.history)
+    if token.number == TIP:
+        void = token.incarnation < index.incarnation
+    else:
+        void = not index.history.number_holds(token.number, token.incarnation)
+    if void:
         raise HistoryChangedError(
-            "the index was rolled back since this scan began", next_step="start the scan again"
+            "the source lost records, and what this scan reads was rolled back",
+            next_step="start the scan again",
         )
     if token.incarnation > index.incarnation:
         raise IndexNotReadyError(

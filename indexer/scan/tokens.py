@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -90,13 +91,23 @@ def verify(text: str, kind: type[TokenT], secret: bytes) -> TokenT:
     )
 
 
-def newest(one: Seen, other: Seen) -> Seen:
-    """What has been seen by the two together; a later incarnation outweighs any number (Monotonic)."""
+def newest(one: Seen, other: Seen, holds: Callable[[str, int, int], bool]) -> Seen:
+    """What has been seen by the two together (Monotonic). Of one incarnation that is the larger number; a
+    later incarnation outweighs any number, unless the older one is void: that is kept until its holder is
+    told.
+
+    Args:
+        holds: whether (keyspace, number, incarnation) is not void.
+    """
     seen = dict(one)
     for keyspace, (number, incarnation) in other.items():
         held = seen.get(keyspace)
-        if held is None or (incarnation, number) > (held[1], held[0]):
+        if held is None:
             seen[keyspace] = (number, incarnation)
+            continue
+        earlier, later = sorted((held, (number, incarnation)), key=lambda saw: (saw[1], saw[0]))
+        told = earlier[1] == later[1] or holds(keyspace, *earlier)
+        seen[keyspace] = later if told else earlier
     return seen
 
 

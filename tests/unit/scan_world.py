@@ -28,12 +28,14 @@ from indexer.scan.reading import (
     read_reply_decoder,
 )
 from indexer.scan.service import ScanService
+from indexer.view import Trouble
 from keytide.catalog import (
     Catalog,
     ClusterRecord,
     IndexRecord,
     KeyspaceRecord,
     Record,
+    RollbackRecord,
     encode_record,
     record_key,
 )
@@ -41,8 +43,9 @@ from keytide.clock import now_ms
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.entry import pack_value
+from keytide.history import History
 from keytide.settings import ScanSettings
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 
 KEPT = 2
 KEYSPACE = "users"
@@ -123,6 +126,12 @@ class FakeSlice:
             if number in keep or any(until > now for until in one.leases.values())
         }
 
+    def step_back(self, history: History) -> None:
+        """Drop what was rolled back."""
+        self.snapshots = {n: s for n, s in self.snapshots.items() if history.number_holds(n, s.incarnation)}
+        if self.tip is not None and not history.holds(self.tip.timestamp, self.tip.incarnation):
+            self.tip = self.snapshots[max(self.snapshots)] if self.snapshots else None
+
     def restart(self) -> None:
         """Lose all snapshots and leases."""
         self.snapshots.clear()
@@ -140,16 +149,39 @@ class FakeView:
         self.urls: dict[str, str] = {}
         self.callbacks: list[Callable[[], None]] = []
         self.looks = 0
+        self.troubles: dict[tuple[str, int], Trouble] = {}
+        self.damaged: dict[tuple[str, int], str] = {}
+        self.behind: Catalog | None = None
 
     def catalog(self) -> Catalog:
-        return self.world.catalog
+        """The world's, or an older one that the node has not read on from."""
+        return self.behind or self.world.catalog
+
+    def history(self, index: str) -> History:
+        return History.of(self.catalog(), KEYSPACE)
 
     def published(self, index: str) -> int | None:
         self.looks += 1
-        return self.publications.get(index)
+        number = self.publications.get(index)
+        return None if number is None or self.stamp(KEYSPACE, number) is None else number
 
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
-        return self.world.stamps.get(number) if keyspace == KEYSPACE else None
+        """As `indexer.control` keeps it: of the node's history only."""
+        stamp = self.world.stamps.get(number) if keyspace == KEYSPACE else None
+        history = self.history("")
+        known = (
+            stamp is not None and stamp[0] <= history.incarnation and history.number_holds(number, stamp[0])
+        )
+        return stamp if known else None
+
+    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+        return self.troubles.get((index, slice_number))
+
+    def report_damage(self, index: str, slice_number: int, reason: str) -> None:
+        """The slice is taken out of service, as the ingest thread does."""
+        self.damaged[index, slice_number] = reason
+        self.troubles[index, slice_number] = Trouble("LOST", reason)
+        self.slices[index, slice_number].restart()
 
     def _slice(self, index: str, number: int) -> FakeSlice:
         return self.slices.get((index, number), FakeSlice())
@@ -263,10 +295,31 @@ class World:
         self.record(msgspec.structs.replace(self.index(name), **changes))
         self.tell()
 
-    def roll_back(self) -> None:
-        """The keyspace gets a new incarnation; snapshots of it must be committed anew."""
+    def roll_back(self, to: int = -1, *, slices: bool = True, lost: dict[int, Place] | None = None) -> None:
+        """The keyspace gets a new incarnation; snapshots of it must be committed anew.
+
+        Args:
+            to: snapshot number, -1 for none: the topic was made anew.
+            slices: whether the slices have stepped back already.
+        """
         self.incarnation += 1
+        timestamp = self.stamps[to][1] if to >= 0 else Timestamp()
+        cause: Any = "truncated" if to >= 0 else "recreated"
+        self.record(
+            RollbackRecord(KEYSPACE, self.incarnation, to, timestamp, "t", cause, now_ms(), lost or {})
+        )
         self.record(KeyspaceRecord(KEYSPACE, "t", self.partitions, 1, self.incarnation))
+        if slices:
+            for one in [one for view in self.views.values() for one in view.slices.values()]:
+                one.step_back(History.of(self.catalog, KEYSPACE))
+        self.tell()
+
+    def lag(self, node: str) -> None:
+        """A node reads no more of the metadata."""
+        self.views[node].behind = self.catalog.copy()
+
+    def catch_up(self, node: str) -> None:
+        self.views[node].behind = None
         self.tell()
 
     # --- snapshots ------------------------------------------------------------

@@ -28,8 +28,9 @@ from indexer.scan.request import ScanRequest
 from indexer.scan.selection import Shape, slices_of
 from keytide.client import Client
 from keytide.collation import MISSING
-from keytide.errors import KeytideError
+from keytide.errors import InvariantViolationError, KeytideError
 from keytide.settings import Settings, load_settings
+from keytide.timestamp import Timestamp
 from tests.unit.scan_world import Doc, FakeView, World
 
 SCAN = "/v1/indexes/by_city/scan"
@@ -65,8 +66,9 @@ class Endpoint:
     def __init__(self, world: World, tokens: dict[str, list[str]] | None = None, **scan: Any) -> None:
         self.world = world
         self.registry = CollectorRegistry()
+        self.bugs: list[InvariantViolationError] = []
         configured = load_settings(scan=scan or None, security={"tokens": tokens} if tokens else None)
-        self._app = create_app(world.views["n0"], configured, self.registry)
+        self._app = create_app(world.views["n0"], configured, self.registry, self.bugs.append)
         self._lifespan = self._app.router.lifespan_context(self._app)
         self._loop = asyncio.new_event_loop()
         transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
@@ -339,16 +341,19 @@ def test_paths_and_methods_that_are_not_there(endpoint: Endpoint) -> None:
     problem(endpoint.request("DELETE", SCAN), 405, "method-not-allowed")
 
 
-def test_a_bug_is_500_and_its_story_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_is_500_and_its_story_is_in_the_log_and_ends_the_node(caplog: pytest.LogCaptureFixture) -> None:
     world = world_of_cities()
-    world.views["n0"].slices["by_city-1", 1].snapshots[5].entries[0] = (b"\xee", b"")
+    world.views["n0"].slices["by_city-1", 1].snapshots[5].timestamp = Timestamp.of({0: 46, 1: 11})
     with Endpoint(world) as made:
         document = problem(made.post(), 500, "invariant-violated")
-        assert "ee" not in document["detail"]
-        assert "KeyDecodes" in caplog.text
+        assert "46" not in document["detail"]
+        assert "snapshot 5 has several timestamps" in caplog.text
+        problem(made.get(), 500, "invariant-violated")
+        assert [error.name for error in made.bugs] == ["Untorn", "Untorn"]
         world.views["n0"].published = None  # type: ignore[assignment,method-assign]
         problem(made.post(), 500, "internal-error")
         problem(made.get(), 500, "internal-error")
+        assert len(made.bugs) == 2, "what is no broken invariant does not end the node"
         assert made.get("/healthz").status_code == 200
 
 

@@ -104,7 +104,8 @@ def test_what_is_not_held_is_gone_and_says_what_is_newest() -> None:
         assert reply.entries == []
     assert node.read(5, number=4).slices[0].newest == 5
     assert all(snapshot.readers == 0 for snapshot in node.world.held())
-    assert node.read(1, number=TIP, incarnation=7).slices[0].number == 5
+    assert node.read(1, number=TIP).slices[0].number == 5
+    assert node.read(1, number=TIP, incarnation=7).slices[0].gone, "this node knows of no such history yet"
 
 
 def test_a_read_with_more_to_come_keeps_the_snapshot() -> None:

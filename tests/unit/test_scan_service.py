@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from indexer.scan.choose import (
-    HistoryChangedError,
     IndexNotReadyError,
+    RollingBackError,
     SnapshotGoneError,
     TimestampNotReachedError,
     UnknownIndexError,
@@ -25,7 +25,7 @@ from indexer.scan.selection import Shape, slices_of
 from indexer.scan.service import CATALOG_LAG_S, ScanService
 from indexer.scan.tokens import InvalidTokenError
 from keytide.clock import now_ms
-from keytide.errors import CallerError, InvariantViolationError
+from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError
 from keytide.settings import ScanSettings
 from keytide.timestamp import Timestamp
 from tests.unit.scan_world import Doc, FakeView, World, definition_of
@@ -503,7 +503,8 @@ def test_a_rollback_is_told_to_sessions_and_pages() -> None:
         page = await ask(services["n0"], limit=5)
         world.roll_back()
         # Until the new incarnation is published nothing older is given (R32).
-        await raises(TimestampNotReachedError, ask(services["n0"], timeout_ms=20))
+        error = await raises(RollingBackError, ask(services["n0"], timeout_ms=20))
+        assert (error.status, error.problem_type) == (503, "index-not-ready")
         for request in ({"page": page["page"]}, {"session": page["session"]}):
             error = await raises(HistoryChangedError, ask(services["n0"], **request))
             assert (error.status, error.problem_type) == (409, "history-changed")
@@ -542,15 +543,20 @@ def test_a_voided_snapshot_is_not_read_under_its_old_number() -> None:
 
 def test_a_node_behind_the_session_waits_for_the_metadata() -> None:
     world = World(BY_CITY)
+    before = world.catalog.copy()
     world.roll_back()
     world.commit(10, {"by_city": people(20)})
 
     async def test(services: ByNode) -> None:
         page = await ask(services["n0"], limit=5)
-        world.incarnation = -1
-        world.roll_back()  # this node's metadata is still the old one
-        await raises(TimestampNotReachedError, ask(services["n0"], session=page["session"], timeout_ms=20))
-        assert (await raises(IndexNotReadyError, ask(services["n0"], page=page["page"]))).status == 503
+        world.views["n1"].behind = before
+        await raises(IndexNotReadyError, ask(services["n1"], session=page["session"], timeout_ms=20))
+        assert (await raises(IndexNotReadyError, ask(services["n1"], page=page["page"]))).status == 503
+        tip = {"session": page["session"], "consistency": "tip", "timeout_ms": 20}
+        await raises(TimestampNotReachedError, ask(services["n1"], **tip))
+        world.catch_up("n1")
+        assert (await ask(services["n1"], session=page["session"]))["snapshot"] == 10
+        assert len((await ask(services["n1"], page=page["page"]))["rows"]) == 5
 
     run(test, world)
 

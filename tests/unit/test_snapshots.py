@@ -17,8 +17,8 @@ from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
 from keytide.catalog import Catalog, NodeRecord, encode_record, record_key
 from keytide.errors import RetryableError
-from keytide.landmarks import rank
 from keytide.history import History
+from keytide.landmarks import rank
 from keytide.messages import Published, StabilityTimestamp
 from keytide.timestamp import Timestamp
 from tests.simulation.wire import Version, put_chunk, removal_chunk, segment
