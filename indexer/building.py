@@ -190,7 +190,7 @@ class Building:
         applied = Applied(
             timestamp=self.applied.timestamp,
             incarnation=self.applied.incarnation,
-            queue_position=0,
+            queue_position=self._end.queue_position,
             build=self.applied.build,
             batch=self.applied.batch,
             backfill_position=self._cursor,

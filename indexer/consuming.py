@@ -8,7 +8,8 @@ three times: in librdkafka, per poll (as many messages as come to about BATCH_BY
 ones), and by the slices, which pause when they are full.
 
 A queue that is not there yet, or for a moment, is assigned again a second later; one whose position is gone
-is reported to the slice.
+(its node was away for longer than the queue is kept) is reported to the slice. Position 0 of a mutation queue
+means the beginning of what it holds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from indexer.slices import SliceKey
 from keytide.kafka import KafkaUnavailableError, consumer, drain
@@ -80,6 +81,11 @@ class _Place:
     position: int
     paused: bool = False
     again_at: int = 0
+
+    def start(self) -> int:
+        """Where to read from, in Kafka's words."""
+        beginning = self.kind is Kind.MUTATIONS and self.position == 0
+        return OFFSET_BEGINNING if beginning else self.position
 
 
 class NodeConsumer:
@@ -146,13 +152,16 @@ class NodeConsumer:
         place = self._places.pop(key, None)
         if place is not None:
             del self._readers[place.topic, key[1]]
-            self._consumer.incremental_unassign([TopicPartition(place.topic, key[1])])
+            partition = TopicPartition(place.topic, key[1])
+            if place.paused:
+                self._consumer.resume([partition])  # or it would be paused when it is assigned again
+            self._consumer.incremental_unassign([partition])
 
     def _read(self, key: SliceKey, place: _Place) -> None:
         self.leave(key)
         self._places[key] = place
         self._readers[place.topic, key[1]] = key
-        self._consumer.incremental_assign([TopicPartition(place.topic, key[1], place.position)])
+        self._consumer.incremental_assign([TopicPartition(place.topic, key[1], place.start())])
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -196,7 +205,11 @@ class NodeConsumer:
             return None
         place = self._places[key]
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            return Lost(key, f"{topic} no longer has offset {place.position}: build the index again")
+            return Lost(
+                key,
+                f"{topic} [{key[1]}] does not have offset {place.position} (any more): the node was away for "
+                "longer than the queue is kept; the slice must be rebuilt",
+            )
         log.info("%s [%d]: %s", topic, key[1], error)
         if error.code() in _ABSENT:
             place.again_at = now + REASSIGN_MS
@@ -207,7 +220,7 @@ class NodeConsumer:
         for key, place in self._places.items():
             if place.again_at and now >= place.again_at:
                 place.again_at = 0
-                partition = TopicPartition(place.topic, key[1], place.position)
+                partition = TopicPartition(place.topic, key[1], place.start())
                 self._consumer.incremental_unassign([partition])
                 self._consumer.incremental_assign([partition])
                 if place.paused:

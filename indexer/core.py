@@ -2,16 +2,24 @@
 
 Theory of operation
 ===================
-A slice is in one of four states:
+A slice is in one of five states:
 
     BUILDING  reads its backfill queue, one durable commit per micro-batch; timestamps pass it by
-    CATCHUP   reads its mutation queue and has no snapshot yet: after a build, after a restart
-    LIVE      has committed a numbered snapshot since its start
+    CATCHUP   reads its mutation queue and has committed no snapshot since its build, start or rollback
+    LIVE      has committed a numbered snapshot since then
     STOPPED   cannot go on by itself, and says why; only a new start (by the shell, later) helps
+    LOST      what it has, or must read next, is gone; it serves nothing until another build fills it anew
 
 `indexer.building` is what it does in the first, `indexer.following` in the next two. No clock, no I/O:
 `now` comes with events, everything to do goes out as instructions. After model/protocol.py and, in form,
 dask's `worker_state_machine`.
+
+Rollback (R30 to R33). When the dictionary tells of one, whatever the slice was doing with its mutation queue
+is void: commits that are under way or tried again, what is heard, timestamps. The slice asks for `StepBack`,
+hears nothing until that is done, and then follows its queue anew from the state that it is given. The same at
+its start, when the rollback happened while its node was away. A slice that is building goes on, for the
+coordinator begins all builds of the keyspace again (R28); it only refuses to switch to a queue from a state
+that is void.
 """
 
 from __future__ import annotations
@@ -23,28 +31,33 @@ from indexer.events import (
     Acknowledge,
     BackfillData,
     CaughtUp,
+    DataLost,
     Done,
     DropChunks,
     Event,
     Failed,
     Instruction,
+    Lose,
     MutationData,
-    QueueLost,
     ReadBackfill,
     ReadMutations,
     Recovered,
+    RolledBack,
     Stamped,
+    StepBack,
+    SteppedBack,
     Stop,
     Turn,
 )
-from indexer.failure import CannotGoOnError
+from indexer.failure import CannotGoOnError, GoneError
 from indexer.following import Following, Limits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.errors import invariant
+from keytide.history import History
 from keytide.messages import StabilityTimestamp
 from keytide.timestamp import Timestamp
 
-State = Literal["BUILDING", "CATCHUP", "LIVE", "STOPPED"]
+State = Literal["BUILDING", "CATCHUP", "LIVE", "STOPPED", "LOST"]
 
 
 class SliceCore:
@@ -56,15 +69,24 @@ class SliceCore:
         applied: the state of the store, as opened.
         limits: bounds.
         term: the leader's newest term known; messages of lower terms are ignored.
+        history: of the keyspace; None when it has none but what `applied` shows.
 
     Attributes:
         applied: the state after the last commit.
+        history: of the keyspace, as far as the dictionary has told.
+        incarnation: of the history that the slice is in; it has rolled back as far as that says.
         state: see above.
-        reason: why it is STOPPED, or what its commit fails of while it is tried again; else empty.
+        reason: why it is STOPPED or LOST, or what its commit fails of while it is tried again; else empty.
     """
 
     def __init__(
-        self, index: str, slice_number: int, applied: Applied, limits: Limits, term: int = 0
+        self,
+        index: str,
+        slice_number: int,
+        applied: Applied,
+        limits: Limits,
+        term: int = 0,
+        history: History | None = None,
     ) -> None:
         self.index = index
         self.slice = slice_number
@@ -72,12 +94,17 @@ class SliceCore:
         self.applied = applied
         self.state: State = "BUILDING" if applied.building else "CATCHUP"
         self.reason = ""
+        self.history = history or History(incarnation=applied.incarnation)
+        self.incarnation = applied.incarnation if applied.building else self.history.incarnation
         self._term = term
-        self._mode: Building | Following = (
-            Building(index, slice_number, applied)
-            if applied.building
-            else Following(index, slice_number, applied, limits)
-        )
+        self._mode: Building | Following | None = None
+        """None: it steps back, or has not been told to begin."""
+        if applied.building:
+            self._mode = Building(index, slice_number, applied)
+        elif self._holds(applied):
+            self._mode = self._follow(UNNUMBERED)
+        else:
+            self.incarnation = applied.incarnation
 
     # --- what others may ask --------------------------------------------------------------
 
@@ -108,7 +135,7 @@ class SliceCore:
 
     @property
     def paused(self) -> bool:
-        return self._mode.paused
+        return self._mode is not None and self._mode.paused
 
     def heard(self) -> Timestamp:
         """Everything below it is heard."""
@@ -126,23 +153,38 @@ class SliceCore:
         """The first instructions: where to read."""
         if self.applied.building:
             return [ReadBackfill(self.applied.build, self.applied.backfill_position)]
+        if self.applied.incarnation > self.history.incarnation:
+            self.state = "STOPPED"
+            self.reason = f"the system dictionary does not tell yet of incarnation {self.applied.incarnation}"
+            return [Stop(self.reason)]
+        if self._mode is None:
+            return [StepBack(self.history)]
         return [ReadMutations(self.applied.queue_position)]
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take in one event; returns what to do, in order."""
-        if self.state == "STOPPED":
+        if self.state == "LOST":
             return []
         try:
-            if isinstance(event, QueueLost):
-                raise CannotGoOnError(event.reason)
+            match event:
+                case DataLost(reason=reason):
+                    raise GoneError(reason)
+                case RolledBack(history=history):
+                    return self._rolled_back(history)
+            if self.state == "STOPPED":
+                return []
             match self._mode:
                 case Building():
                     return self._handle_building(self._mode, event)
                 case Following():
                     return self._handle_following(self._mode, event)
+                case None:
+                    return self._handle_stepping_back(event)
+        except GoneError as error:
+            self.state, self.reason = "LOST", error.message
+            return [Lose(error.message)]
         except CannotGoOnError as error:
-            self.state = "STOPPED"
-            self.reason = error.message
+            self.state, self.reason = "STOPPED", error.message
             return [Stop(error.message)]
 
     def _handle_building(self, mode: Building, event: Event) -> list[Instruction]:
@@ -185,6 +227,33 @@ class SliceCore:
                 self.reason = reason
         return []
 
+    def _handle_stepping_back(self, event: Event) -> list[Instruction]:
+        match event:
+            case SteppedBack(applied=applied, number=number):
+                story = f"{self.index}/{self.slice} stepped back to {applied}, which is void"
+                invariant(self._holds(applied), "Untorn", story)
+                self.applied = applied
+                self.incarnation = self.history.incarnation
+                self.reason = ""
+                self._mode = self._follow(number)
+                return [ReadMutations(applied.queue_position)]
+            case Failed(reason=reason):
+                self.reason = reason
+            case Stamped(message=message):
+                self._valid_term(message)
+        return []
+
+    def _rolled_back(self, history: History) -> list[Instruction]:
+        """The dictionary tells of a rollback. Hearing it again changes nothing."""
+        if history.incarnation <= self.history.incarnation:
+            return []
+        self.history = history
+        if isinstance(self._mode, Building):
+            return []
+        self._mode = None
+        self.state, self.reason = "CATCHUP", ""
+        return [StepBack(history)]
+
     def _committed(self, applied: Applied) -> None:
         story = f"{self.index}/{self.slice} went from {self.applied} to {applied}"
         invariant(applied.timestamp.covers(self.applied.timestamp), "Contiguous", story)
@@ -192,10 +261,20 @@ class SliceCore:
         self.reason = ""
 
     def _switched(self, mode: Building, applied: Applied) -> list[Instruction]:
-        """The build is over for this slice; the mutation queue is read from its beginning, and trimmed."""
+        """The build is over for this slice; the mutation queue is read from where the build's end says, and
+        trimmed."""
+        if not self._holds(applied):
+            raise CannotGoOnError("the build began before a rollback of its keyspace: it begins again (R28)")
         self.state = "CATCHUP"
-        self._mode = Following(self.index, self.slice, applied, self.limits)
+        self.incarnation = self.history.incarnation
+        self._mode = self._follow(UNNUMBERED)
         return [DropChunks(mode.chunks()), ReadMutations(applied.queue_position)]
+
+    def _follow(self, number: int) -> Following:
+        return Following(self.index, self.slice, self.applied, self.limits, self.history, number)
+
+    def _holds(self, applied: Applied) -> bool:
+        return self.history.holds(applied.timestamp, applied.incarnation)
 
     def _valid_term(self, message: StabilityTimestamp) -> bool:
         """Whether a message is of the newest term seen, which it may raise."""

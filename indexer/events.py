@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexer.store.interface import Applied
+from indexer.store.interface import UNNUMBERED, Applied
+from keytide.history import History
 from keytide.messages import PutChunk, RemovalChunk, Segment, StabilityTimestamp
 
 # --- events --------------------------------------------------------------
@@ -48,14 +49,39 @@ class CaughtUp:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLost:
-    """The queue cannot be read from the slice's position.
+class DataLost:
+    """What the slice has, or what it must read next, is gone or damaged, for good: its queue no longer has
+    its position, a file is damaged, no state is left that it could roll back to.
 
     Attributes:
         reason: shown to people.
     """
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The dictionary tells of a rollback of the keyspace that the slice did not know (R31).
+
+    Attributes:
+        history: what holds from now on.
+    """
+
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedBack:
+    """The last `StepBack` is done.
+
+    Attributes:
+        applied: the state of the store now; it holds.
+        number: the newest snapshot that is still held, `UNNUMBERED` when none.
+    """
+
+    applied: Applied
+    number: int = UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +132,19 @@ class Recovered:
     """What failed has gone through, and it was no commit."""
 
 
-Event = MutationData | BackfillData | CaughtUp | QueueLost | Stamped | Turn | Done | Failed | Recovered
+Event = (
+    MutationData
+    | BackfillData
+    | CaughtUp
+    | DataLost
+    | RolledBack
+    | SteppedBack
+    | Stamped
+    | Turn
+    | Done
+    | Failed
+    | Recovered
+)
 
 # --- instructions --------------------------------------------------------------
 
@@ -197,6 +235,29 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class StepBack:
+    """Go back to the newest state that holds in `history` (R30): drop what is void of the store, and of the
+    snapshots. Everything that was asked for before and is not done yet is void too.
+
+    Attributes:
+        history: judges states by timestamp and incarnation.
+    """
+
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """Let go of everything and serve nothing: only another build brings the slice back.
+
+    Attributes:
+        reason: shown to people.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Stop reading: the slice cannot go on by itself.
 
@@ -218,5 +279,7 @@ Instruction = (
     | DropChunks
     | SwitchOver
     | Acknowledge
+    | StepBack
+    | Lose
     | Stop
 )

@@ -1,5 +1,5 @@
-"""Why a slice cannot go on by itself. Raised inside its core, and turned there into a `Stop` with the
-reason."""
+"""Why a slice cannot go on by itself. Raised inside its core, and turned there into a `Stop` or a `Lose` with
+the reason."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ class CannotGoOnError(CallerError):
     """What the slice reads cannot be right; the message says what to do."""
 
     problem_type = "slice-stopped"
+
+
+class GoneError(CannotGoOnError):
+    """What the slice needs is gone for good: only a rebuild helps."""
+
+    problem_type = "slice-lost"
 
 
 def unreadable(queue: str, position: int, error: KeytideError) -> CannotGoOnError:

@@ -3,6 +3,7 @@
 <data_dir>/nodes/<name>/node-id        also the lock: one process at a time
                         cluster        id of the cluster; data of another one is never touched
                         slices/<index id>/<slice>/
+                        slices/<index id>/damaged-<slice>/     set aside, one of a slice at most
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from keytide.errors import ConfigurationError
 LOCK_WAIT_S: Final = 5.0
 """How long to wait for a process that is just ending."""
 _DEFAULT: Final = "default"
+_ASIDE: Final = "damaged-"
 
 
 class NodeFolder:
@@ -68,17 +70,33 @@ class NodeFolder:
         return self.path / "slices" / key[0] / str(key[1])
 
     def slices(self) -> list[SliceKey]:
-        """Slices that have a folder here, in order."""
-        found = []
+        """Slices that have a folder here, be it set aside, in order."""
+        found = set()
         for folder in (self.path / "slices").glob("*/*"):
-            if folder.name.isdigit():
-                found.append((folder.parent.name, int(folder.name)))
+            name = folder.name.removeprefix(_ASIDE)
+            if name.isdigit():
+                found.add((folder.parent.name, int(name)))
         return sorted(found)
+
+    def set_aside(self, key: SliceKey) -> Path | None:
+        """Keep a damaged slice's folder under another name, for people to look at, in the place of an earlier
+        one; where it is now, None when there was nothing."""
+        folder, aside = self.slice_folder(key), self.aside(key)
+        if not folder.exists():
+            return None
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        return aside
+
+    def aside(self, key: SliceKey) -> Path:
+        """Where a slice's damaged folder is kept."""
+        return self.slice_folder(key).with_name(f"{_ASIDE}{key[1]}")
 
     def remove(self, key: SliceKey) -> None:
         """Delete a slice's folder, and its index's when that is empty."""
         folder = self.slice_folder(key)
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.aside(key), ignore_errors=True)
         try:
             folder.parent.rmdir()
         except OSError:

@@ -7,6 +7,11 @@ Segments are *heard* (`indexer.queue`) and stability timestamps learnt (`indexer
 the slice is full, applies without a number what it holds below a timestamp that it knows (R4), or, when
 that makes no room, pauses. One commit is under way at a time; until it is done the slice only listens.
 
+What it hears is judged by the keyspace's history first (R30): of a message that was read before a rollback
+counts only what lies below the cut. A message of a *later* history than the slice knows makes it *deaf*: that
+one and all behind it stay in the queue until the dictionary tells of the rollback, and the slice begins again
+from the state that it has then. Timestamps of another incarnation than its own say nothing to it.
+
 A segment beyond what is heard is dropped: its projector resends from the last commit (R10). That it is
 still missing counts from when the *end* of the queue was met without it; before, it may lie further on. The
 same holds for the missing parts of a message (R20).
@@ -18,12 +23,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from indexer.events import Apply, Instruction, MutationData, Pause, Resume
-from indexer.failure import CannotGoOnError, unreadable
+from indexer.failure import CannotGoOnError, GoneError, unreadable
 from indexer.queue import Hearing, HeldQueue, Piece
 from indexer.stamps import PendingStamps
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.columns import cut_segment, trim_segment
 from keytide.errors import invariant
+from keytide.history import History
 from keytide.messages import (
     Assembler,
     Segment,
@@ -31,7 +37,7 @@ from keytide.messages import (
     StabilityTimestamp,
     UnreadableMessageError,
 )
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 
 PART_LIMIT_MS: Final = 600_000
 """How long an incomplete message holds back the queue position: twice what a producer tries to send (R20)."""
@@ -44,7 +50,8 @@ class Limits:
     Attributes:
         documents: versions held and not applied; a full slice applies without a number (R4).
         bytes: the same in bytes.
-        gap_ms: how long a gap may stay unfilled before the slice stops (R10).
+        gap_ms: how long a gap may stay unfilled before the slice stops (R10); the same for a rollback that
+            the dictionary does not tell of.
         part_ms: how long a message may stay incomplete before it is given up.
     """
 
@@ -65,29 +72,48 @@ class _Gap:
 class Following:
     """The mutation queue of one slice.
 
+    Args:
+        applied: the state of the slice; it holds in `history`.
+        history: of the keyspace.
+        number: newest snapshot that is held already.
+
     Attributes:
         applied: the state after the last commit.
         number: newest snapshot committed, -1 when none.
+        deaf: the later incarnation that was met in the queue, 0 when none was.
         gap_drops: segments dropped because they lay beyond the position (R10).
-        stale: messages ignored because they are of an older incarnation.
+        stale: segments that lie on a lost branch entirely.
         unnumbered: commits that made room (R4).
     """
 
-    def __init__(self, index: str, slice_number: int, applied: Applied, limits: Limits) -> None:
+    def __init__(
+        self,
+        index: str,
+        slice_number: int,
+        applied: Applied,
+        limits: Limits,
+        history: History,
+        number: int = UNNUMBERED,
+    ) -> None:
         self.index = index
         self.slice = slice_number
         self.applied = applied
         self.limits = limits
-        self.number = UNNUMBERED
+        self.number = number
         self.paused = False
+        self.deaf = 0
         self.gap_drops = 0
         self.stale = 0
         self.unnumbered = 0
         self.queue = HeldQueue(applied.timestamp)
-        self._topic_id = applied.timestamp.topic_id
+        self._history = history
+        self._topic_id = history.topic_id or applied.timestamp.topic_id
         self._stamps = PendingStamps()
         self._assembler = Assembler()
         self._cursor = applied.queue_position
+        self._limits_of: dict[int, Timestamp | None] = {}
+        self._deaf_since: int | None = None
+        self._beginning: int | None = None
         self._gaps: dict[int, _Gap] = {}
         self._incomplete: tuple[int, int] | None = None
         self._commit: Apply | None = None
@@ -106,8 +132,10 @@ class Following:
 
     def data(self, event: MutationData) -> None:
         """A record of the mutation queue."""
-        if event.position < self._cursor:
-            return  # once more, after a pause
+        if self.deaf or event.position < self._cursor:
+            return  # not yet; or once more, after a pause
+        if self._beginning is None:
+            self._beginning = event.position
         self._cursor = event.position + 1
         self._news = True
         try:
@@ -122,17 +150,22 @@ class Following:
             raise CannotGoOnError(
                 f"mutation queue, offset {event.position}: a {kind} that is not for this slice"
             )
-        if self._current(batch.incarnation, batch.topic_id):
-            for segment in batch.segments:
-                self._hear(segment, first)
-        else:
-            self.stale += 1
+        if batch.incarnation > self._history.incarnation:
+            self.deaf, self._cursor = batch.incarnation, first
+            return
+        if batch.incarnation == self._history.incarnation:
+            self._check_topic(batch.topic_id)
+        limit = self._limit(batch.incarnation)
+        for segment in batch.segments:
+            self._hear(segment, first, None if limit is None else limit.place(segment.partition))
 
     def stamped(self, number: int, message: StabilityTimestamp) -> None:
         """A stability timestamp of the leader."""
-        current = self._current(message.incarnation, message.timestamp.topic_id)
+        if message.incarnation != self._history.incarnation:
+            return
+        self._check_topic(message.timestamp.topic_id)
         self._news = True
-        if current and number > self.number:
+        if number > self.number:
             self._stamps.add(number, message.timestamp)
 
     def caught_up(self, now: int) -> None:
@@ -147,15 +180,27 @@ class Following:
         """Check what has a limit in time.
 
         Raises:
-            CannotGoOnError: a gap stayed unfilled for too long (R10).
+            CannotGoOnError: a gap stayed unfilled for too long (R10), or a rollback untold.
+            GoneError: what is missing was deleted from the queue.
         """
-        self._give_up_parts(now)
         limit = self.limits.gap_ms
+        if self.deaf:
+            self._deaf_since = now if self._deaf_since is None else self._deaf_since
+            if now - self._deaf_since > limit:
+                known = self._history.incarnation
+                raise CannotGoOnError(
+                    f"the mutation queue is at incarnation {self.deaf}, and the system dictionary at {known}"
+                )
+            return  # what is missing may lie further on
+        self._give_up_parts(now)
         open_gaps = sorted(self._gaps.items())
         late = [p for p, gap in open_gaps if gap.since is not None and now - gap.since > limit]
-        if late:
-            wanted = ", ".join(f"partition {p} from {self.queue.heard(p)}" for p in late)
-            raise CannotGoOnError(f"missing in the mutation queue: {wanted}; is a projector running?")
+        if not late:
+            return
+        wanted = ", ".join(f"partition {p} from {self.queue.heard(p)}" for p in late)
+        if any(self._deleted(partition) for partition in late):
+            raise GoneError(f"deleted from the mutation queue before the slice has read it: {wanted}")
+        raise CannotGoOnError(f"missing in the mutation queue: {wanted}; is a projector running?")
 
     def committed(self, applied: Applied) -> None:
         """The commit under way can be read."""
@@ -178,7 +223,7 @@ class Following:
             self._commit = self._next_number() or self._make_room()
             if self._commit is not None:
                 return [self._commit]
-        full = self._full()
+        full = self._full() or self.deaf > 0
         if full and not self.paused:
             self.paused = True
             return [Pause()]
@@ -219,7 +264,7 @@ class Following:
         applied = Applied(
             timestamp=Timestamp(target.places, target.topic_id or self._topic_id),
             number=number,
-            incarnation=self.applied.incarnation,
+            incarnation=self._history.incarnation,
             queue_position=self._position(),
             build=self.applied.build,
             batch=self.applied.batch,
@@ -229,34 +274,43 @@ class Following:
 
     # --- details --------------------------------------------------------------
 
-    def _hear(self, segment: Segment, first: int) -> None:
-        outcome = self.queue.hear(segment, first)
+    def _hear(self, segment: Segment, first: int, limit: Place | None) -> None:
+        outcome = self.queue.hear(segment, first, limit)
         gap = self._gaps.get(segment.partition)
-        if outcome is Hearing.BEYOND:
+        if outcome is Hearing.VOID:
+            self.stale += 1
+        elif outcome is Hearing.BEYOND:
             self.gap_drops += 1
             if gap is None:
                 self._gaps[segment.partition] = _Gap(segment.start)
         elif gap is not None and outcome in (Hearing.EXTENDED, Hearing.TRIMMED):
             gap.since = None
-            if segment.end >= gap.needed:
+            if self.queue.heard(segment.partition) >= gap.needed:
                 del self._gaps[segment.partition]
 
-    def _current(self, incarnation: int, topic_id: str) -> bool:
-        """Whether a message belongs to the history that the slice is in; False for an older one.
+    def _limit(self, incarnation: int) -> Timestamp | None:
+        """Up to where messages of an incarnation count; the present one's have no limit."""
+        if incarnation not in self._limits_of:
+            self._limits_of[incarnation] = self._history.limit(incarnation)
+        return self._limits_of[incarnation]
+
+    def _check_topic(self, topic_id: str) -> None:
+        """A message of the present incarnation belongs to the present topic.
 
         Raises:
-            CannotGoOnError: it belongs to a later one.
+            CannotGoOnError: it is of another one, and no rollback was told.
         """
-        if incarnation < self.applied.incarnation:
-            return False
-        if incarnation > self.applied.incarnation:
-            raise CannotGoOnError(f"history changed (incarnation {incarnation}): build the index again")
         if not self._topic_id:
             self._topic_id = topic_id
         if topic_id and topic_id != self._topic_id:
             change = f"id {self._topic_id}, now {topic_id}"
-            raise CannotGoOnError(f"the source topic was made anew ({change}): build the index again")
-        return True
+            raise CannotGoOnError(f"the source topic was made anew ({change}), and no rollback is known")
+
+    def _deleted(self, partition: int) -> bool:
+        """Whether nothing of a source partition was heard since the queue's beginning, and that is no longer
+        its true one: then no resend brings what is missing."""
+        trimmed = self.applied.queue_position == 0 and bool(self._beginning)
+        return trimmed and self.queue.heard(partition) == self.applied.timestamp.offset(partition)
 
     def _position(self) -> int:
         """R6: the first message with anything unapplied."""

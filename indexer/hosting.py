@@ -8,29 +8,38 @@ After every change of the dictionary `reconcile` compares what is placed here wi
     FAILED                    stops; its folder stays until the index is built again or dropped
     DEFERRED, DROPPING, gone  stops, and its folder is deleted
 
-A slice of a READY index whose data is not here cannot be made up: it is reported as STOPPED. A folder that
-cannot be opened for now (the disk is full) is tried again. The node's memory for what is heard is shared out
-evenly.
+Each slice belongs to the build that the index names for it (`IndexRecord.build_of`): one slice of a READY
+index may be rebuilt while the others serve. A slice of a READY index cannot be made up: when its data is not
+here, damaged, of another build, or past what it can read on from or step back to, it is LOST. It is closed
+then, a damaged folder set aside, and nothing more is done until the dictionary names another build for it:
+under that one it begins anew. As long as its build goes on, a damaged slice begins anew under the same. A
+folder that cannot be opened for now (the disk is full) is tried again.
+
+Rollbacks of a keyspace are told to its slices here, after builds that began again because of them. The node's
+memory for what is heard is shared out evenly.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
+from indexer import status
 from indexer.folder import NodeFolder
 from indexer.following import Limits
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
+from indexer.scrubbing import Scrubber
 from indexer.slices import QueueReading, SliceKey, SliceRunner
 from indexer.spool import ChunkSpool
 from indexer.store.fold_worker import Folder as FoldRunner
-from indexer.store.interface import Applied
+from indexer.store.interface import Applied, SliceStore, StoreDamagedError
 from indexer.store.lmdb_store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from keytide.catalog import Catalog, IndexRecord
 from keytide.errors import RetryableError
+from keytide.history import History
 from keytide.messages import SliceStatus
 from keytide.settings import IndexerSettings
 from keytide.timestamp import Timestamp
@@ -39,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _RUNS: Final = frozenset({"BUILDING", "PAUSED", "READY"})
 _KEEPS: Final = frozenset({"BUILDING", "PAUSED", "READY", "FAILED"})
+_ACTIVE: Final = frozenset({"QUEUED", "BACKFILL", "CATCHUP", "PAUSED"})
+"""States of a build that goes on."""
 _FOLD_WAIT_S: Final = 2.0
 """How long a commit waits for a fold that is behind: all slices of the node wait with it."""
 _LEAST_DOCUMENTS: Final = 10_000
@@ -55,6 +66,28 @@ def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, IndexRecord]:
         for number, nodes in enumerate(record.placement)
         if node in nodes
     }
+
+
+def histories_complete(catalog: Catalog) -> bool:
+    """Whether every rollback that a keyspace has gone through is told: a reader of the dictionary may have
+    met the new incarnation and not yet its record."""
+    return all(
+        {record.incarnation for record in catalog.rollbacks(keyspace.name)}
+        >= set(range(1, keyspace.incarnation + 1))
+        for keyspace in catalog.keyspaces()
+    )
+
+
+class _Lost(NamedTuple):
+    """A slice that waits for another build than `build`."""
+
+    build: str
+    reason: str
+    incarnation: int
+
+
+class _LostError(Exception):
+    """A slice cannot be opened, and another try is no use."""
 
 
 class Hosting:
@@ -83,12 +116,17 @@ class Hosting:
         self._metrics = metrics
         self._folds = folds
         self._broken: dict[SliceKey, str] = {}
+        self._lost: dict[SliceKey, _Lost] = {}
+        self._fillable: frozenset[SliceKey] = frozenset()
+        self._scrubber = Scrubber(settings.scrub_interval_s * 1_000)
         self._store_settings = StoreSettings(
             base_map_bytes=settings.base_map_bytes,
             delta_map_bytes=settings.delta_map_bytes,
             fold_entries=settings.delta_entries,
             fold_age_ms=settings.delta_age_s * 1_000,
             fold_wait_s=_FOLD_WAIT_S,
+            undo_s=settings.undo_s,
+            undo_bytes=settings.undo_bytes,
             check_mirror=settings.check_mirror,
         )
 
@@ -106,6 +144,14 @@ class Hosting:
                 log.info("deleting slice %s/%d: the index is gone", *key)
                 self._folder.remove(key)
         self._broken = {key: why for key, why in self._broken.items() if key in placed}
+        self._lost = {
+            key: lost
+            for key, lost in self._lost.items()
+            if key in placed and placed[key].state in _RUNS and placed[key].build_of(key[1]) == lost.build
+        }
+        self._fillable = frozenset(
+            key for key, record in placed.items() if _may_begin(record, key[1], catalog)
+        )
         for key, record in placed.items():
             if record.state in _RUNS:
                 self._run(key, record, catalog, now)
@@ -116,13 +162,32 @@ class Hosting:
         if self._broken:
             self.reconcile(catalog, now)
 
+    def look_after(self, now: int) -> None:
+        """What is due by time in any slice; put away those that are LOST."""
+        for runner in self.runners.values():
+            runner.look_after(now)
+        self._scrubber.look_after(self.runners, now)
+        for runner in [runner for runner in self.runners.values() if runner.core.state == "LOST"]:
+            self._put_away(runner)
+
     def statuses(self, now: int) -> list[SliceStatus]:
         """For the node's heartbeat, in order."""
         found = [runner.status(now) for _, runner in sorted(self.runners.items())]
-        return found + [_broken_status(key, why) for key, why in sorted(self._broken.items())]
+        found += [status.absent(key, "STOPPED", why) for key, why in sorted(self._broken.items())]
+        return found + [
+            status.absent(key, "LOST", lost.reason, lost.incarnation)
+            for key, lost in sorted(self._lost.items())
+        ]
+
+    def news(self) -> list[tuple[SliceKey, str, int, int]]:
+        """What others want to hear of at once: (slice, state, newest micro-batch, incarnation) of each."""
+        cores = [(key, runner.core) for key, runner in self.runners.items()]
+        open_ = [(key, core.state, core.applied.batch, core.incarnation) for key, core in cores]
+        return open_ + [(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())]
 
     def close(self) -> None:
         """Stop all; what is on disk stays."""
+        self._scrubber.close()
         self._node.show_slices(())
         for runner in self.runners.values():
             runner.close()
@@ -131,39 +196,62 @@ class Hosting:
     # --- details --------------------------------------------------------------------------------------
 
     def _run(self, key: SliceKey, record: IndexRecord, catalog: Catalog, now: int) -> None:
+        if key in self._lost:
+            return
+        build, history = record.build_of(key[1]), History.of(catalog, record.keyspace)
         runner = self.runners.get(key)
-        if runner is not None:
-            if runner.core.applied.build == (record.build or ""):
-                return
+        if runner is not None and runner.core.applied.build != build:
             self._stop(key, None)  # it is built anew
+            runner = None
+        if runner is not None:
+            runner.rolled_back(history, now)
+            if runner.core.applied.building and key not in self._fillable:
+                runner.lose(f"build {build} ended without it", now)
+            return
         try:
-            runner = self._open(key, record, catalog)
+            runner = self._open(key, record, history)
         except RetryableError as error:
             log.warning("slice %s/%d cannot be opened: %s", *key, error)
             self._broken[key] = error.message
             return
-        if runner is None:
-            self._broken[key] = "the slice's data is not on this node: build the index again"
+        except _LostError as error:
+            self._broken.pop(key, None)
+            self._lost[key] = _Lost(build, str(error), history.incarnation)
+            log.error("slice %s/%d is lost: %s", *key, error)
             return
         self._broken.pop(key, None)
         self.runners[key] = runner
         self._changed()
         runner.start(now)
 
-    def _open(self, key: SliceKey, record: IndexRecord, catalog: Catalog) -> SliceRunner | None:
-        """The slice with what is on disk, or begun anew; None when it must be there and is not."""
-        path, build = self._folder.slice_folder(key), record.build or ""
-        if record.state == "READY" and not path.exists():
-            return None
-        initial = _initial(record, catalog)
-        store = LmdbSliceStore(path, initial, self._store_settings, self._folds)
-        if store.applied.build != build:
-            if record.state == "READY":
+    def _open(self, key: SliceKey, record: IndexRecord, history: History) -> SliceRunner:
+        """The slice with what is on disk, or begun anew.
+
+        Raises:
+            RetryableError: it cannot be opened for now.
+            _LostError: what is on disk is no use, and it may not be begun anew.
+        """
+        path, build = self._folder.slice_folder(key), record.build_of(key[1])
+        may_begin = key in self._fillable
+        if not may_begin and not path.exists():
+            raise _LostError(
+                "the slice was damaged, and set aside"
+                if self._folder.aside(key).exists()
+                else "the slice's data is not on this node"
+            )
+        initial = Applied(
+            timestamp=Timestamp({}, history.topic_id),
+            incarnation=history.incarnation,
+            build=build,
+            building=True,
+        )
+        store = self._open_store(key, initial)
+        if store.applied.build != build or (store.applied.building and not may_begin):
+            if not may_begin:
                 store.close()
-                return None
+                raise _LostError(f"the slice's data is of build {store.applied.build}, not {build}")
             log.info("slice %s/%d of build %s is begun anew", *key, store.applied.build)
-            store.destroy()
-            store = LmdbSliceStore(path, initial, self._store_settings, self._folds)
+            store = self._begin_anew(key, store, initial)
         return SliceRunner(
             key,
             record.keyspace,
@@ -175,10 +263,51 @@ class Hosting:
             self._acknowledge,
             self._metrics,
             self._node.control.term,
+            history,
+            lambda old, empty: self._begin_anew(key, old, empty),
         )
+
+    def _open_store(self, key: SliceKey, initial: Applied) -> SliceStore:
+        """What is on disk, else a new store; a damaged one is set aside.
+
+        Raises:
+            RetryableError: it cannot be opened for now.
+            _LostError: it is damaged.
+        """
+        path = self._folder.slice_folder(key)
+        try:
+            return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+        except StoreDamagedError as error:
+            self._folder.set_aside(key)
+            if key not in self._fillable:
+                raise _LostError(error.message) from error
+            log.error("slice %s/%d begins anew: %s", *key, error)
+            return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+
+    def _begin_anew(self, key: SliceKey, old: SliceStore, initial: Applied) -> SliceStore:
+        """An empty store in the place of a slice's."""
+        self._scrubber.leave(key)
+        old.destroy()
+        path = self._folder.slice_folder(key)
+        return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+
+    def _put_away(self, runner: SliceRunner) -> None:
+        """A slice that runs is LOST: close it."""
+        key, core = runner.key, runner.core
+        del self.runners[key]
+        self._scrubber.leave(key)
+        runner.close()
+        if runner.damaged:
+            self._folder.set_aside(key)
+        if runner.damaged and key in self._fillable:
+            self._broken[key] = core.reason
+        else:
+            self._lost[key] = _Lost(core.applied.build, core.reason, core.incarnation)
+        self._changed()
 
     def _stop(self, key: SliceKey, record: IndexRecord | None) -> None:
         runner = self.runners.pop(key)
+        self._scrubber.leave(key)
         if record is not None and record.state in _KEEPS:
             runner.close()
         else:
@@ -204,31 +333,14 @@ class Hosting:
         )
 
 
-def _initial(record: IndexRecord, catalog: Catalog) -> Applied:
-    """The state of a slice before its first micro-batch."""
-    keyspace = catalog.keyspace(record.keyspace)
-    return Applied(
-        timestamp=Timestamp({}, keyspace.topic_id if keyspace else ""),
-        incarnation=keyspace.incarnation if keyspace else 0,
-        build=record.build or "",
-        building=True,
-    )
-
-
-def _broken_status(key: SliceKey, reason: str) -> SliceStatus:
-    return SliceStatus(
-        index=key[0],
-        slice=key[1],
-        state="STOPPED",
-        reason=reason,
-        timestamp=Timestamp(),
-        number=-1,
-        batch=-1,
-        entries=0,
-        bytes=0,
-        skipped=0,
-        queue_documents=0,
-        queue_position=0,
-        gap_drops=0,
-        foreign_partition_ids=0,
+def _may_begin(record: IndexRecord, slice_number: int, catalog: Catalog) -> bool:
+    """Whether a build is there that fills the slice from nothing: its index's, or one of its own."""
+    if record.state != "READY":
+        return True
+    build = catalog.build(record.build_of(slice_number))
+    return (
+        build is not None
+        and build.state in _ACTIVE
+        and build.rebuild
+        and slice_number in build.slices_of(record)
     )

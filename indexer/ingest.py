@@ -18,9 +18,9 @@ from typing import Final
 import psutil
 
 from indexer.consuming import Kind, Lost, NodeConsumer, Record
-from indexer.events import BackfillData, CaughtUp, MutationData, QueueLost, Stamped, Turn
+from indexer.events import BackfillData, CaughtUp, MutationData, Stamped, Turn
 from indexer.folder import NodeFolder
-from indexer.hosting import Hosting
+from indexer.hosting import Hosting, histories_complete
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
 from indexer.reports import Reporter
@@ -77,7 +77,7 @@ class Ingest:
         self._upkeep_at = 0
         self._heartbeat_at = 0
         self._open_again_at = 0
-        self._told: list[tuple[str, int]] = []
+        self._told: list[tuple[str, str, int, int]] = []
 
     def run(self, stop: threading.Event, started: threading.Event) -> None:
         """Work until `stop` is set.
@@ -123,7 +123,7 @@ class Ingest:
             return
         match record:
             case Lost(reason=reason):
-                runner.feed(QueueLost(reason), now)
+                runner.lose(reason, now)
             case Record(data=None):
                 runner.feed(CaughtUp(now), now)
             case Record(kind=Kind.BACKFILL, data=bytes() as data):
@@ -168,28 +168,28 @@ class Ingest:
         elif now >= self._open_again_at:
             self._open_again_at = now + OPEN_AGAIN_MS
             self._hosting.try_again(self._catalog.catalog, now)
-        for runner in self._hosting.runners.values():
-            runner.look_after(now)
+        self._hosting.look_after(now)
         self._heartbeat(now)
 
     def _catalog_changed(self, now: int) -> None:
         catalog = self._catalog.snapshot()
         if catalog.cluster is None:
             return  # the first leader has not written yet: nothing can be placed here
+        if not histories_complete(catalog):
+            return  # half of a rollback was read; the other half comes with the next poll
         self._folder.check_cluster(catalog.cluster.id)
         self._node.show_catalog(catalog)
         self._hosting.reconcile(catalog, now)
 
     def _heartbeat(self, now: int) -> None:
         """At the interval; earlier when a slice's state or a micro-batch has changed."""
-        told: list[tuple[str, int]] = [
-            (runner.core.state, runner.core.applied.batch) for runner in self._hosting.runners.values()
-        ]
+        told = self._hosting.news()
         due = self._heartbeat_at + self._settings.indexer.heartbeat_ms
         if now < due and (told == self._told or now < self._heartbeat_at + NEWS_HEARTBEAT_MS):
             return
         self._told, self._heartbeat_at = told, now
         statuses: list[SliceStatus] = self._hosting.statuses(now)
+        self._node.show_states(statuses)
         self._metrics.show(statuses)
         memory = self._process.memory_info()
         self._reporter.heartbeat(

@@ -5,7 +5,8 @@ Theory of operation
 Per source partition the slice has *applied* everything below its position, and *heard* everything below a
 later (or equal) offset. What lies between is held here, segment after segment without a hole: a segment
 that begins where hearing ends extends it, one wholly below it is a duplicate, one that overlaps is trimmed,
-one beyond it is dropped and waits for the resend (R10). `take` gives everything below a timestamp,
+one beyond it is dropped and waits for the resend (R10). Of a segment that was read before a rollback only
+what lies below the cut is there for any of these questions (R30). `take` gives everything below a timestamp,
 splitting the segments it goes through (R11), and keeps the rest.
 
 Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
@@ -31,6 +32,7 @@ class Hearing(Enum):
     DUPLICATE = "duplicate"
     BEYOND = "beyond"
     EMPTY = "empty"
+    VOID = "void"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +94,26 @@ class HeldQueue:
         """Whether everything below `timestamp` has been heard."""
         return all(self.heard(p) >= place.offset for p, place in timestamp.places.items())
 
-    def hear(self, segment: Segment, position: int) -> Hearing:
-        """Take in one segment of the message at queue offset `position`."""
+    def hear(self, segment: Segment, position: int, limit: Place | None = None) -> Hearing:
+        """Take in one segment of the message at queue offset `position`.
+
+        Args:
+            limit: where its branch ends in this source partition, None when it goes on; what lies at or past
+                it does not count.
+        """
+        end = Place(segment.end, segment.epoch)
+        if limit is not None and limit.offset <= segment.start:
+            return Hearing.VOID
+        if limit is not None and limit.offset < segment.end:
+            end = limit
         known = self.heard(segment.partition)
         if segment.start > known:
             return Hearing.BEYOND
-        if segment.end <= known:
-            return Hearing.EMPTY if segment.start == segment.end else Hearing.DUPLICATE
+        if end.offset <= known:
+            return Hearing.EMPTY if segment.start == end.offset else Hearing.DUPLICATE
         lane = self._lanes.setdefault(segment.partition, _Lane(Place(0)))
-        lane.pieces.append(Piece(segment, known, segment.end, position))
-        lane.heard = Place(segment.end, segment.epoch)
+        lane.pieces.append(Piece(segment, known, end.offset, position))
+        lane.heard = end
         self.documents += _documents(segment)
         self.bytes += _size(segment)
         return Hearing.EXTENDED if segment.start == known else Hearing.TRIMMED

@@ -10,6 +10,7 @@ from indexer.slices import SliceKey
 from keytide.kafka import producer
 from keytide.messages import Acknowledged, NodeHeartbeat, SliceStatus, encode
 from keytide.settings import Settings
+from keytide.sync_points import reach
 from keytide.topics import Topics
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Reporter:
         acks, self._acks = self._acks, {}
         for (keyspace, incarnation, number), keys in sorted(acks.items()):
             self._send(encode(Acknowledged(self._node, keyspace, incarnation, number, keys)))
+            reach("snapshot-acknowledged")
 
     def heartbeat(
         self, statuses: list[SliceStatus], now: int, memory: int, disk_free: int, catalog_offset: int

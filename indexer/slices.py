@@ -8,6 +8,11 @@ with everything behind it, and is tried again later: nothing is lost, for the co
 what it may hold is bounded. A core that stopped is started again now and then from the state of its store,
 which reads the queue again from there: a gap may have been filled by then.
 
+A rollback (`rolled_back`) drops what waits to be tried again, steps the store back and the snapshots with it,
+and begins to read anew; where nothing at all holds of what the store has (the source topic was made anew), an
+empty store takes its place. A store that is found damaged, by a commit, a fold, a check or a scan, makes the
+slice LOST: it serves nothing from that moment, and its owner (`indexer.hosting`) puts it away.
+
 All of this happens in the ingest thread; only the ring is shared with the endpoint.
 """
 
@@ -19,10 +24,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from indexer import status
 from indexer.core import SliceCore
 from indexer.events import (
     Acknowledge,
     Apply,
+    DataLost,
     Done,
     DropChunks,
     Event,
@@ -30,11 +37,15 @@ from indexer.events import (
     Instruction,
     KeepChunk,
     LoadBatch,
+    Lose,
     Pause,
     ReadBackfill,
     ReadMutations,
     Recovered,
     Resume,
+    RolledBack,
+    StepBack,
+    SteppedBack,
     Stop,
     SwitchOver,
 )
@@ -43,9 +54,12 @@ from indexer.freshness import newest_times
 from indexer.metrics import NodeMetrics
 from indexer.snapshots import SnapshotRing
 from indexer.spool import Spool
-from indexer.store.interface import UNNUMBERED, Applied, SliceStore
+from indexer.stepping import BeginAnew, step_back
+from indexer.store.interface import UNNUMBERED, SliceStore, StoreDamagedError
 from keytide.errors import RetryableError
+from keytide.history import History
 from keytide.messages import SliceStatus
+from keytide.sync_points import reach
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +95,12 @@ class SliceRunner:
         reading: the node's consumer.
         acknowledge: called with (keyspace, incarnation, number, key) when a number's commit can be read.
         term: newest term known.
+        history: of the keyspace; None when it has none but what the store shows.
+        begin_anew: how an empty store takes the place of the slice's; None: the slice is LOST then.
 
     Attributes:
         ring: the snapshots, for the endpoint.
+        damaged: its store is not to be trusted any more.
     """
 
     def __init__(
@@ -98,6 +115,8 @@ class SliceRunner:
         acknowledge: Callable[[str, int, int, SliceKey], None],
         metrics: NodeMetrics,
         term: int,
+        history: History | None = None,
+        begin_anew: BeginAnew | None = None,
     ) -> None:
         self.key = key
         self.keyspace = keyspace
@@ -115,20 +134,35 @@ class SliceRunner:
         self._fold_error = ""
         self._disk = (0, 0)
         self._times: list[tuple[int, int]] = []
-        self.core = self._new_core()
+        self._begin_anew = begin_anew
+        self.damaged = False
+        self.core = SliceCore(key[0], key[1], store.applied, limits, term, history)
 
     def start(self, now: int) -> None:
         """Begin to read."""
-        if not self.core.applied.building:
-            self.ring.add(self.store.snapshot(), UNNUMBERED, now)
-        self._carry_out(self.core.start(), now)
+        self._begin(now)
 
     def feed(self, event: Event, now: int) -> None:
         """Hand one event to the core and do what it asks for."""
         self._carry_out(self.core.handle(event), now)
 
+    def rolled_back(self, history: History, now: int) -> None:
+        """The dictionary shows this history of the keyspace; nothing happens when it is known already."""
+        if history.incarnation > self.core.history.incarnation:
+            self.feed(RolledBack(history), now)
+
+    def lose(self, reason: str, now: int, *, damaged: bool = False) -> None:
+        """The slice's data cannot be had, or not be trusted, any more."""
+        self.damaged = self.damaged or damaged
+        self._carry_out(self.core.handle(DataLost(reason)), now)
+
     def look_after(self, now: int) -> None:
-        """What is due: another try, another start, a fold, leases that ran out."""
+        """What is due: another try, another start, a fold, leases that ran out; damage that a scan met."""
+        damage = self.ring.damage
+        if damage and not self.damaged:
+            self.lose(damage, now, damaged=True)
+        if self.core.state == "LOST":
+            return
         if self._todo and now >= self._retry_at:
             self._try_again(now)
         if self._restart_at and now >= self._restart_at:
@@ -164,38 +198,29 @@ class SliceRunner:
 
     def status(self, now: int) -> SliceStatus:
         """For the node's heartbeat."""
-        core, counts = self.core, self.store.counts
         if now - self._disk[0] >= DISK_BYTES_MS:
             self._disk = (now, self.store.disk_bytes())
-        reason = core.reason or self._fold_error
-        return SliceStatus(
-            index=self.key[0],
-            slice=self.key[1],
-            state="STOPPED" if core.reason else core.state,
-            reason=reason,
-            timestamp=core.applied.timestamp,
-            number=core.number,
-            batch=core.applied.batch,
-            entries=counts.entries,
-            bytes=self._disk[1],
-            skipped=counts.skips,
-            queue_documents=core.queue_documents,
-            queue_position=self.store.durable.queue_position,
-            gap_drops=core.gap_drops,
-            foreign_partition_ids=counts.foreign,
-            build=core.applied.build if core.applied.building else "",
-        )
+        return status.running(self.core, self.store, self._fold_error, self._disk[1])
 
     # --- instructions ---------------------------------------------------------------------------------
 
     def _carry_out(self, instructions: list[Instruction], now: int) -> None:
         for instruction in instructions:
-            if isinstance(instruction, Pause):
+            if isinstance(instruction, Lose):
+                self._let_go(instruction.reason)
+            elif self.core.state == "LOST":
+                return
+            elif isinstance(instruction, Pause):
                 self._reading.pause(self.key)
             elif isinstance(instruction, Resume):
                 self._reading.resume(self.key)
             elif isinstance(instruction, Stop):
                 self._stop(instruction.reason, now)
+            elif isinstance(instruction, StepBack):
+                self._todo.clear()  # void
+                self._restart_at = 0
+                self._reading.leave(self.key)
+                self._try(instruction, now)
             elif self._todo:
                 self._todo.append(instruction)
             else:
@@ -204,31 +229,35 @@ class SliceRunner:
     def _try(self, instruction: Instruction, now: int) -> bool:
         """Do one instruction; False when it failed and is kept for another try."""
         try:
-            applied = self._do(instruction, now)
+            outcome = self._do(instruction, now)
+        except StoreDamagedError as error:
+            self.lose(error.message, now, damaged=True)
+            return False
         except RetryableError as error:
             log.warning("slice %s/%d waits: %s", *self.key, error)
             self._todo.appendleft(instruction)
             self._retry_at = now + RETRY_MS
             self._carry_out(self.core.handle(Failed(error.message)), now)
             return False
-        if applied is not None:
-            self._carry_out(self.core.handle(Done(applied)), now)
+        if outcome is not None:
+            self._carry_out(self.core.handle(outcome), now)
         return True
 
     def _try_again(self, now: int) -> None:
         todo, self._todo = self._todo, deque()
         while todo:
             if not self._try(todo.popleft(), now) or self._todo:
-                self._todo.extend(todo)
+                if self.core.state != "LOST":
+                    self._todo.extend(todo)
                 return
         self._carry_out(self.core.handle(Recovered()), now)
 
-    def _do(self, instruction: Instruction, now: int) -> Applied | None:
-        """Carry it out; the new state when it was a commit."""
+    def _do(self, instruction: Instruction, now: int) -> Event | None:
+        """Carry it out; what came of it when the core waits for that."""
         match instruction:
             case Apply(applied=applied):
                 self._apply(instruction, now)
-                return applied
+                return Done(applied)
             case Acknowledge(number=number, incarnation=incarnation):
                 self._acknowledge(self.keyspace, incarnation, number, self.key)
             case KeepChunk(key=key, chunk=chunk):
@@ -236,19 +265,26 @@ class SliceRunner:
             case LoadBatch(puts=puts, removals=removals, applied=applied):
                 self.store.load(self._spool.puts(puts), self._spool.removals(removals), applied)
                 log.info("slice %s/%d loaded micro-batch %d", *self.key, applied.batch)
-                return applied
+                return Done(applied)
             case DropChunks(keys=keys):
                 self._spool.forget(keys)
             case SwitchOver(applied=applied):
                 self.store.load([], [], applied)
+                reach("switch-over")
                 self.ring.add(self.store.snapshot(), UNNUMBERED, now)
                 log.info("slice %s/%d switches to its mutation queue", *self.key)
-                return applied
+                return Done(applied)
             case ReadMutations(position=position):
                 self._reading.read_mutations(self.key, position)
             case ReadBackfill(build=build, position=position):
                 self._reading.read_backfill(self.key, build, position)
-            case Pause() | Resume() | Stop():
+            case StepBack(history=history):
+                self._times.clear()
+                self.store, outcome = step_back(self.store, self.ring, history, self._begin_anew)
+                if isinstance(outcome, SteppedBack):
+                    self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+                return outcome
+            case Pause() | Resume() | Stop() | Lose():
                 pass  # done out of turn, by `_carry_out`
         return None
 
@@ -265,8 +301,20 @@ class SliceRunner:
 
     # --- keeping up -----------------------------------------------------------------------------------
 
-    def _new_core(self) -> SliceCore:
-        return SliceCore(self.key[0], self.key[1], self.store.applied, self._limits, self._term)
+    def _begin(self, now: int) -> None:
+        """Let the core begin on the store as it is. A state that is void is shown to nobody."""
+        applied, history = self.core.applied, self.core.history
+        if not applied.building and history.holds(applied.timestamp, applied.incarnation):
+            self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+        self._carry_out(self.core.start(), now)
+
+    def _let_go(self, reason: str) -> None:
+        """The slice is LOST: whatever was kept of it is served to nobody any more."""
+        log.error("slice %s/%d is lost: %s", *self.key, reason)
+        self._reading.leave(self.key)
+        self._todo.clear()
+        self._restart_at = 0
+        self.ring.close()
 
     def _stop(self, reason: str, now: int) -> None:
         log.error("slice %s/%d stopped: %s", *self.key, reason)
@@ -278,11 +326,11 @@ class SliceRunner:
         """A new core on the store as it is. Its reason stays in sight until the slice has a snapshot."""
         self._restart_at = 0
         log.info("slice %s/%d starts again", *self.key)
-        reason = self.core.reason
-        self.core = self._new_core()
+        reason, history = self.core.reason, self.core.history
+        self.core = SliceCore(*self.key, self.store.applied, self._limits, self._term, history)
         self.core.reason = reason
         self._spool.forget_all()
-        self._carry_out(self.core.start(), now)
+        self._begin(now)
 
     def _fold(self, now: int) -> None:
         try:
@@ -291,6 +339,8 @@ class SliceRunner:
                     self._fold_error = ""
             elif self.store.fold_due(now):
                 self.store.start_fold()
+        except StoreDamagedError as error:
+            self.lose(error.message, now, damaged=True)
         except RetryableError as error:
             log.warning("fold of slice %s/%d: %s", *self.key, error)
             self._fold_error = error.message

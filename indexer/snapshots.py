@@ -12,6 +12,10 @@ Every commit gives a `StoreSnapshot`. A ring keeps, by number:
 
 and, whatever its number, the newest commit, for scans of the tip. The rest is closed, once nobody reads it.
 
+A rollback voids numbers: their snapshots go, leases and all; what somebody is reading is closed behind him. A
+reader that meets a damaged record reports it: from then on the ring gives out nothing, and the ingest thread
+takes the slice out of service.
+
 The ingest thread adds, the endpoint's thread reads and leases: one short lock per ring. Times are passed in,
 in milliseconds.
 """
@@ -23,7 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.store.interface import UNNUMBERED, StoreSnapshot
+from indexer.store.interface import UNNUMBERED, StoreDamagedError, StoreSnapshot
+from keytide.history import History
 from keytide.landmarks import rank
 from keytide.timestamp import Timestamp
 
@@ -60,6 +65,7 @@ class SnapshotRing:
         self._numbered: dict[int, _Kept] = {}
         self._tip: _Kept | None = None
         self._published = UNNUMBERED
+        self._damage = ""
 
     # --- the ingest thread ----------------------------------------------------------------------------
 
@@ -93,6 +99,20 @@ class SnapshotRing:
         with self._lock:
             self._trim(now)
 
+    def roll_back(self, history: History) -> None:
+        """Let go of every snapshot whose number is void in `history`, and of the newest commit: the next
+        `add` brings the one that holds."""
+        with self._lock:
+            tip, self._tip = self._tip, None
+            if tip is not None and self._numbered.get(tip.number) is not tip:
+                _drop(tip)
+            for number, kept in list(self._numbered.items()):
+                if not history.number_holds(number, kept.snapshot.incarnation):
+                    del self._numbered[number]
+                    _drop(kept)
+            if self._published not in self._numbered:
+                self._published = max(self._numbered, default=UNNUMBERED)
+
     def close(self) -> None:
         """Let go of everything; readers at work finish first."""
         with self._lock:
@@ -103,7 +123,18 @@ class SnapshotRing:
             self._numbered.clear()
             self._tip = None
 
+    @property
+    def damage(self) -> str:
+        """What a reader has met and reported, empty when nothing."""
+        return self._damage
+
     # --- any thread -----------------------------------------------------------------------------------
+
+    def report_damage(self, reason: str) -> None:
+        """A reader met what nothing could have written: nothing of this ring is given out any more, and the
+        ingest thread takes the slice out of service."""
+        with self._lock:
+            self._damage = self._damage or reason
 
     def acquire(self, number: int) -> Reading | None:
         """The snapshot of that number, to be released once; None when it is not held (any more)."""
@@ -130,7 +161,7 @@ class SnapshotRing:
         kept."""
         with self._lock:
             kept = self._numbered.get(number)
-            if kept is None:
+            if kept is None or self._damage:
                 return False
             leased = sum(1 for one in self._numbered.values() if one.leases)
             if not kept.leases and leased >= LEASED_LIMIT:
@@ -141,7 +172,7 @@ class SnapshotRing:
     # --- inside, under the lock -----------------------------------------------------------------------
 
     def _reading(self, kept: _Kept | None) -> Reading | None:
-        if kept is None or kept.dropped:
+        if kept is None or kept.dropped or self._damage:
             return None
         kept.readers += 1
         return Reading(self, kept)
@@ -191,12 +222,24 @@ class Reading:
         limit: int | None = None,
         start_after: bytes | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Blocks of (entry key, value) in entry key order."""
-        return self._kept.snapshot.rows(low, high, reverse, limit, start_after)
+        """Blocks of (entry key, value) in entry key order.
+
+        Raises:
+            StoreDamagedError: the slice is damaged; the ring knows by then.
+        """
+        try:
+            yield from self._kept.snapshot.rows(low, high, reverse, limit, start_after)
+        except StoreDamagedError as error:
+            self._ring.report_damage(error.message)
+            raise
 
     def count(self, low: bytes, high: bytes | None) -> int:
-        """How many entries lie in [low, high)."""
-        return self._kept.snapshot.count(low, high)
+        """How many entries lie in [low, high). Raises as `rows` does."""
+        try:
+            return self._kept.snapshot.count(low, high)
+        except StoreDamagedError as error:
+            self._ring.report_damage(error.message)
+            raise
 
     def release(self) -> None:
         """Give the snapshot back. Once is enough; more does nothing."""

@@ -175,7 +175,7 @@ def test_what_was_dropped_while_the_node_was_away_is_deleted(place: Place) -> No
 def test_lost_data_of_a_ready_index_is_told_not_made_up(place: Place) -> None:
     place.index("READY")
     (status,) = place.hosting.statuses(0)
-    assert status.state == "STOPPED"
+    assert (status.state, status.queue_horizon) == ("LOST", -1)
     assert "not on this node" in status.reason
     assert not place.exists()
 

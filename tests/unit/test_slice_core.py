@@ -13,6 +13,7 @@ from indexer.events import (
     BackfillData,
     CaughtUp,
     ChunkKey,
+    DataLost,
     Done,
     DropChunks,
     Event,
@@ -20,22 +21,27 @@ from indexer.events import (
     Instruction,
     KeepChunk,
     LoadBatch,
+    Lose,
     MutationData,
     Pause,
-    QueueLost,
     ReadBackfill,
     ReadMutations,
     Recovered,
     Resume,
+    RolledBack,
     Stamped,
+    StepBack,
+    SteppedBack,
     Stop,
     SwitchOver,
     Turn,
 )
 from indexer.following import Limits
 from indexer.store.interface import UNNUMBERED, Applied
+from keytide.catalog import RollbackRecord
 from keytide.columns import heard_offsets
 from keytide.errors import InvariantViolationError
+from keytide.history import History
 from keytide.messages import (
     BatchEnd,
     BuildEnd,
@@ -46,7 +52,7 @@ from keytide.messages import (
     encode,
     split,
 )
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, removal_chunk, segment
 
 LIMITS = Limits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)
@@ -166,13 +172,14 @@ def test_of_several_numbers_the_newest_is_committed_and_few_before_it() -> None:
     assert set(numbers) & set(others), "slices that lag differently meet at landmarks"
 
 
-def test_lower_terms_are_ignored_and_another_incarnation_stops() -> None:
+def test_lower_terms_and_other_incarnations_are_ignored() -> None:
     core = live()
     stamp(core, 1, 0, term=5)
     assert [one for one in decide(core) if isinstance(one, Acknowledge)] == [Acknowledge(1, 0)]
     stamp(core, 2, 0, term=4)
     assert decide(core) == []
-    assert isinstance(stamp(core, 3, 0, term=5, incarnation=1)[0], Stop)
+    stamp(core, 3, 0, term=5, incarnation=1)
+    assert decide(core) == []
     old = live(Applied(timestamp=at(), incarnation=2))
     stamp(old, 1, 0, incarnation=1)
     assert decide(old) == []
@@ -282,12 +289,6 @@ def test_another_topic_under_the_same_name_stops() -> None:
     assert "made anew" in out[0].reason
 
 
-def test_an_older_incarnation_is_ignored() -> None:
-    core = live(Applied(timestamp=at(), incarnation=1))
-    core.handle(MutationData(encode(batch([seg(0, 2)])), 0))
-    assert core.heard().offsets() == {}
-
-
 @pytest.mark.parametrize(
     "data", [b"\x02future", encode(BuildEnd("b", "i", 0, 1, 0)), encode(batch([], index="other"))]
 )
@@ -295,8 +296,22 @@ def test_what_does_not_belong_in_the_queue_stops(data: bytes) -> None:
     assert isinstance(live().handle(MutationData(data, 0))[0], Stop)
 
 
-def test_a_lost_queue_stops() -> None:
-    assert live().handle(QueueLost("gone")) == [Stop("gone")]
+def test_a_slice_whose_queue_is_gone_is_lost_for_good() -> None:
+    core = live()
+    assert core.handle(DataLost("gone")) == [Lose("gone")]
+    assert (state(core), core.reason) == ("LOST", "gone")
+    assert core.handle(RolledBack(History(incarnation=1))) == []
+    assert hear(core, 0, seg(0, 1)) == []
+
+
+def test_what_was_deleted_from_the_beginning_of_the_queue_makes_the_slice_lost() -> None:
+    core = live()
+    hear(core, 700, seg(9, 12))
+    core.handle(CaughtUp(0))
+    assert decide(core, 1_000) == []
+    (lose,) = decide(core, 1_001)
+    assert isinstance(lose, Lose)
+    assert "partition 0 from 0" in lose.reason
 
 
 # --- the queue position ---------------------------------------------------------------------------------
@@ -523,7 +538,7 @@ def test_the_end_of_the_build_waits_for_the_last_batch_and_switches() -> None:
     assert not switch.applied.building
     assert switch.applied.timestamp == at(10)
     out = build.done([switch])
-    assert out == [DropChunks([]), ReadMutations(0)]
+    assert out == [DropChunks([]), ReadMutations(0)]  # the beginning of what the queue holds
     assert state(build.core) == "CATCHUP"
     hear(build.core, 0, seg(4, 14))
     stamp(build.core, 1, 14)
@@ -586,3 +601,251 @@ def test_a_restart_under_build_reads_the_backfill_queue_from_its_position() -> N
     core = SliceCore("i", 0, applied, LIMITS)
     assert core.start() == [ReadBackfill("b", 9)]
     assert state(core) == "BUILDING"
+
+
+def test_a_rebuilt_slice_goes_on_where_its_end_says() -> None:
+    build = Build()
+    (switch,) = build.say(BuildEnd("b", "i", 0, 1, 0, queue_position=41))
+    assert isinstance(switch, SwitchOver)
+    assert switch.applied.queue_position == 41
+    assert build.done([switch])[-1] == ReadMutations(41)
+
+
+# --- rollback -------------------------------------------------------------------------------------------
+
+
+def history(*cuts: tuple[int, ...], numbers: tuple[int, ...] = ()) -> History:
+    """One rollback per cut, each to that timestamp (epoch 7 below it)."""
+    records = [
+        RollbackRecord(
+            "ks",
+            incarnation,
+            numbers[incarnation - 1] if numbers else 0,
+            Timestamp({p: Place(o, 7) for p, o in enumerate(cut)}, TOPIC_ID),
+            TOPIC_ID,
+            "truncated",
+            0,
+        )
+        for incarnation, cut in enumerate(cuts, 1)
+    ]
+    return History(records, TOPIC_ID)
+
+
+def hear_under(core: SliceCore, incarnation: int, position: int, *segments: Segment) -> list[Instruction]:
+    return core.handle(MutationData(encode(batch(segments, incarnation=incarnation)), position))
+
+
+def rolled(applied: Applied, past: History) -> SliceCore:
+    """A slice that follows its queue in a history."""
+    core = SliceCore("i", 0, applied, LIMITS, history=past)
+    assert core.start() == [ReadMutations(applied.queue_position)]
+    return core
+
+
+def test_of_a_lost_branch_only_what_lies_below_the_cut_is_heard() -> None:
+    core = rolled(Applied(timestamp=at(2, 0)), history((5, 3)))
+    hear_under(core, 0, 0, seg(2, 8), seg(0, 4, 1))
+    assert core.heard().offsets() == {0: 5, 1: 3}
+    assert core.heard().place(0) == Place(5, 7)  # its epoch is that of the record below the cut
+    hear_under(core, 1, 1, seg(5, 9), seg(3, 6, 1))
+    stamp(core, 9, 9, 6, incarnation=1)
+    out = decide(core)
+    assert commits(out) == [(9, {0: 9, 1: 6}, [(2, 5), (5, 9), (0, 3), (3, 6)])]
+    assert out[-1] == Acknowledge(9, 1)
+    assert core.applied.incarnation == 1
+
+
+def test_the_cut_comes_before_the_tests_for_duplicates_overlaps_and_gaps() -> None:
+    core = rolled(Applied(timestamp=at(3)), history((5,)))
+    hear_under(core, 0, 0, seg(6, 9))  # no gap: nothing of it is there
+    hear_under(core, 0, 1, seg(5, 9))
+    assert core.gap_drops == 0
+    assert core.following is not None
+    assert core.following.stale == 2
+    hear_under(core, 0, 2, seg(4, 9))  # a gap, up to the cut only
+    assert core.gap_drops == 1
+    hear_under(core, 1, 3, seg(3, 5))
+    core.handle(CaughtUp(0))
+    assert decide(core, 100_000) == []  # it is filled
+    hear_under(core, 0, 4, seg(3, 9))  # a duplicate, though its end lies further on
+    hear_under(core, 1, 5, seg(5, 6))
+    assert core.heard().offsets() == {0: 6}
+
+
+def test_each_incarnation_is_cut_where_its_own_branch_ends() -> None:
+    core = rolled(Applied(timestamp=at(0)), history((6,), (4,), (8,)))
+    hear_under(core, 0, 0, seg(0, 9))
+    assert core.heard().offsets() == {0: 4}  # the later rollback went further back
+    hear_under(core, 2, 1, seg(4, 9))
+    assert core.heard().offsets() == {0: 8}
+    hear_under(core, 3, 2, seg(8, 9))
+    assert core.heard().offsets() == {0: 9}
+
+
+def test_of_a_topic_made_anew_the_old_counts_for_nothing_whatever_its_id() -> None:
+    record = RollbackRecord("ks", 1, -1, Timestamp({}, "new"), "new", "recreated", 0)
+    initial = Applied(timestamp=Timestamp({}, "new"), incarnation=1)
+    core = SliceCore("i", 0, initial, LIMITS, history=History([record], "new"))
+    assert core.start() == [ReadMutations(0)]
+    assert hear_under(core, 0, 3, seg(0, 9)) == []
+    assert core.heard().offsets() == {}
+    message = SegmentBatch("i", 0, "p", "new", 1, 1, [seg(0, 2)], 0)
+    core.handle(MutationData(encode(message), 4))
+    assert core.heard().offsets() == {0: 2}
+
+
+def test_a_later_history_makes_deaf_until_the_dictionary_tells() -> None:
+    core = live()
+    hear(core, 0, seg(0, 3))
+    stamp(core, 1, 3)
+    assert hear_under(core, 1, 1, seg(2, 9)) == []
+    hear(core, 2, seg(3, 7))  # an old projector's, behind it
+    assert core.heard().offsets() == {0: 3}
+    out = decide(core)
+    assert [number for number, _, _ in commits(out)] == [1]  # what was heard before still counts
+    assert out[-1] == Pause()
+    assert core.applied.queue_position == 1  # and the position does not pass it
+    stamp(core, 5, 9, incarnation=1)
+    assert decide(core) == []
+    assert core.handle(RolledBack(history((2,)))) == [StepBack(history((2,)))]
+
+
+def test_a_later_history_in_parts_holds_the_position_at_its_first() -> None:
+    core = live()
+    hear(core, 0, seg(0, 1))
+    parts = split(encode(batch([seg(0, 30)], incarnation=1)), 200, "p", 1)
+    for position, part in enumerate(parts, 1):
+        core.handle(MutationData(part, position))
+    stamp(core, 1, 1)
+    decide(core)
+    assert core.applied.queue_position == 1
+
+
+def test_a_rollback_that_is_never_told_stops_the_slice_and_is_still_obeyed() -> None:
+    core = live()
+    hear_under(core, 3, 0, seg(0, 1))
+    assert decide(core, 5_000) == [Pause()]
+    (stop,) = decide(core, 6_001)
+    assert isinstance(stop, Stop)
+    assert "incarnation 3" in stop.reason
+    assert core.handle(RolledBack(history((2,)))) == [StepBack(history((2,)))]
+
+
+def test_a_rollback_voids_what_is_heard_and_under_way_and_begins_again_from_the_state_given() -> None:
+    core = live()
+    hear(core, 0, seg(0, 5))
+    stamp(core, 1, 4)
+    decide(core)
+    stamp(core, 2, 5)
+    (apply,) = core.handle(Turn(0))
+    assert isinstance(apply, Apply)
+    core.handle(Failed("disk full"))
+    past = history((4,), numbers=(1,))
+    assert core.handle(RolledBack(past)) == [StepBack(past)]
+    assert (state(core), core.reason, core.incarnation) == ("CATCHUP", "", 0)
+    assert core.handle(Turn(0)) == []
+    assert hear(core, 1, seg(5, 6)) == []
+    assert core.handle(RolledBack(past)) == []  # told again
+    core.handle(Failed("disk full"))
+    assert core.reason == "disk full"
+    stepped = Applied(timestamp=at(4), number=1, queue_position=0)
+    assert core.handle(SteppedBack(stepped, 1)) == [ReadMutations(0)]
+    assert (core.number, core.incarnation, core.reason) == (1, 1, "")
+    hear(core, 0, seg(0, 5))  # the lost branch is still in the queue
+    hear_under(core, 1, 1, seg(4, 6))
+    stamp(core, 2, 5)  # void
+    stamp(core, 3, 6, incarnation=1)
+    out = decide(core)
+    assert commits(out) == [(3, {0: 6}, [(4, 6)])]
+    assert state(core) == "LIVE"
+
+
+def test_two_rollbacks_in_a_row_step_back_by_the_second() -> None:
+    core = live(Applied(timestamp=at(9), number=9))
+    first, both = history((8,)), history((8,), (5,))
+    assert core.handle(RolledBack(first)) == [StepBack(first)]
+    assert core.handle(RolledBack(both)) == [StepBack(both)]
+    assert core.handle(SteppedBack(Applied(timestamp=at(5)))) == [ReadMutations(0)]
+    hear_under(core, 1, 0, seg(5, 7))
+    assert core.heard().offsets() == {0: 5}
+    hear_under(core, 2, 1, seg(5, 7))
+    assert core.heard().offsets() == {0: 7}
+
+
+def test_a_state_that_is_void_is_never_taken_for_a_step_back() -> None:
+    core = live(Applied(timestamp=at(9)))
+    core.handle(RolledBack(history((8,))))
+    with pytest.raises(InvariantViolationError, match="Untorn"):
+        core.handle(SteppedBack(Applied(timestamp=at(9))))
+
+
+def test_a_rollback_that_happened_while_the_slice_was_away_comes_first_at_its_start() -> None:
+    past = history((4,))
+    core = SliceCore("i", 0, Applied(timestamp=at(9), queue_position=8), LIMITS, history=past)
+    assert core.start() == [StepBack(past)]
+    assert hear(core, 8, seg(9, 10)) == []
+    assert core.handle(SteppedBack(Applied(timestamp=at(3), queue_position=2))) == [ReadMutations(2)]
+
+
+def test_a_state_that_holds_needs_no_step_back() -> None:
+    core = rolled(Applied(timestamp=at(4), queue_position=8), history((4,)))
+    assert core.incarnation == 1
+
+
+def test_a_store_that_is_ahead_of_the_dictionary_waits_for_it() -> None:
+    core = SliceCore("i", 0, Applied(timestamp=at(4), incarnation=2), LIMITS, history=history((4,)))
+    (stop,) = core.start()
+    assert isinstance(stop, Stop)
+    both = history((4,), (9,))
+    assert core.handle(RolledBack(both)) == [StepBack(both)]
+
+
+def test_a_full_slice_that_is_paused_rolls_back_and_reads_on() -> None:
+    core = live()
+    hear(core, 0, seg(0, 12))
+    assert decide(core) == [Pause()]
+    core.handle(RolledBack(history((3,))))
+    core.handle(SteppedBack(Applied(timestamp=at(0))))
+    assert not core.paused
+    hear(core, 0, seg(0, 12))
+    assert core.heard().offsets() == {0: 3}
+
+
+def test_a_slice_that_is_stopped_by_a_gap_rolls_back() -> None:
+    core = live()
+    hear(core, 0, seg(3, 5))
+    core.handle(CaughtUp(0))
+    assert isinstance(decide(core, 2_000)[0], Stop)
+    assert core.handle(RolledBack(history((3,)))) == [StepBack(history((3,)))]
+    core.handle(SteppedBack(Applied(timestamp=at(0))))
+    assert (state(core), core.reason) == ("CATCHUP", "")
+
+
+def test_a_slice_that_cannot_step_back_is_lost() -> None:
+    core = live(Applied(timestamp=at(9)))
+    core.handle(RolledBack(history((3,))))
+    assert core.handle(DataLost("no state is left")) == [Lose("no state is left")]
+    assert state(core) == "LOST"
+
+
+def test_a_build_goes_on_and_does_not_switch_from_a_void_state() -> None:
+    build = Build()
+    build.done(build.say(build.end(0, {})))
+    assert build.event(RolledBack(history((5,)))) == []
+    assert state(build.core) == "BUILDING"
+    (switch,) = build.say(BuildEnd("b", "i", 0, 1, 1))
+    assert isinstance(switch, SwitchOver)
+    (stop,) = build.done([switch])
+    assert isinstance(stop, Stop)
+    assert "begins again" in stop.reason
+
+
+def test_a_build_whose_state_holds_switches_into_the_new_history() -> None:
+    build = Build()
+    build.done(build.say(build.end(0, {})))
+    build.event(RolledBack(history((10,))))
+    build.done(build.say(BuildEnd("b", "i", 0, 1, 1)))
+    assert (state(build.core), build.core.incarnation) == ("CATCHUP", 1)
+    hear_under(build.core, 1, 0, seg(10, 12))
+    stamp(build.core, 1, 12, incarnation=1)
+    assert commits(decide(build.core)) == [(1, {0: 12}, [(10, 12)])]
