@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from keytide.catalog import Catalog, Record
 from keytide.kafka_admin import (
@@ -60,6 +60,10 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+METADATA_FETCH_WAIT_MS = 50
+"""The dictionary ends with a transaction's marker, which only the end-of-partition event tells; the broker
+gives it after this time (500 ms by default), and every process waits for it at its start."""
 
 
 def consumer(settings: Settings, *, group: str | None = None, **overrides: Any) -> Consumer:
@@ -198,7 +202,10 @@ class CatalogReader:
                 )
             time.sleep(0.1)
         end = list_offsets(client, self._topic, [0], timeout=max(1.0, deadline - time.monotonic()))[0]
-        self._reader = TopicReader(self._settings, self._topic, {0: OFFSET_BEGINNING})
+        # From 0: OFFSET_BEGINNING would be looked up half a second later, when the leader is not known yet.
+        self._reader = TopicReader(
+            self._settings, self._topic, {0: 0}, fetch_wait_max_ms=METADATA_FETCH_WAIT_MS
+        )
         while self._reader.positions.get(0, -1) < end:
             if time.monotonic() > deadline:
                 raise KafkaUnavailableError(
