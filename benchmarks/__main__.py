@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import latency, throughput
+from benchmarks import latency, recovery, throughput
 from benchmarks.harness import Result, say
 
 ALL: dict[str, Callable[[], Result]] = {
@@ -24,6 +24,7 @@ ALL: dict[str, Callable[[], Result]] = {
     "scan-under-load": latency.scan_under_load,
     "freshness": latency.freshness,
     "growth": throughput.growth,
+    "recovery": recovery.recovery,
 }
 
 

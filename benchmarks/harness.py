@@ -97,15 +97,22 @@ class Bench:
     Args:
         nodes: indexer processes.
         settings: as environment variables.
+        supervise: start parts again that die.
     """
 
-    def __init__(self, nodes: int = 2, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, nodes: int = 2, settings: Mapping[str, str] | None = None, supervise: bool = True
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="keytide-bench-"))
         patient = {
             "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "300000"
         }  # a projector is stopped while the topic is filled
         self.cluster = LocalCluster(
-            self._folder, nodes=nodes, settings={**patient, **(settings or {})}, say=say
+            self._folder,
+            nodes=nodes,
+            settings={**patient, **(settings or {})},
+            supervise=supervise,
+            say=say,
         )
 
     def __enter__(self) -> Self:
