@@ -1,0 +1,211 @@
+"""Faults on the processes of a local cluster, by a schedule that follows from the seed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from keytide.errors import KeytideError
+from keytide.kafka_admin import list_offsets
+from tests.chaos.copies import copy_tails
+from tests.chaos.processes import Processes, family, send, stopped
+from tests.chaos.run import Run
+
+FRESH_LIMIT_S = 120.0
+STALL_S = (12.0, 18.0)
+"""Longer than every time-out of a cluster with `run.SETTINGS`: nodes 3 s, sessions 6 s, transactions 10 s."""
+
+
+KINDS = ("kill", "term", "stop", "nodes", "all", "broker", "broker-stop", "fold", "spark", "second", "copies")
+
+
+class Faults:
+    """One thread that does harm, and sees that everything gets fresh again.
+
+    Args:
+        kinds: which faults, of `KINDS`.
+
+    Attributes:
+        over: set it, and the thread ends after the fault at hand.
+    """
+
+    def __init__(self, run: Run, processes: Processes, seed: int, kinds: list[str]) -> None:
+        self._run = run
+        self._processes = processes
+        self._chance = random.Random(seed)
+        self.over = threading.Event()
+        works = (
+            *(
+                self._kill,
+                self._term,
+                self._stop,
+                self._all_nodes,
+                self._all,
+                self._broker,
+                self._broker_stop,
+            ),
+            *(self._fold, self._spark, self._second, self._copies),
+        )
+        self._table: dict[str, Callable[[], str]] = dict(zip(KINDS, works, strict=True))
+        self._kinds = kinds
+
+    def work(self) -> None:
+        """The thread: rounds of one to three faults, most of them followed by a look whether all is well."""
+        while not self.over.wait(self._chance.uniform(1, 5)) and not self._run.stopping.is_set():
+            done: list[str] = []
+            for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
+                kind = self._chance.choice(self._kinds)
+                try:
+                    what = self._table[kind]()
+                except (psutil.Error, StopIteration, KafkaException, TimeoutError, KeytideError) as error:
+                    self._run.note(f"fault {kind} had nothing to strike: {type(error).__name__} {error}")
+                    continue
+                if what:
+                    self._run.note(f"fault {kind}: {what}")
+                    self._run.count(faults=1, **{f"fault_{kind}": 1})
+                    done.append(kind)
+                self._run.pause(self._chance.choice((0, 0.3, 2)))
+            if done and not self.over.is_set() and self._chance.random() < 0.75:
+                took = fresh_again(self._run, f"after {', '.join(done)}")
+                self._run.recoveries.setdefault(done[-1] if len(done) == 1 else "several", []).append(took)
+
+    # --- what can be done ---------------------------------------------------------------------------------
+
+    def _some(self) -> tuple[str, psutil.Process]:
+        services = {name: one for name, one in self._processes.services().items() if name != "kafka"}
+        name = self._chance.choice(list(services))
+        return name, services[name]
+
+    def _kill(self) -> str:
+        name, process = self._some()
+        send([process], signal.SIGKILL)
+        return f"kill -9 of {name}"
+
+    def _term(self) -> str:
+        name, process = self._some()
+        send([process], signal.SIGTERM)
+        return f"SIGTERM to {name}"
+
+    def _stop(self) -> str:
+        name, process = self._some()
+        held = family(process) if self._chance.random() < 0.5 else [process]
+        seconds = self._chance.uniform(*STALL_S)
+        with stopped(held):
+            self._run.pause(seconds)
+        return f"SIGSTOP of {name} ({len(held)} processes) for {seconds:.1f} s"
+
+    def _all_nodes(self) -> str:
+        nodes = [one for name, one in self._processes.services().items() if name.startswith("node-")]
+        send(nodes, signal.SIGKILL)
+        return f"kill -9 of all {len(nodes)} nodes at once"
+
+    def _all(self) -> str:
+        """Everything, one after the other: parts that were killed first are up before the last is killed, or
+        not, so that they come back in every order."""
+        services = list(self._processes.services().items())
+        self._chance.shuffle(services)
+        pause = self._chance.choice((0, 0.2, 1.5))
+        for _, process in services:
+            send([process], signal.SIGKILL)
+            self._run.pause(pause)
+        return f"kill -9 of {', '.join(name for name, _ in services)}, {pause} s apart"
+
+    def _broker(self) -> str:
+        number = self._chance.choice((signal.SIGKILL, signal.SIGTERM))
+        send([self._processes.services()["kafka"]] if "kafka" in self._processes.services() else [], number)
+        return f"{number.name} to Kafka"
+
+    def _broker_stop(self) -> str:
+        services = self._processes.services()
+        if "kafka" not in services:
+            return ""
+        seconds = self._chance.uniform(*STALL_S)
+        with stopped([services["kafka"]]):
+            self._run.pause(seconds)
+        return f"SIGSTOP of Kafka for {seconds:.1f} s"
+
+    def _fold(self) -> str:
+        workers = self._processes.fold_workers()
+        send(workers, signal.SIGKILL)
+        return f"kill -9 of {len(workers)} fold workers" if workers else ""
+
+    def _spark(self) -> str:
+        found = self._processes.spark()
+        if not found:
+            return ""
+        process = self._chance.choice(found)
+        send([process], signal.SIGKILL)
+        return f"kill -9 of one of {len(found)} processes of Spark"
+
+    def _second(self) -> str:
+        with self._processes.second_projector() as process:
+            self._run.pause(self._chance.uniform(3, 12))
+            paused = self._chance.random() < 0.5
+            if paused:
+                with stopped([psutil.Process(process.pid)]):
+                    self._run.pause(self._chance.uniform(*STALL_S))
+                self._run.pause(self._chance.uniform(0, 3))
+        return (
+            "a second projector came"
+            + (", was stopped over its session" if paused else "")
+            + " and was killed"
+        )
+
+    def _copies(self) -> str:
+        kind = self._chance.choice(("mutations", "mutations", "backfill"))
+        copied = copy_tails(self._run.bootstrap, self._run.cluster, kind, self._chance.choice((5, 50, 500)))
+        return f"{copied} messages of the {kind} queues appended to them again"
+
+
+def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
+    """Wait until a stable scan of every index shows all that the source has now; seconds that it took."""
+    began = time.monotonic()
+    number = 0
+    for target in run.targets():
+        at_least = None
+        while run.offered(target):
+            left = began + limit - time.monotonic()
+            if left < 0:
+                run.fail(
+                    f"{target.name} does not show within {limit:.0f} s, {when}, what the source had then",
+                    state_of(run, target.name),
+                )
+                return limit
+            try:
+                at_least = at_least or _ends(run, target.keyspace)
+                number += 1
+                with run.client(number) as client:
+                    client.count(target.name, at_least=at_least, timeout_ms=3_000)
+                break
+            except KeytideError as error:
+                if error.status not in (502, 503, 504) and run.offered(target):
+                    run.fail(f"{target.name} {when}: {error.status} {error.problem_type} {error}")
+                run.pause(0.2)
+            except (KafkaException, TimeoutError):
+                run.pause(0.2)
+    return time.monotonic() - began
+
+
+def state_of(run: Run, name: str) -> list[str]:
+    """What the coordinator says of an index that stands still."""
+    try:
+        index = run.admin("GET", f"/v1/indexes/{name}", limit=5)
+        stability = run.admin("GET", "/v1/stability", limit=5)
+        events = run.admin("GET", "/v1/events", limit=5)
+    except KeytideError as error:
+        return [f"the coordinator: {error}"]
+    return [str(index), str(stability), *(str(event) for event in events[-15:])]
+
+
+def _ends(run: Run, topic: str) -> dict[str, int]:
+    """Where readers of committed records stand at the end of a topic now."""
+    admin = AdminClient({"bootstrap.servers": run.bootstrap, "log_level": 0})
+    partitions = admin.list_topics(topic, timeout=5).topics[topic].partitions
+    return {str(p): end for p, end in sorted(list_offsets(admin, topic, partitions, timeout=5).items())}

@@ -1,0 +1,135 @@
+"""The processes of a local cluster, found below the one that `keytide up` (or a test) runs in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+_MODULES = ("coordinator", "indexer", "projector")
+
+
+class Processes:
+    """Finds them anew each time: whatever dies is started again under another id.
+
+    Args:
+        supervisor: process id of the one that holds all parts.
+        folder: where helpers of a run (a second projector) keep their logs.
+    """
+
+    def __init__(self, supervisor: int, folder: Path) -> None:
+        self._supervisor = supervisor
+        self._folder = folder
+
+    def services(self) -> dict[str, psutil.Process]:
+        """The parts that run, by the names that the cluster gives them: `coordinator`, `node-1`, `kafka`."""
+        found: dict[str, psutil.Process] = {}
+        for process in _children(self._supervisor, recursive=False):
+            with suppress(psutil.Error):
+                command = process.cmdline()
+                if "kafka.Kafka" in command:
+                    found["kafka"] = process
+                elif (
+                    command[1:2] == ["-m"]
+                    and command[2] in _MODULES
+                    and "KEYTIDE_CHAOS" not in process.environ()
+                ):
+                    found[Path(process.environ()["KEYTIDE_DATA_DIR"]).name] = process
+        return dict(sorted(found.items()))
+
+    def below(self, words: str) -> list[psutil.Process]:
+        """Processes below the parts whose command line has `words` in it."""
+        found = []
+        for process in _children(self._supervisor, recursive=True):
+            with suppress(psutil.Error):
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def fold_workers(self) -> list[psutil.Process]:
+        return self.below("indexer.store.fold_worker")
+
+    def spark(self) -> list[psutil.Process]:
+        """Spark drivers, their JVMs and Python workers."""
+        drivers = self.below("streaming.backfill")
+        return list(dict.fromkeys(p for driver in drivers for p in (driver, *_children(driver.pid))))
+
+    @contextmanager
+    def second_projector(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Another projector of the same group beside the first; it is killed when the block ends."""
+        first = next(process for name, process in self.services().items() if name.startswith("projector"))
+        data = self._folder / "projector-of-chaos"
+        environment = {
+            **first.environ(),
+            "KEYTIDE_CHAOS": "1",
+            "KEYTIDE_DATA_DIR": str(data),
+            "KEYTIDE_PROJECTOR__METRICS_PORT": "0",
+        }
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "projector-of-chaos.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "projector"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _children(pid: int, recursive: bool = True) -> list[psutil.Process]:
+    try:
+        found: list[psutil.Process] = psutil.Process(pid).children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
+    return found
+
+
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """A signal to each that is still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process and what it has started."""
+    return [process, *_children(process.pid)]
+
+
+@contextmanager
+def stopped(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """SIGSTOP while the block runs."""
+    held = list(processes)
+    send(held, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(held, signal.SIGCONT)
+
+
+@contextmanager
+def slowed(
+    find: Callable[[], Iterable[psutil.Process]], seconds: float, share: float, pause: Callable[[float], None]
+) -> Iterator[None]:
+    """Let processes run for `share` of the time only, in turns of 0.1 s, for so long; then the block runs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with stopped(find()):
+            pause(0.1 * (1 - share))
+        pause(0.1 * share)
+    yield
