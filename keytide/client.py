@@ -5,8 +5,10 @@
         for row in client.scan("by_city", equals=["Boston"]):
             print(row.key, row.id)
 
-A client remembers its session: it never sees an older snapshot than one it has seen. Any indexer node can be
-asked. One client is for one thread at a time. (After httpx: a small public surface, an injectable transport.)
+A client remembers its session: it never sees an older snapshot than one it has seen. When the source has lost
+records and what the session saw was rolled back, every request raises `HistoryChangedError`, until the caller
+has said by `reset_session` that it knows. Any indexer node can be asked. One client is for one thread at a
+time. (After httpx: a small public surface, an injectable transport.)
 
 Reading changes nothing, so what fails for a while is tried again: a node that is not there, and what a node
 answers with `Retry-After`. Everything else is raised at once, as the family and the problem type that the
@@ -25,7 +27,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.errors import CallerError, HistoryChangedError, KeytideError, RetryableError
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
@@ -118,6 +120,11 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
+    def reset_session(self) -> None:
+        """Begin a session that has seen nothing: after a `HistoryChangedError`, once what was concluded from
+        earlier answers is read again."""
+        self.session = None
+
     def scan(
         self, index: str, *, page_size: int = 1_000, limit: int | None = None, **request: Any
     ) -> Iterator[Row]:
@@ -131,6 +138,8 @@ class Client:
             ...
 
         Raises:
+            HistoryChangedError: a rollback took back what the session or an earlier page saw (see
+                `reset_session`), or the offset that `at_least` names with its epoch.
             KeytideError: with the server's problem type; `RetryableError` where trying again may help.
         """
         if limit is not None and limit <= 0:
@@ -225,7 +234,9 @@ def problem_error(response: httpx.Response) -> KeytideError:
     if not isinstance(document, dict):
         document = {"detail": response.text[:500] or response.reason_phrase}
     known = {"type", "title", "status", "detail", "next_step"}
-    family = RetryableError if response.status_code in (502, 503, 504) else CallerError
+    family: type[KeytideError] = RetryableError if response.status_code in (502, 503, 504) else CallerError
+    if response.status_code == 409 and document.get("type") == HistoryChangedError.problem_type:
+        family = HistoryChangedError
     return family(
         str(document.get("detail", response.reason_phrase)),
         problem_type=str(document.get("type", "error")),

@@ -14,6 +14,7 @@ anything answered from a slice that is damaged or being rebuilt: it is `gone`, w
 from __future__ import annotations
 
 import asyncio
+import operator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -156,6 +157,9 @@ class LocalReader:
         counted = 0
         if request.limit:
             entries = _entries(snapshot, request, after)
+            keys = [key for key, _ in entries]
+            if not all(map(operator.gt if request.reverse else operator.lt, keys, keys[1:])):
+                raise StoreDamagedError("entries are out of order")
         else:
             counted = sum(snapshot.count(low, high) for low, high in request.spans)
         more = bool(request.limit) and len(entries) >= request.limit

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 import keytide
-from keytide.client import LONGEST_PAUSE_S, Client, Row
-from keytide.errors import CallerError, RetryableError
+from keytide.client import LONGEST_PAUSE_S, Client, Row, problem_error
+from keytide.errors import CallerError, HistoryChangedError, RetryableError
 
 
 class Node:
@@ -115,6 +115,25 @@ def test_errors_have_the_family_and_type_that_the_node_gave(status: int, family:
     assert (error.problem_type, error.status, error.next_step) == ("some-type", status, "how")  # type: ignore[attr-defined]
     assert error.extra == {"build": "b1"}  # type: ignore[attr-defined]
     assert len(node.asked) == 1
+
+
+def test_a_rollback_is_told_until_the_caller_has_said_that_it_knows() -> None:
+    refusals = [refusal(409, "history-changed"), refusal(409, "history-changed")]
+    node = Node(page("a", page="p1"), *refusals, {**page(), "count": 3}, page("b"))
+    rows = node.client.scan("i", page_size=1)
+    assert next(rows).id == "a"
+    with pytest.raises(HistoryChangedError, match="why") as caught:
+        next(rows)
+    assert (caught.value.status, caught.value.problem_type) == (409, "history-changed")
+    with pytest.raises(HistoryChangedError):
+        node.client.count("i")
+    assert node.client.session == "s1"
+    node.client.reset_session()
+    assert node.client.count("i").count == 3
+    assert "session" not in node.asked[-1]
+    assert next(node.client.scan("i")).id == "b"
+    assert node.asked[-1]["session"] == "s1"
+    assert not isinstance(problem_error(refusal(409, "other")), HistoryChangedError)
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"", b"[1]", b'"text"'])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from indexer.scan.agree import CATALOG_LAG_S
 from indexer.scan.choose import (
     IndexNotReadyError,
     RollingBackError,
@@ -22,7 +23,7 @@ from indexer.scan.news import ReaderGoneError
 from indexer.scan.reading import NodeUnavailableError
 from indexer.scan.request import CountRequest, ScanRequest
 from indexer.scan.selection import Shape, slices_of
-from indexer.scan.service import CATALOG_LAG_S, ScanService
+from indexer.scan.service import ScanService
 from indexer.scan.tokens import InvalidTokenError
 from keytide.clock import now_ms
 from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError
