@@ -66,7 +66,7 @@ class Backfilling:
         record = _counted(record, message.documents)
         self._book.note_progress(record)
         run.count(now, record.documents_done)
-        if message.state == "FAILED":
+        if message.state == "FAILED" and record.keyspace not in self._book.halted:
             return self._book.fail(record, message.error or "the Spark driver gave no reason", now)
         if message.state != "PASSED" or run.sampling:
             return []
@@ -82,6 +82,8 @@ class Backfilling:
     def watch_source(self, event: SourceSampled) -> list[Instruction]:
         """A periodic sample of the source: can this build still be right?"""
         out: list[Instruction] = []
+        if event.facts.keyspace in self._book.halted:
+            return out  # a build of another history than the source's begins again, it does not fail
         for record in self._book.all():
             if record.keyspace != event.facts.keyspace or record.state not in ("BACKFILL", "PAUSED"):
                 continue
@@ -104,7 +106,7 @@ class Backfilling:
         record = self._book.find(event.build, "BACKFILL")
         if record is None or self._book.run(event.build).sampling:
             return []
-        if event.status == NEVER_AGAIN:
+        if event.status == NEVER_AGAIN and record.keyspace not in self._book.halted:
             return self._book.fail(record, event.tail or "the Spark driver gave no reason", event.now)
         if event.status == 0:
             self._book.run(event.build).exited_at = event.now

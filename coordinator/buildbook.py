@@ -55,6 +55,7 @@ class Run:
     Attributes:
         waiting_for: what it waits for, in words; "" when it works.
         preparing: its topics are being made.
+        incarnation: of the keyspace, when that was ordered.
         placement: where its slices will be, by index id, until the records say it.
         sampling: the driver has passed, the source's end is being looked up.
         reported_at: `sent_at` of the newest report, so that an older one does not count.
@@ -66,6 +67,7 @@ class Run:
 
     waiting_for: str = ""
     preparing: bool = False
+    incarnation: int = 0
     placement: dict[str, list[list[str]]] = field(default_factory=dict)
     sampling: bool = False
     reported_at: int = 0
@@ -90,10 +92,15 @@ class Run:
 
 
 class BuildBook:
-    """All builds of a cluster."""
+    """All builds of a cluster.
+
+    Attributes:
+        halted: keyspaces whose history is being examined: no build of them begins or is judged.
+    """
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
+        self.halted: set[str] = set()
         self._live: dict[str, BuildRecord] = {}
         self._runs: dict[str, Run] = {}
 
@@ -163,6 +170,17 @@ class BuildBook:
         record = self.move(record, "cancel", finished_at=now)
         text = f"build {record.id} of {', '.join(self.names(record))} was cancelled"
         return [*self._abandon(record, "DEFERRED", ""), Note("info", "build-cancelled", record.id, text)]
+
+    def give_up(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build that is to begin again as another one; its indexes are DEFERRED meanwhile."""
+        record = self.move(record, "cancel", error=f"begun again: {reason}", finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} begins again: {reason}"
+        return [*self._abandon(record, "DEFERRED", ""), Note("warning", "build-restarted", record.id, text)]
+
+    def incarnation(self, keyspace: str) -> int:
+        """Of a keyspace, now."""
+        record = self.dictionary.catalog.keyspace(keyspace)
+        return record.incarnation if record else 0
 
     def _abandon(
         self, record: BuildRecord, state: Literal["DEFERRED", "FAILED"], reason: str

@@ -52,6 +52,7 @@ class Builds:
 
     def __init__(self, dictionary: Dictionary, limits: BuildLimits) -> None:
         self.book = BuildBook(dictionary)
+        self._limits = limits
         self._starting = Starting(self.book, limits)
         self._backfilling = Backfilling(self.book, limits)
         self._finishing = Finishing(self.book)
@@ -69,7 +70,7 @@ class Builds:
                 self.book.run(record.id).waiting_for = "a snapshot that every slice holds"
         return out
 
-    def request(self, indexes: list[IndexRecord], rate_limit: int, now: int) -> BuildRecord:
+    def request(self, indexes: list[IndexRecord], rate_limit: int, now: int, attempt: int = 0) -> BuildRecord:
         """Queue a build of indexes of one keyspace (`ddl` has checked that they can be built)."""
         dictionary = self.book.dictionary
         record = BuildRecord(
@@ -80,11 +81,32 @@ class Builds:
             load_timestamp=Timestamp(),
             started_at=now,
             rate_limit=rate_limit,
+            attempt=attempt,
         )
         self.book.put(record)
         for index in indexes:
             dictionary.put(replace(index, build=record.id))  # its state changes when the build starts
         return record
+
+    def rolled_back(self, keyspace: str, reason: str, now: int) -> list[Instruction]:
+        """Begin every build of a keyspace that is under way again (R28): what it has read may be on the lost
+        branch, and its timestamps are those of another history."""
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.keyspace == keyspace and record.state in ("BACKFILL", "PAUSED", "CATCHUP"):
+                out += self.begin_again(record, reason, now)
+        return out
+
+    def begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build and queue the same anew, unless that was done too often already."""
+        if record.attempt >= self._limits.restarts:
+            why = f"it was begun {record.attempt + 1} times; at last: {reason}"
+            return self.book.fail(record, why, now)
+        out = self.book.give_up(record, reason, now)
+        wanted = [index for index in self.book.indexes(record) if index.state == "DEFERRED"]
+        if wanted:
+            self.request(wanted, record.rate_limit, now, record.attempt + 1)
+        return out
 
     def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
         """One event; what follows.

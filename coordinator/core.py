@@ -17,6 +17,10 @@ A READY index's newest number that every slice holds is `Published`, on change, 
 heartbeat for readers that started since. For an index under build the same thing is told to the build, as
 `CommonSnapshot`.
 
+A keyspace whose history is being examined is halted: nothing new is issued or published. A rollback, seen as
+a higher incarnation in the dictionary, begins its stream anew at the timestamp that was gone back to;
+reports, acknowledgements and heartbeats of other incarnations do not count (R31).
+
 Invariants here: *Monotonic* (content and numbers only grow), *Published* (a published number is held by
 every slice).
 """
@@ -39,11 +43,17 @@ from coordinator.events import (
 )
 from coordinator.holdings import Holdings
 from coordinator.nodes import Nodes
-from coordinator.progress import Progresses
-from coordinator.stream import STAMPS_KEPT, Limits, Stream
-from keytide.catalog import EMITTING, Catalog, IndexRecord
+from coordinator.stream import STAMPS_KEPT, Limits, Stream, begin
+from keytide.catalog import EMITTING, Catalog, IndexRecord, KeyspaceRecord
 from keytide.errors import invariant
-from keytide.messages import Acknowledged, NodeHeartbeat, Progress, Published, StabilityTimestamp
+from keytide.messages import (
+    Acknowledged,
+    NodeHeartbeat,
+    Progress,
+    Published,
+    SliceStatus,
+    StabilityTimestamp,
+)
 from keytide.timestamp import Timestamp
 
 
@@ -71,12 +81,8 @@ class StabilityCore:
             self.holdings.forget(gone)
         self._indexes = records
         for keyspace in catalog.keyspaces():
-            stream = self.streams.get(keyspace.name)
-            if stream is None or stream.progress.belongs_to_another(keyspace):
-                number = -1 if stream is None else stream.number
-                stream = self.streams[keyspace.name] = Stream(Progresses(keyspace), number=number)
-            stream.progress.keyspace = keyspace
             mine = [record for record in records.values() if record.keyspace == keyspace.name]
+            stream = self._stream(keyspace, catalog, mine)
             stream.emitting = [record for record in mine if record.state in EMITTING and record.version > 0]
             stream.ready = [record for record in mine if record.state == "READY"]
             ready = {record.id for record in stream.ready}
@@ -85,6 +91,27 @@ class StabilityCore:
             known = {index: number for index, number in common.items() if number in stream.stamps}
             out += self._publish(stream, known, now)
         return out
+
+    def _stream(self, keyspace: KeyspaceRecord, catalog: Catalog, indexes: list[IndexRecord]) -> Stream:
+        """The keyspace's stream: the one that there is, or a new one when another history begins."""
+        stream = self.streams.get(keyspace.name)
+        if stream is None or stream.progress.belongs_to_another(keyspace):
+            stream = begin(keyspace, catalog.rollbacks(keyspace.name), stream)
+            self.streams[keyspace.name] = stream
+            for record in indexes:
+                self.holdings.void(record.id, max(stream.stamps, default=-1))
+        stream.progress.keyspace = keyspace
+        return stream
+
+    def halt(self, keyspace: str) -> None:
+        """Issue and publish nothing of a keyspace until `resume` is called."""
+        if keyspace in self.streams:
+            self.streams[keyspace].halted = True
+
+    def resume(self, keyspace: str) -> None:
+        """Go on with a keyspace."""
+        if keyspace in self.streams:
+            self.streams[keyspace].halted = False
 
     def handle(self, event: Event) -> list[Instruction | CommonSnapshot]:
         """One event; what to do now, and news for builds."""
@@ -115,7 +142,7 @@ class StabilityCore:
         """Milliseconds from now until something is due by time alone; at most the heartbeat interval."""
         due = now + self.limits.heartbeat_ms
         for stream in self.streams.values():
-            if stream.emitting and stream.in_flight is None and stream.progress.complete:
+            if stream.may_issue:
                 due = min(due, stream.issued_at + self.limits.heartbeat_ms)
                 if stream.newsworthy and stream.ready:
                     allowed = stream.issued_at + self.limits.interval_ms
@@ -125,7 +152,7 @@ class StabilityCore:
         return max(0, due - now)
 
     def _maybe_issue(self, name: str, stream: Stream, now: int) -> list[Instruction | CommonSnapshot]:
-        if stream.in_flight is not None or not stream.emitting or not stream.progress.complete:
+        if not stream.may_issue:
             return []
         since = now - stream.issued_at
         beat = since >= self.limits.heartbeat_ms
@@ -161,12 +188,13 @@ class StabilityCore:
         if number is None:
             return stream.number < 0  # before the first delivery there is nothing to hold
         newest, serves = self.holdings.newest, self.nodes.slice_serves
+        incarnation = stream.progress.keyspace.incarnation
         return all(
             newest(node, record.id, slice_number) >= number
             for record in stream.ready
             for slice_number, nodes in enumerate(record.placement)
             for node in nodes
-            if serves(node, record.id, slice_number)
+            if serves(node, record.id, slice_number, incarnation)
         )
 
     def _issued(
@@ -203,19 +231,21 @@ class StabilityCore:
 
     def _recovered(self, event: Recovered) -> list[Instruction | CommonSnapshot]:
         """Go on where the last leader stopped, so that timestamps of this term cover those of the terms
-        before."""
+        before. What a rollback has made void since does not count."""
         for number, message in event.stamps:
             stream = self.streams.get(message.keyspace)
-            if stream is not None and stream.progress.recover(message):
+            if stream is None or not stream.history.number_holds(number, message.incarnation):
+                continue
+            if stream.progress.recover(message):
                 stream.content = (stream.content or Timestamp()).merge_max(message.timestamp)
                 stream.content_number = stream.number = number
                 stream.stamps[number] = message.timestamp
         for common in event.published:
             stream = self.streams.get(common.keyspace)
-            if stream is not None and common.incarnation == stream.progress.keyspace.incarnation:
+            if stream is not None:
                 ready = {record.id for record in stream.ready}
                 for index, number in common.numbers.items():
-                    if index in ready:
+                    if index in ready and stream.history.number_holds(number, common.incarnation):
                         stream.published[index] = max(number, stream.published.get(index, -1))
         return []
 
@@ -223,7 +253,9 @@ class StabilityCore:
 
     def _progress(self, message: Progress, now: int) -> list[Instruction | CommonSnapshot]:
         stream = self.streams.get(message.keyspace)
-        return [] if stream is None else [*stream.progress.merge(message, now)]
+        if stream is not None:
+            stream.progress.merge(message, now)
+        return []
 
     def _heartbeat(self, message: NodeHeartbeat, now: int) -> list[Instruction | CommonSnapshot]:
         restarted, notes = self.nodes.heartbeat(message, now)
@@ -234,11 +266,17 @@ class StabilityCore:
         for status in message.slices:
             if status.number < 0:
                 self.holdings.reset(message.node, status.index, status.slice)
-            else:
+            elif self._of_this_history(status):
                 held.setdefault(status.number, []).append((status.index, status.slice))
         for number, slices in sorted(held.items()):
             out += self._hold(message.node, slices, number, now)
         return out
+
+    def _of_this_history(self, status: SliceStatus) -> bool:
+        """Whether a slice has rolled back as far as its keyspace is: only then its number counts (R32)."""
+        record = self._indexes.get(status.index)
+        stream = self.streams.get(record.keyspace) if record else None
+        return stream is not None and status.incarnation == stream.progress.keyspace.incarnation
 
     def _acknowledged(self, message: Acknowledged, now: int) -> list[Instruction | CommonSnapshot]:
         stream = self.streams.get(message.keyspace)
@@ -276,7 +314,7 @@ class StabilityCore:
     ) -> list[Instruction | CommonSnapshot]:
         """What follows for `indexes` when replicas have acknowledged `number`."""
         timestamp = stream.stamps.get(number)
-        if timestamp is None:
+        if timestamp is None or stream.halted:
             return []  # not delivered yet (then `_issued` asks again), or of an earlier life
         complete: list[str] = []
         out: list[Instruction | CommonSnapshot] = []
@@ -292,6 +330,8 @@ class StabilityCore:
 
     def _publish(self, stream: Stream, numbers: Mapping[str, int], now: int) -> list[Broadcast]:
         """Publish what is newer than what is published."""
+        if stream.halted:
+            return []
         newer = {
             index: number for index, number in numbers.items() if number > stream.published.get(index, -1)
         }
@@ -312,5 +352,5 @@ class StabilityCore:
         return [
             self._published(stream, now)
             for _, stream in sorted(self.streams.items())
-            if stream.published and now - stream.published_at >= limit
+            if stream.published and not stream.halted and now - stream.published_at >= limit
         ]

@@ -116,7 +116,7 @@ class Ddl:
                 raise ConflictError(
                     f"topic {name} was deleted and made anew; {', '.join(others)} belong to the old one",
                     problem_type="topic-recreated",
-                    next_step="drop these indexes, then create them again",
+                    next_step="they begin anew with the new topic in a moment; then try again",
                 )
             self._dictionary.put(replace(known, topic_id=facts.topic_id, partitions=facts.partitions))
 

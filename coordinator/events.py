@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from keytide.catalog import Record
+from keytide.history import History
 from keytide.messages import BuildEnd, Message, Published, StabilityTimestamp
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,41 @@ class CommonSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryExamined:
+    """What Kafka says of the history that the timestamps of a keyspace rest on.
+
+    Attributes:
+        topic_id: of the topic now; "" when there is none. With another id than was asked about, the rest is
+            of no meaning.
+        partitions: how many it has now.
+        number: the newest stability timestamp of which every place is still on the log; -1 when there is
+            none.
+        timestamp: that one; the zero timestamp when there is none.
+        lost: partition -> where the histories part, with the new one's leader epoch, as far as places were
+            found that are not on the log any more.
+        error: why nothing can be said now, else "".
+    """
+
+    keyspace: str
+    topic_id: str
+    partitions: int
+    number: int
+    timestamp: Timestamp
+    lost: dict[int, Place]
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackWritten:
+    """A rollback is in the dictionary for ever: timestamps of its incarnation may be issued."""
+
+    keyspace: str
+    incarnation: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -167,6 +203,8 @@ Event = (
     | TopicsDeleted
     | DriverExited
     | CommonSnapshot
+    | HistoryExamined
+    | RollbackWritten
     | Tick
 )
 
@@ -242,6 +280,33 @@ class RemoveBuildFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class ExamineHistory:
+    """Find the newest stability timestamp that is still on the log: `HistoryExamined`.
+
+    Attributes:
+        topic_id: the topic as it is known.
+        history: says which numbers in the control topic are valid.
+        stamps: the newest valid timestamps with their numbers, newest first; older ones are in the control
+            topic.
+        stood: partition -> places beyond them that projectors have read up to.
+    """
+
+    keyspace: str
+    topic_id: str
+    history: History
+    stamps: tuple[tuple[int, Timestamp], ...]
+    stood: dict[int, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmRollback:
+    """The writes before this one are done: `RollbackWritten`."""
+
+    keyspace: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that an operator wants to know: a line in `GET /v1/events`.
 
@@ -266,5 +331,7 @@ Instruction = (
     | StartDriver
     | StopDriver
     | RemoveBuildFolder
+    | ExamineHistory
+    | ConfirmRollback
     | Note
 )

@@ -27,6 +27,9 @@ class Finishing:
             return []
         run = self._book.run(record.id)
         run.sampling = False
+        if record.keyspace in self._book.halted:
+            run.exited_at = event.now  # a driver that ended for nothing is started again
+            return []
         if reason := unbuildable(record, event.facts):
             return self._book.fail(record, reason, event.now)
         final = Timestamp.of(event.facts.stable, event.facts.topic_id)

@@ -72,6 +72,13 @@ class Holdings:
         for old in [one for one in masks if one < number]:
             del masks[old]
 
+    def void(self, index: str, number: int) -> None:
+        """Forget every number after this one: they were rolled back."""
+        for numbers in self._held.get(index, {}).values():
+            numbers[:] = [one for one in numbers if one <= number]
+        if index in self._held:
+            self._mask(index)
+
     def forget(self, index: str) -> None:
         """Forget an index that is gone."""
         self._held.pop(index, None)

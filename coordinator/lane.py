@@ -27,12 +27,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from coordinator.election import MetadataWriter
 from coordinator.events import (
     BuildPrepared,
+    ConfirmRollback,
     DeleteTopics,
     Event,
     Instruction,
     PrepareBuild,
     PrepareFailed,
     RemoveBuildFolder,
+    RollbackWritten,
     SampleSource,
     SendBuildEnd,
     SourceSampled,
@@ -48,6 +50,7 @@ from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import KafkaUnavailableError, producer
 from keytide.messages import encode
 from keytide.settings import Settings
+from keytide.sync_points import reach
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +157,9 @@ class Lane:
     def _carry_out(self, job: Instruction | Reply) -> None:
         match job:
             case Write(records):
+                reach("coordinator-before-write")
                 self._writer.write(records)
+                reach("coordinator-after-write")
             case Reply(future, result):
                 future.set_result(result)
             case PrepareBuild(build, keyspace, topics):
@@ -164,10 +169,13 @@ class Lane:
                 self._post(SourceSampled(self._work.sample(keyspace), build, now_ms()))
             case SendBuildEnd():
                 self._send(job)
+                reach("coordinator-build-end")
             case DeleteTopics(topics, index):
                 self._work.delete(topics)
                 if index:
                     self._post(TopicsDeleted(index, now_ms()))
+            case ConfirmRollback(keyspace, incarnation):
+                self._post(RollbackWritten(keyspace, incarnation, now_ms()))
             case StopDriver(build):  # once more: its start may have been waiting here
                 self._supervisor.stop(build)
             case StartDriver(build, delay_ms):

@@ -31,6 +31,7 @@ from coordinator.events import (
 )
 from coordinator.lateness import LatenessWatch
 from coordinator.retire import Cleaner, retire
+from coordinator.rollback import Rollbacks
 from coordinator.stream import Limits
 from keytide.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
@@ -65,6 +66,7 @@ class Leader:
         self.term = term
         self._cleaner = Cleaner(self.dictionary)
         self._lateness = LatenessWatch()
+        self.rollbacks = Rollbacks(self.dictionary, self.core, self.builds, self._lateness)
         self._ddl = Ddl(self.dictionary, self.builds)
 
     # --- events ---------------------------------------------------------------------------------------------
@@ -90,6 +92,7 @@ class Leader:
             case Tick(now):
                 progress = {name: stream.progress for name, stream in self.core.streams.items()}
                 out += self._cleaner.tick(progress, now)
+        out += self.rollbacks.handle(event)
         out += self.core.handle(event)
         out += self.builds.handle(event, self.core.nodes.live())
         return self._settle(out, event.now)
@@ -135,7 +138,7 @@ class Leader:
         if stream is None or not stream.ready:
             self._lateness.forget(facts.keyspace)
             return []
-        if not facts.exists or stream.content is None or not stream.progress.heard:
+        if not facts.exists or stream.content is None or not stream.progress.heard or stream.halted:
             return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
         progress = stream.progress
         verdict = self._lateness.judge(facts, stream.content, progress.timestamp(), progress.fresh_at())

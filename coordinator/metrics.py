@@ -70,4 +70,5 @@ def _created(build: BuildRecord) -> float:
 
 
 def _rollbacks(leader: Leader) -> int:
-    return sum(keyspace.incarnation for keyspace in leader.dictionary.catalog.keyspaces())
+    catalog = leader.dictionary.catalog
+    return sum(len(catalog.rollbacks(keyspace.name)) for keyspace in catalog.keyspaces())

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from coordinator.events import Instruction, Note
 from keytide.messages import NodeHeartbeat, SliceStatus
 
+_OUT_OF_SERVICE = {
+    "STOPPED": ("slice-stopped", "has stopped"),
+    "LOST": ("slice-lost", "has lost its data and serves nothing until it is rebuilt"),
+}
+
 
 @dataclass(slots=True)
 class Node:
@@ -39,7 +44,7 @@ class Nodes:
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self.by_id: dict[str, Node] = {}
-        self._live_slices: dict[tuple[str, str, int], bool] = {}
+        self._live_slices: dict[tuple[str, str, int], int] = {}
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
         """Take a heartbeat in. Returns whether it comes from a new start of the node, and what to tell."""
@@ -83,13 +88,14 @@ class Nodes:
         """Ids of live nodes, sorted."""
         return sorted(name for name, node in self.by_id.items() if node.live)
 
-    def slice_serves(self, node: str, index: str, slice_number: int) -> bool:
-        """Whether a replica takes part in pacing: on a live node, reading its queue, with a snapshot."""
-        return self._live_slices.get((node, index, slice_number), False)
+    def slice_serves(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
+        """Whether a replica takes part in pacing: on a live node, reading its queue, with a snapshot, rolled
+        back as far as the keyspace is."""
+        return self._live_slices.get((node, index, slice_number), -1) == incarnation
 
     def _index_slices(self) -> None:
         self._live_slices = {
-            (name, status.index, status.slice): True
+            (name, status.index, status.slice): status.incarnation
             for name, node in self.by_id.items()
             if node.live
             for status in node.heartbeat.slices
@@ -98,13 +104,14 @@ class Nodes:
 
 
 def _stopped_slices(before: Node | None, message: NodeHeartbeat) -> list[Instruction]:
-    """A word for each slice that has stopped since the last heartbeat."""
+    """A word for each slice that has stopped, or lost its data, since the last heartbeat."""
     notes: list[Instruction] = []
     for status in message.slices:
-        if status.state == "STOPPED":
-            known = before.slice(status.index, status.slice) if before else None
-            if known is None or known.state != "STOPPED":
-                where = f"slice {status.slice} of {status.index} on node {message.node}"
-                text = f"{where} has stopped: {status.reason}"
-                notes.append(Note("error", "slice-stopped", status.index, text))
+        if status.state not in _OUT_OF_SERVICE:
+            continue
+        known = before.slice(status.index, status.slice) if before else None
+        if known is None or known.state != status.state:
+            where = f"slice {status.slice} of {status.index} on node {message.node}"
+            kind, words = _OUT_OF_SERVICE[status.state]
+            notes.append(Note("error", kind, status.index, f"{where} {words}: {status.reason}"))
     return notes

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.events import Instruction, Note
 from keytide.catalog import KeyspaceRecord
 from keytide.messages import PartitionProgress, Progress, StabilityTimestamp
 from keytide.timestamp import Place, Timestamp
@@ -57,12 +56,14 @@ class Progresses:
         self.partitions: dict[int, PartitionState] = {}
         self.projectors: dict[str, ProjectorState] = {}
         self.news = False
-        self._warned_of: str = ""
-        self._recovered = False
+        self._known = False
 
     def belongs_to_another(self, keyspace: KeyspaceRecord) -> bool:
-        """Whether the keyspace is another topic of the same name by now: what was reported of the old one
-        means nothing in it (and its offsets, being larger, would never be reached)."""
+        """Whether the keyspace has another history by now: it was rolled back, or is another topic of the
+        same name (what was reported of the old one means nothing in it, and its offsets, being larger, would
+        never be reached)."""
+        if keyspace.incarnation != self.keyspace.incarnation:
+            return True
         known = self.keyspace.topic_id
         return bool(known and keyspace.topic_id and known != keyspace.topic_id)
 
@@ -71,7 +72,7 @@ class Progresses:
         """Whether a first timestamp may be made: each partition was reported, or an earlier timestamp is
         known. (Else a timestamp made from half of the reports after a coordinator's restart could lie before
         one that was issued.)"""
-        return self._recovered or all(p in self.partitions for p in range(self.keyspace.partitions))
+        return self._known or all(p in self.partitions for p in range(self.keyspace.partitions))
 
     @property
     def heard(self) -> bool:
@@ -79,25 +80,19 @@ class Progresses:
         states = [self.partitions.get(partition) for partition in range(self.keyspace.partitions)]
         return all(state is not None and state.heard_at > 0 for state in states)
 
-    def merge(self, message: Progress, now: int) -> list[Instruction]:
-        """Fold a report in; those of another incarnation or another topic of the same name are left out."""
+    def merge(self, message: Progress, now: int) -> None:
+        """Fold a report in; those of another incarnation or another topic of the same name are left out (what
+        follows from another topic is decided where histories are examined: `coordinator.rollback`)."""
         if message.incarnation != self.keyspace.incarnation:
-            return []
+            return
         if message.topic_id and self.keyspace.topic_id and message.topic_id != self.keyspace.topic_id:
-            if self._warned_of == message.topic_id:
-                return []
-            self._warned_of = message.topic_id
-            text = (
-                f"topic {message.keyspace} was deleted and made anew; its indexes do not follow the new one"
-            )
-            return [Note("error", "topic-recreated", message.keyspace, text)]
+            return
         for one in message.partitions:
             self._merge_partition(one, message.projector, now)
         self.projectors.pop(message.projector, None)  # so that the newest are last
         self.projectors[message.projector] = ProjectorState(message.documents, message.skipped, now)
         while len(self.projectors) > self.PROJECTORS_KEPT:
             del self.projectors[next(iter(self.projectors))]
-        return []
 
     def _merge_partition(self, report: PartitionProgress, projector: str, now: int) -> None:
         state = self.partitions.get(report.partition)
@@ -120,17 +115,28 @@ class Progresses:
         state.heard_at = now
         state.projector = projector
 
+    def begin(self, timestamp: Timestamp, before: Progresses | None) -> None:
+        """Start from where a rollback went back to. Which catalog versions are activated is known from
+        before."""
+        for partition, place in sorted(timestamp.places.items()):
+            self.partitions[partition] = PartitionState(place, end=place.offset)
+        for partition, state in before.partitions.items() if before else ():
+            mine = self.partitions.setdefault(partition, PartitionState(timestamp.place(partition)))
+            mine.version = state.version
+        self._known = True
+
     def recover(self, message: StabilityTimestamp) -> bool:
-        """Start from a timestamp of an earlier term; False when it belongs to another history."""
+        """Start from a timestamp of an earlier term (the caller knows that its number holds); False when it
+        belongs to another topic."""
         known, theirs = self.keyspace.topic_id, message.timestamp.topic_id
-        if message.incarnation != self.keyspace.incarnation or (known and theirs and known != theirs):
+        if known and theirs and known != theirs:
             return False
         for partition, place in sorted(message.timestamp.places.items()):
             state = self.partitions.setdefault(partition, PartitionState(place))
             if place.offset >= state.place.offset:
                 state.place = place
                 state.fresh_at = state.issued_fresh_at = max(state.issued_fresh_at, message.fresh_at)
-        self._recovered = True
+        self._known = True
         return True
 
     def take(self) -> Timestamp:

@@ -30,6 +30,7 @@ from coordinator.election import FencedError, MetadataWriter, claim_term
 from coordinator.events import (
     Broadcast,
     Event,
+    ExamineHistory,
     Instruction,
     Issued,
     IssueFailed,
@@ -39,6 +40,7 @@ from coordinator.events import (
     SourceSampled,
     StopDriver,
     Tick,
+    Write,
 )
 from coordinator.history import EventRing, read_control_tail
 from coordinator.kafka_work import KafkaWork
@@ -47,12 +49,14 @@ from coordinator.leader import Answer, Leader
 from coordinator.orphans import orphans
 from coordinator.stream import Limits
 from coordinator.supervisor import Supervisor
-from keytide.catalog import TermRecord
+from coordinator.upkeep import Upkeep
+from keytide.catalog import RollbackRecord, TermRecord
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import consumer, drain, producer
 from keytide.messages import StabilityTimestamp, decode, encode
 from keytide.settings import Settings
+from keytide.sync_points import reach
 from keytide.topics import Topics
 
 log = logging.getLogger(__name__)
@@ -90,6 +94,7 @@ class Service:
         self._writer = MetadataWriter(settings)
         self._supervisor = Supervisor(settings, self._inbox.append, driver_command)
         self._lane = Lane(settings, self._writer, self._supervisor, self._inbox.append, failed)
+        self._upkeep = Upkeep(settings, self._inbox.append, failed)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
         self._sources = KafkaWork(settings)
@@ -126,6 +131,7 @@ class Service:
         self._reports.assign(starts)
         self._supervisor.open()
         self._lane.open()
+        self._upkeep.open()
         self.events.add(
             Note("info", "term-claimed", self.settings.cluster, f"this coordinator leads term {term}"),
             now_ms(),
@@ -142,6 +148,7 @@ class Service:
             if thread.is_alive():
                 thread.join()
         self._lane.close()
+        self._upkeep.close()
         self._supervisor.close()
         self._control.flush(2)
         self._reports.close()
@@ -255,7 +262,11 @@ class Service:
                 case StopDriver(build):
                     self._supervisor.stop(build)
                     self._lane.put(instruction)
+                case ExamineHistory():
+                    self._upkeep.put(instruction)
                 case _:
+                    if isinstance(instruction, Write) and _rolls_back(instruction):
+                        reach("coordinator-rollback-decided")
                     self._lane.put(instruction)
 
     def _broadcast(self, message: Any) -> None:
@@ -268,6 +279,9 @@ class Service:
 
         try:
             self._control.produce(self.topics.control, encode(message), partition=0, on_delivery=delivered)
+            reach(
+                "coordinator-stamped" if isinstance(message, StabilityTimestamp) else "coordinator-published"
+            )
         except (KafkaException, BufferError) as error:
             if isinstance(message, StabilityTimestamp):
                 self._inbox.append(IssueFailed(message, str(error), now_ms()))
@@ -283,6 +297,10 @@ class Service:
                     log.warning("%s is not sampled: %s", keyspace, error)
                     continue
                 self._inbox.append(SourceSampled(facts, "", now_ms()))
+
+
+def _rolls_back(write: Write) -> bool:
+    return any(isinstance(record, RollbackRecord) for _, record in write.records)
 
 
 def _limits(settings: Settings) -> tuple[Limits, BuildLimits]:

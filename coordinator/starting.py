@@ -30,6 +30,9 @@ class Starting:
         run = self._book.run(record.id)
         if run.preparing:
             return []
+        if record.keyspace in self._book.halted:
+            run.waiting_for = f"the examination of the history of {record.keyspace}"
+            return []
         indexes = self._book.indexes(record)
         running = [b for b in self._book.all() if b.state == "BACKFILL" or self._book.run(b.id).preparing]
         if len(running) >= self._limits.concurrent:
@@ -51,6 +54,7 @@ class Starting:
                 run.waiting_for = f"its turn on node {node}: {builds} (setting build.concurrent_per_node)"
                 return []
         run.waiting_for, run.preparing, run.placement = "", True, placement
+        run.incarnation = self._book.incarnation(record.keyspace)
         topics = self._book.dictionary.topics
         wanted = [(topics.mutations(index.id), index.slices) for index in indexes]
         wanted += [(topics.backfill(index.id, record.id), index.slices) for index in indexes]
@@ -74,6 +78,9 @@ class Starting:
             return []  # cancelled meanwhile, which has ordered the topics' removal
         run = self._book.run(event.build)
         run.preparing = False
+        incarnation = self._book.incarnation(record.keyspace)
+        if run.incarnation != incarnation or record.keyspace in self._book.halted:
+            return []  # what was sampled may be of a history that is over: the next tick prepares it again
         reason = self._check_keyspace(record, event)
         if reason:
             return self._book.fail(record, reason, event.now)
@@ -94,6 +101,7 @@ class Starting:
             earliest=earliest,
             started_at=event.now,
             documents_total=earliest.documents_to(load),
+            incarnation=incarnation,
         )
         run.waiting_for = waiting_words(open_transactions(load, facts))
         names = ", ".join(self._book.names(record))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.progress import Progresses
-from keytide.catalog import IndexRecord
+from keytide.catalog import IndexRecord, KeyspaceRecord, RollbackRecord
+from keytide.history import History
 from keytide.messages import StabilityTimestamp
 from keytide.timestamp import Timestamp
 
@@ -44,9 +45,13 @@ class Stream:
         stamps: number -> timestamp of the newest numbers.
         published: index id -> newest common number.
         hold: no new content until this is acknowledged: what lies before it was read late (R27).
+        history: which numbers of the past hold.
+        halted: nothing is issued or published: its history is being examined, or a rollback is being written.
     """
 
     progress: Progresses
+    history: History = field(default_factory=History)
+    halted: bool = False
     content: Timestamp | None = None
     content_number: int | None = None
     content_since: int = 0
@@ -61,8 +66,40 @@ class Stream:
     ready: list[IndexRecord] = field(default_factory=list)
 
     @property
+    def may_issue(self) -> bool:
+        """Whether a timestamp may be issued at all now."""
+        free = self.in_flight is None and not self.halted
+        return free and bool(self.emitting) and self.progress.complete
+
+    @property
     def newsworthy(self) -> bool:
         """Whether there is something to issue that may be issued."""
         if not self.progress.news:
             return False
         return self.hold is None or self.progress.timestamp().covers(self.hold)
+
+
+def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Stream | None) -> Stream:
+    """The stream of a keyspace, or of its present incarnation: after a rollback it goes on at the timestamp
+    that was gone back to, and nothing after its number is remembered.
+
+    Args:
+        rollbacks: of the keyspace.
+        before: the stream of the incarnation before, if it was this leader's.
+    """
+    stream = Stream(Progresses(keyspace), number=-1 if before is None else before.number)
+    stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)
+    last = next((one for one in rollbacks if one.incarnation == keyspace.incarnation), None)
+    if last is None or (last.topic_id and keyspace.topic_id and last.topic_id != keyspace.topic_id):
+        return stream  # (no index was left when its topic was made anew: nothing was rolled back)
+    stream.progress.begin(last.timestamp, before.progress if before else None)
+    stream.content = Timestamp(last.timestamp.places, keyspace.topic_id)
+    if before is not None:
+        stream.stamps = {number: stamp for number, stamp in before.stamps.items() if number <= last.number}
+        stream.published = {
+            index: number for index, number in before.published.items() if number <= last.number
+        }
+        stream.halted = True  # until it is written
+    if last.number >= 0:
+        stream.stamps.setdefault(last.number, last.timestamp)
+    return stream

@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.buildbook import FINAL
 from coordinator.leader import Leader
+from coordinator.rollback import in_words
 from coordinator.source import target
 from coordinator.stream import Stream
 from keytide.catalog import BuildRecord, IndexRecord
@@ -65,6 +66,8 @@ def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
                     "node": name,
                     "live": bool(node and node.live),
                     "state": status.state if status else None,
+                    "incarnation": status.incarnation if status else None,
+                    "undo_steps": status.undo_steps if status else None,
                     "reason": status.reason if status else "",
                     "entries": status.entries if status else None,
                     "bytes": status.bytes if status else None,
@@ -183,6 +186,7 @@ def node(leader: Leader, name: str, now: int) -> Document:
         "entries": sum(status.entries for status in statuses),
         "bytes": sum(status.bytes for status in statuses),
         "stopped": sum(status.state == "STOPPED" for status in statuses),
+        "lost": sum(status.state == "LOST" for status in statuses),
         "queue_documents": sum(status.queue_documents for status in statuses),
         "memory": heartbeat.memory if heartbeat else None,
         "disk_free": heartbeat.disk_free if heartbeat else None,
@@ -227,10 +231,31 @@ def stability(leader: Leader, now: int) -> Document:
             "partitions": stream.progress.keyspace.partitions,
             "partitions_reported": sum(state.heard_at > 0 for state in stream.progress.partitions.values()),
             "incarnation": stream.progress.keyspace.incarnation,
+            "rollbacks": len(leader.dictionary.catalog.rollbacks(name)),
+            "last_rollback": _last_rollback(leader, name),
+            "examining": leader.rollbacks.examining(name) or None,
             "version": stream.progress.keyspace.version,
-            "issuing": bool(stream.emitting),
+            "issuing": bool(stream.emitting) and not stream.halted,
         }
     return {"term": leader.term, "keyspaces": keyspaces}
+
+
+def _last_rollback(leader: Leader, keyspace: str) -> Document | None:
+    """The newest rollback of a keyspace."""
+    known = leader.dictionary.catalog.rollbacks(keyspace)
+    if not known:
+        return None
+    last = known[-1]
+    return {
+        "incarnation": last.incarnation,
+        "snapshot": last.number if last.number >= 0 else None,
+        "timestamp": _timestamp(last.timestamp),
+        "cause": last.cause,
+        "at": last.at,
+        "lost": _timestamp(Timestamp(last.lost)),
+        "detail": last.detail,
+        "text": in_words(last),
+    }
 
 
 def _projector_lag(leader: Leader, name: str, stream: Stream) -> int:

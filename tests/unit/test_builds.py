@@ -11,17 +11,12 @@ from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
 from coordinator.ddl import ConflictError, NoSuchKeyspaceError
 from coordinator.dictionary import NoSuchIndexError
 from coordinator.events import (
-    Broadcast,
-    BuildPrepared,
     DeleteTopics,
     DriverExited,
-    Event,
     Instruction,
-    Issued,
     Note,
     PrepareBuild,
     PrepareFailed,
-    Recovered,
     RemoveBuildFolder,
     Reported,
     SampleSource,
@@ -30,221 +25,21 @@ from coordinator.events import (
     SourceSampled,
     StartDriver,
     StopDriver,
-    Tick,
     TopicsDeleted,
-    Write,
 )
-from coordinator.leader import Leader
 from coordinator.orphans import orphans
 from coordinator.placement import TooFewNodesError, counts, place
-from coordinator.stream import Limits
-from keytide.catalog import (
-    BuildRecord,
-    Catalog,
-    IndexRecord,
-    KeyspaceRecord,
-    TermRecord,
-    decode_record,
-    encode_record,
-)
-from keytide.definition import parse_statement
 from keytide.messages import (
     QUEUE_UNAVAILABLE,
-    Acknowledged,
-    Activated,
     BuildEnd,
     BuildProgress,
-    NodeHeartbeat,
     PartitionProgress,
     Progress,
-    StabilityTimestamp,
 )
 from keytide.timestamp import Timestamp
+from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 MINUTE = 60_000
-
-
-def facts(
-    high: tuple[int, ...] = (100, 50),
-    stable: tuple[int, ...] | None = None,
-    earliest: tuple[int, ...] = (0, 0),
-    topic_id: str = "t1",
-    at: int = 0,
-    **other: Any,
-) -> SourceFacts:
-    def by_partition(offsets: tuple[int, ...]) -> dict[int, int]:
-        return dict(enumerate(offsets))
-
-    values: dict[str, Any] = {
-        "compacted": False,
-        "delete_retention_ms": 0,
-        "min_compaction_lag_ms": 0,
-        **other,
-    }
-    return SourceFacts(
-        keyspace="people",
-        topic_id=topic_id,
-        earliest=by_partition(earliest),
-        stable=by_partition(stable or high),
-        high=by_partition(high),
-        sampled_at=at,
-        **values,
-    )
-
-
-class World:
-    """A leader, the dictionary as it is written, and a clock."""
-
-    def __init__(self, limits: BuildLimits | None = None, catalog: Catalog | None = None) -> None:
-        self.limits = limits or BuildLimits()
-        self.written: dict[str, bytes] = {}
-        self.now = 1_000_000
-        self.number = 0
-        catalog = catalog or Catalog()
-        catalog.records["term"] = TermRecord(1, "test", 0)
-        catalog.offset = max(catalog.offset, 7)
-        self.leader = Leader(catalog, "kt", 1, Limits(), self.limits)
-
-    def take(self, instructions: list[Instruction]) -> list[Instruction]:
-        """Write what is to be written, deliver timestamps; what else there is to do."""
-        rest: list[Instruction] = []
-        for one in instructions:
-            if isinstance(one, Write):
-                assert not rest or not any(isinstance(r, StartDriver | SendBuildEnd) for r in rest)
-                for key, record in one.records:
-                    if record is None:
-                        del self.written[key]
-                    else:
-                        self.written[key] = encode_record(record)
-            elif isinstance(one, Broadcast):
-                if isinstance(one.message, StabilityTimestamp):
-                    self.number += 1
-                    rest += self.take(self.leader.handle(Issued(one.message, self.number, self.now)))
-            else:
-                rest.append(one)
-        return rest
-
-    def handle(self, event: Event) -> list[Instruction]:
-        """What an event leads to, notes left out."""
-        return [one for one in self.take(self.leader.handle(event)) if not isinstance(one, Note)]
-
-    def tick(self, ms: int = 20) -> list[Instruction]:
-        self.now += ms
-        return self.handle(Tick(self.now))
-
-    def node(self, *names: str) -> None:
-        for name in names:
-            self.handle(Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0), self.now))
-
-    def sql(self, text: str, source: SourceFacts | None = None) -> list[Instruction]:
-        answer = self.leader.execute(parse_statement(text), source or facts(), self.now)
-        return [one for one in self.take(answer.instructions) if not isinstance(one, Note)]
-
-    def index(self, name: str) -> IndexRecord:
-        """The index as it is written."""
-        for key, value in self.written.items():
-            record = decode_record(key, value)
-            if isinstance(record, IndexRecord) and record.name == name:
-                return record
-        raise KeyError(name)
-
-    def build(self, id_: str) -> BuildRecord:
-        """The build as it is written."""
-        record = decode_record(f"build/{id_}", self.written[f"build/{id_}"])
-        assert isinstance(record, BuildRecord)
-        return record
-
-    def keyspace(self) -> KeyspaceRecord:
-        record = decode_record("keyspace/people", self.written["keyspace/people"])
-        assert isinstance(record, KeyspaceRecord)
-        return record
-
-    def prepared(self, build: str, source: SourceFacts | None = None) -> list[Instruction]:
-        return self.handle(BuildPrepared(build, source or facts(at=self.now), self.now))
-
-    def activate(self, version: int, *offsets: int) -> None:
-        for partition, offset in enumerate(offsets):
-            message = Activated("people", "p1", partition, version, offset, 0)
-            self.handle(Reported(message, self.now))
-
-    def driver(
-        self, build: str, state: str, batches: int = 0, reached: tuple[int, ...] = (), **other: Any
-    ) -> list[Instruction]:
-        message = BuildProgress(
-            build=build,
-            run="r1",
-            state=state,
-            batches=batches,
-            timestamp=Timestamp.of(dict(enumerate(reached))),
-            earliest=Timestamp(),
-            documents=other.pop("documents", 0),
-            chunk_entries={},
-            error=other.pop("error", ""),
-            sent_at=self.now,
-            **other,
-        )
-        return self.handle(Reported(message, self.now))
-
-    def progress(self, version: int, *acked: int) -> list[Instruction]:
-        partitions = [
-            PartitionProgress(p, offset, 0, offset, self.now, version) for p, offset in enumerate(acked)
-        ]
-        return self.handle(Reported(Progress("people", "p1", "t1", 0, partitions, 0, {}), self.now))
-
-    def common(self, *acked: int, nodes: tuple[str, ...] = ("n1", "n2")) -> list[Instruction]:
-        """A timestamp at `acked`, and its acknowledgement by all slices on these nodes."""
-        keyspace = self.leader.dictionary.catalog.keyspace("people")
-        assert keyspace is not None
-        self.progress(keyspace.version, *acked)
-        done = self.tick(300)
-        stream = self.leader.core.streams["people"]
-        assert stream.content is not None
-        assert stream.content.offsets() == dict(enumerate(acked))
-        for node in nodes:
-            slices = [
-                (index.id, slice_number)
-                for index in self.leader.dictionary.catalog.indexes()
-                for slice_number, placed in enumerate(index.placement)
-                if node in placed
-            ]
-            done += self.handle(Reported(Acknowledged(node, "people", 0, stream.number, slices), self.now))
-        return done
-
-    def restart(self) -> tuple[World, list[Instruction]]:
-        """Another leader that knows only what was written."""
-        catalog = Catalog()
-        for offset, (key, value) in enumerate(self.written.items()):
-            catalog.apply(key, value, offset)
-        catalog.offset = 1_000
-        other = World(self.limits, catalog)
-        other.written, other.now = dict(self.written), self.now
-        return other, [
-            one
-            for one in other.take(other.leader.handle(Recovered((), (), self.now)))
-            if not isinstance(one, Note)
-        ]
-
-
-CREATE = "CREATE INDEX by_city ON people (city) WITH (slices=3)"
-MUTATIONS, BACKFILL = "kt.mutations.by_city-7", "kt.backfill.by_city-7.b8"
-
-
-def started(world: World) -> World:
-    """Index by_city-7 in build b8, in BACKFILL."""
-    world.sql(CREATE)
-    world.node("n1", "n2")
-    world.tick()
-    world.prepared("b8")
-    return world
-
-
-def backfilled(world: World) -> World:
-    """The same in CATCHUP; the source ended at 130, 60."""
-    started(world)
-    world.activate(1, 120, 40)
-    world.driver("b8", "PASSED", 2, (125, 60))
-    world.handle(SourceSampled(facts((130, 60)), "b8", world.now))
-    return world
 
 
 def test_the_transition_table_names_every_state_and_ends() -> None:
@@ -348,7 +143,6 @@ def test_topics_that_cannot_be_made_are_tried_again() -> None:
     ("later", "reason"),
     [
         (facts((100, 50, 0), earliest=(0, 0, 0)), "had 2 partitions"),
-        (facts(topic_id="t2"), "made anew"),
         (facts(topic_id="", high=(), earliest=()), "does not exist"),
         (facts(earliest=(31, 0)), "offsets 30 to 30 of partition 0 were deleted"),
         (facts(compacted=True, delete_retention_ms=1_000, at=9_000_000), "keeps tombstones"),

@@ -238,9 +238,7 @@ def test_older_and_foreign_progress_changes_nothing() -> None:
     serving(core)
     assert core.handle(progress(1_100, 3, 2, projector="p2")) == []
     assert core.handle(progress(1_100, 50, 70, incarnation=1)) == []
-    out = core.handle(progress(1_100, 50, 70, topic_id="topic-2"))
-    assert [one.kind for one in out if isinstance(one, Note)] == ["topic-recreated"]
-    assert core.handle(progress(1_101, 50, 70, topic_id="topic-2")) == []
+    assert core.handle(progress(1_100, 50, 70, topic_id="topic-2")) == []
     (stamp,) = stamps(core.handle(Tick(1_200)))
     assert stamp.timestamp.offsets() == {0: 5, 1: 7}
 

@@ -1,0 +1,304 @@
+"""Rollback: when the source has lost acknowledged records, everything goes back to the newest stability
+timestamp before the loss. Pure (R28, R30 to R32; docs/adr/0010).
+
+Theory of operation. Three things raise the suspicion that the history of a keyspace is not the one that its
+timestamps were made of:
+
+* a projector says so (`HistoryLost`): a place that it had read up to is not on the log any more. What lies
+  past the newest timestamp was sent already, so this always ends in a rollback;
+* the topic has another id: it was deleted and made anew. The same;
+* the end of a partition lies below a timestamp that is older than the look at that end. This may be a broker
+  that does not know better for a moment, so the examination decides.
+
+From then on the keyspace is halted: no timestamp, nothing published, no build begins or is judged. The slow
+work, to find the newest timestamp of which every place is on the log, is done beside the control loop
+(`ExamineHistory`) and tried again until there is an answer. Then one `Write` has it all: the rollback, the
+keyspace's new incarnation, and the builds that begin again. Before it nothing has changed, and whoever leads
+next begins from the suspicion; after it the dictionary says everything. When it is committed
+(`RollbackWritten`) timestamps of the new incarnation are issued, the first one with the content that was gone
+back to.
+
+A topic that is gone and not made anew yet changes nothing: there is no history to go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec.structs import replace
+
+from coordinator.builds import Builds
+from coordinator.core import StabilityCore
+from coordinator.dictionary import Dictionary
+from coordinator.events import (
+    ConfirmRollback,
+    Event,
+    ExamineHistory,
+    HistoryExamined,
+    Instruction,
+    Note,
+    Reported,
+    RollbackWritten,
+    SourceFacts,
+    SourceSampled,
+    Tick,
+)
+from coordinator.lateness import LatenessWatch
+from coordinator.stream import Stream
+from keytide.catalog import KeyspaceRecord, RollbackRecord
+from keytide.messages import HistoryLost
+from keytide.timestamp import Place, Timestamp
+
+RETRY_MS = 1_000
+"""Between examinations that came to nothing."""
+PAUSE_MS = 1_000
+"""Between a rollback and the next examination of the same keyspace."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """A suspicion.
+
+    Attributes:
+        words: who said what, for people.
+        certain: it ends in a rollback, whatever the examination says of the timestamps.
+        stood: partition -> the least place beyond the timestamps that a projector had read up to.
+        asked: an examination is under way.
+        ask_at: not before this.
+        waiting: why there is no answer yet; told once for each reason.
+    """
+
+    words: dict[str, None] = field(default_factory=dict)
+    certain: bool = False
+    stood: dict[int, Place] = field(default_factory=dict)
+    asked: bool = False
+    ask_at: int = 0
+    waiting: str = ""
+
+
+class Rollbacks:
+    """Notices lost history, has it examined, decides.
+
+    Args:
+        dictionary: the leader's.
+        core: told what to halt.
+        builds: those under way begin again.
+        lateness: begins anew with another history.
+    """
+
+    def __init__(
+        self, dictionary: Dictionary, core: StabilityCore, builds: Builds, lateness: LatenessWatch
+    ) -> None:
+        self._dictionary = dictionary
+        self._core = core
+        self._builds = builds
+        self._lateness = lateness
+        self._cases: dict[str, _Case] = {}
+        self._witnesses: dict[str, tuple[int, Timestamp]] = {}
+        self._missing: set[str] = set()
+        self._rolled_back_at: dict[str, int] = {}
+        self._unwritten: dict[str, int] = {}
+
+    def examining(self, keyspace: str) -> str:
+        """Why a keyspace's history is being examined, "" when it is not."""
+        case = self._cases.get(keyspace)
+        return "; ".join(case.words) if case else ""
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """One event; what follows."""
+        match event:
+            case Reported(HistoryLost() as message, now):
+                return self._lost(message, now)
+            case SourceSampled(facts, "", now):
+                return self._sampled(facts, now)
+            case HistoryExamined():
+                return self._examined(event)
+            case RollbackWritten(keyspace, incarnation, _):
+                return self._written(keyspace, incarnation)
+            case Tick(now):
+                return self._ask(now)
+            case _:
+                return []
+
+    # --- noticing -------------------------------------------------------------------------------------------
+
+    def _affected(self, keyspace: str) -> tuple[KeyspaceRecord, Stream] | None:
+        """The keyspace, if any of its indexes has a history that can be lost."""
+        record, stream = self._dictionary.catalog.keyspace(keyspace), self._core.streams.get(keyspace)
+        return (record, stream) if record and stream and stream.emitting else None
+
+    def _lost(self, message: HistoryLost, now: int) -> list[Instruction]:
+        """A projector's word. One of an older incarnation is answered by the rollback that has been since."""
+        affected = self._affected(message.keyspace)
+        if affected is None or message.incarnation != affected[0].incarnation:
+            return []
+        words = f"projector {message.projector}, partition {message.partition}: {message.reason}"
+        stood = {message.partition: Place(message.offset, message.epoch)}
+        return self._suspect(message.keyspace, words, now, certain=True, stood=stood)
+
+    def _sampled(self, facts: SourceFacts, now: int) -> list[Instruction]:
+        """A look at the source."""
+        affected = self._affected(facts.keyspace)
+        if affected is None:
+            self._witnesses.pop(facts.keyspace, None)
+            return []
+        keyspace, stream = affected
+        if not facts.exists:
+            return self._gone(facts.keyspace)
+        self._missing.discard(facts.keyspace)
+        if keyspace.topic_id and keyspace.topic_id != facts.topic_id:
+            return self._suspect(facts.keyspace, "the topic was deleted and made anew", now, certain=True)
+        # An end may only be held against a timestamp that is older than the look at it.
+        seen_at, content = self._witnesses.get(facts.keyspace, (0, Timestamp()))
+        self._witnesses[facts.keyspace] = (now, stream.content or Timestamp())
+        short = {
+            partition: place.offset
+            for partition, place in content.places.items()
+            if place.offset > facts.stable.get(partition, place.offset)
+        }
+        if not short or facts.sampled_at < seen_at:
+            return []
+        places = ", ".join(
+            f"partition {partition} ends at {facts.stable[partition]}, timestamps were at {offset}"
+            for partition, offset in sorted(short.items())
+        )
+        return self._suspect(facts.keyspace, places, now)
+
+    def _gone(self, keyspace: str) -> list[Instruction]:
+        if keyspace in self._missing:
+            return []
+        self._missing.add(keyspace)
+        text = (
+            f"topic {keyspace} does not exist any more; its indexes stay as they are. When it is made anew, "
+            "they begin again from nothing; else drop them"
+        )
+        return [Note("error", "topic-gone", keyspace, text)]
+
+    def _suspect(
+        self,
+        keyspace: str,
+        words: str,
+        now: int,
+        *,
+        certain: bool = False,
+        stood: Mapping[int, Place] | None = None,
+    ) -> list[Instruction]:
+        case = self._cases.get(keyspace)
+        if case is None:
+            pause = self._rolled_back_at.get(keyspace, -PAUSE_MS) + PAUSE_MS
+            case = self._cases[keyspace] = _Case(ask_at=max(now, pause))
+            self._core.halt(keyspace)
+            self._builds.book.halted.add(keyspace)
+        case.certain = case.certain or certain
+        for partition, place in (stood or {}).items():
+            case.stood[partition] = min(place, case.stood.get(partition, place))
+        if words in case.words:
+            return []
+        case.words[words] = None
+        text = f"the history of {keyspace} is examined, its timestamps wait: {words}"
+        return [Note("warning", "history-doubted", keyspace, text), *self._ask(now)]
+
+    # --- examining ------------------------------------------------------------------------------------------
+
+    def _ask(self, now: int) -> list[Instruction]:
+        out: list[Instruction] = []
+        for name, case in sorted(self._cases.items()):
+            affected = self._affected(name)
+            if affected is None:  # its last index was dropped meanwhile
+                self._close(name)
+            elif not case.asked and now >= case.ask_at:
+                case.asked = True
+                keyspace, stream = affected
+                stamps = tuple(sorted(stream.stamps.items(), reverse=True))
+                out.append(ExamineHistory(name, keyspace.topic_id, stream.history, stamps, dict(case.stood)))
+        return out
+
+    def _close(self, keyspace: str) -> None:
+        """Nothing is doubted any more."""
+        self._cases.pop(keyspace, None)
+        self._witnesses.pop(keyspace, None)
+        if keyspace not in self._unwritten:
+            self._builds.book.halted.discard(keyspace)
+            self._core.resume(keyspace)
+
+    def _examined(self, event: HistoryExamined) -> list[Instruction]:
+        case, affected = self._cases.get(event.keyspace), self._affected(event.keyspace)
+        if case is None or affected is None:
+            return []
+        case.asked, case.ask_at = False, event.now + RETRY_MS
+        keyspace, _ = affected
+        waiting = event.error or ("" if event.topic_id else "the topic does not exist")
+        if waiting:
+            if waiting == case.waiting:
+                return []
+            case.waiting = waiting
+            text = f"the history of {event.keyspace} cannot be examined yet: {waiting}"
+            return [Note("warning", "history-unknown", event.keyspace, text)]
+        if keyspace.topic_id and keyspace.topic_id != event.topic_id:
+            return self._roll_back(event, case, keyspace, "recreated")
+        if event.lost or case.certain:
+            return self._roll_back(event, case, keyspace, "truncated")
+        self._close(event.keyspace)
+        text = f"the history of {event.keyspace} is whole: {'; '.join(case.words)} was a false alarm"
+        return [Note("info", "history-whole", event.keyspace, text)]
+
+    # --- deciding -------------------------------------------------------------------------------------------
+
+    def _roll_back(
+        self,
+        event: HistoryExamined,
+        case: _Case,
+        keyspace: KeyspaceRecord,
+        cause: Literal["truncated", "recreated"],
+    ) -> list[Instruction]:
+        anew = cause == "recreated"
+        record = RollbackRecord(
+            keyspace=keyspace.name,
+            incarnation=keyspace.incarnation + 1,
+            number=-1 if anew else event.number,
+            timestamp=Timestamp() if anew else event.timestamp,
+            topic_id=event.topic_id,
+            cause=cause,
+            at=event.now,
+            lost={} if anew else event.lost,
+            detail="; ".join(case.words),
+        )
+        partitions = event.partitions if anew else max(keyspace.partitions, event.partitions)
+        self._dictionary.put(record)
+        self._dictionary.put(
+            replace(keyspace, incarnation=record.incarnation, topic_id=record.topic_id, partitions=partitions)
+        )
+        reason = "the source was made anew" if anew else "the source lost records, and was rolled back"
+        out = self._builds.rolled_back(keyspace.name, reason, event.now)
+        self._lateness.forget(keyspace.name)
+        self._rolled_back_at[keyspace.name] = event.now
+        self._unwritten[keyspace.name] = record.incarnation
+        self._close(keyspace.name)
+        return [
+            *out,
+            ConfirmRollback(keyspace.name, record.incarnation),
+            Note("error", "rolled-back", keyspace.name, in_words(record)),
+        ]
+
+    def _written(self, keyspace: str, incarnation: int) -> list[Instruction]:
+        """From now on timestamps of the new incarnation may be issued."""
+        if self._unwritten.get(keyspace) == incarnation:
+            del self._unwritten[keyspace]
+            if keyspace not in self._cases:
+                self._close(keyspace)
+        return []
+
+
+def in_words(record: RollbackRecord) -> str:
+    """A rollback as people are told of it."""
+    name = f"{record.keyspace} is rolled back (incarnation {record.incarnation})"
+    if record.cause == "recreated":
+        return f"{name}: its topic was made anew; its indexes begin again from nothing"
+    where = f"to snapshot {record.number}" if record.number >= 0 else "to its beginning"
+    lost = ", ".join(
+        f"partition {partition} from offset {place.offset}"
+        for partition, place in sorted(record.lost.items())
+    )
+    return f"{name} {where}: the topic lost records{f' ({lost})' if lost else ''}; {record.detail}"

@@ -1,0 +1,67 @@
+"""What waits for Kafka and nothing else waits for: examinations of histories.
+
+A thread of its own beside the slow lane, so that a source partition without a leader holds up no write. A job
+that fails is not tried again here: its event says so, and the leader asks again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from coordinator.events import Event, ExamineHistory, HistoryExamined
+from coordinator.examine import examine
+from keytide.clock import now_ms
+from keytide.errors import RetryableError
+from keytide.settings import Settings
+from keytide.timestamp import Timestamp
+
+Job = ExamineHistory
+
+
+class Upkeep:
+    """Carries jobs out, one after the other.
+
+    Args:
+        post: takes the events that come of it, from this thread.
+        failed: told of an error that ends the coordinator.
+    """
+
+    def __init__(
+        self, settings: Settings, post: Callable[[Event], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._settings = settings
+        self._post = post
+        self._failed = failed
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Carry this out after what was put before it."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish the job at hand and stop."""
+        self._stopping.set()
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None and not self._stopping.is_set():
+                self._post(self._carry_out(job))
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            self._failed(error)
+
+    def _carry_out(self, job: Job) -> Event:
+        try:
+            return examine(self._settings, job)
+        except RetryableError as error:
+            return HistoryExamined(job.keyspace, "", 0, -1, Timestamp(), {}, error.message, now_ms())
