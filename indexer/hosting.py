@@ -78,6 +78,15 @@ def histories_complete(catalog: Catalog) -> bool:
     )
 
 
+class SliceNews(NamedTuple):
+    """`batch`: newest micro-batch committed."""
+
+    key: SliceKey
+    state: str
+    batch: int
+    incarnation: int
+
+
 class _Lost(NamedTuple):
     """A slice that waits for another build than `build`."""
 
@@ -179,11 +188,15 @@ class Hosting:
             for key, lost in sorted(self._lost.items())
         ]
 
-    def news(self) -> list[tuple[SliceKey, str, int, int]]:
-        """What others want to hear of at once: (slice, state, newest micro-batch, incarnation) of each."""
-        cores = [(key, runner.core) for key, runner in self.runners.items()]
-        open_ = [(key, core.state, core.applied.batch, core.incarnation) for key, core in cores]
-        return open_ + [(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())]
+    def news(self) -> list[SliceNews]:
+        """What others want to hear of at once, of each slice."""
+        found = [
+            SliceNews(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)
+            for key, runner in self.runners.items()
+        ]
+        return found + [
+            SliceNews(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())
+        ]
 
     def close(self) -> None:
         """Stop all; what is on disk stays."""

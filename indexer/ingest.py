@@ -20,7 +20,7 @@ import psutil
 from indexer.consuming import Kind, Lost, NodeConsumer, Record
 from indexer.events import BackfillData, CaughtUp, MutationData, Stamped, Turn
 from indexer.folder import NodeFolder
-from indexer.hosting import Hosting, histories_complete
+from indexer.hosting import Hosting, SliceNews, histories_complete
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
 from indexer.reports import Reporter
@@ -77,7 +77,7 @@ class Ingest:
         self._upkeep_at = 0
         self._heartbeat_at = 0
         self._open_again_at = 0
-        self._told: list[tuple[str, str, int, int]] = []
+        self._told: list[SliceNews] = []
 
     def run(self, stop: threading.Event, started: threading.Event) -> None:
         """Work until `stop` is set.

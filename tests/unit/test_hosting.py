@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from indexer import folder as folder_module
-from indexer.events import BackfillData, MutationData, Stamped, Turn
+from indexer.events import BackfillData, DataLost, MutationData, RolledBack, Stamped, Turn
 from indexer.folder import NodeFolder
 from indexer.following import Limits
-from indexer.hosting import Hosting, placed_here
+from indexer.hosting import Hosting, SliceNews, histories_complete, placed_here
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
 from indexer.slices import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
 from indexer.spool import ChunkSpool
 from indexer.store.fold_worker import FoldWorker
-from indexer.store.interface import Applied, ApplyResult
+from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
 from indexer.store.memory import MemorySliceStore
-from keytide.catalog import Catalog, IndexRecord, IndexState, KeyspaceRecord, encode_record, record_key
+from keytide.catalog import (
+    BuildRecord,
+    BuildState,
+    Catalog,
+    IndexRecord,
+    IndexState,
+    KeyspaceRecord,
+    Record,
+    RollbackRecord,
+    encode_record,
+    record_key,
+)
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import ConfigurationError, RetryableError
-from keytide.messages import BuildEnd, PutChunk, Segment, StabilityTimestamp, encode
+from keytide.history import History
+from keytide.messages import BatchEnd, BuildEnd, PutChunk, Segment, SliceStatus, StabilityTimestamp, encode
 from keytide.settings import load_settings
 from keytide.timestamp import Timestamp
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, segment
@@ -78,16 +93,53 @@ class Place:
         )
         return self.hosting
 
-    def write(self, record: IndexRecord | KeyspaceRecord) -> None:
+    def write(self, record: Record) -> None:
         self.catalog.apply(record_key(record), encode_record(record), self._offset)
         self._offset += 1
 
-    def index(self, state: IndexState, build: str = "b-1", nodes: Sequence[str] = ("n1", "n2")) -> None:
+    def index(
+        self,
+        state: IndexState,
+        build: str = "b-1",
+        nodes: Sequence[str] = ("n1", "n2"),
+        slice_builds: dict[int, str] | None = None,
+    ) -> None:
         parsed = parse_statement("CREATE INDEX i ON src (k) WITH (slices=2)")
         assert isinstance(parsed, CreateIndex)
         placement = [[node] for node in nodes]
-        self.write(IndexRecord("i-1", parsed.definition, state, 1, placement, build, 1))
+        record = IndexRecord("i-1", parsed.definition, state, 1, placement, build, 1)
+        self.write(replace(record, slice_builds=slice_builds or {}))
         self.hosting.reconcile(self.catalog, 0)
+
+    def rebuild(self, build: str, state: BuildState = "BACKFILL") -> None:
+        """One slice of the READY index is rebuilt."""
+        record = BuildRecord(build, "src", ["i-1"], state, Timestamp(), 1, slices={"i-1": [0]})
+        self.write(record)
+        self.index("READY", slice_builds={0: build})
+
+    def roll_back(self, incarnation: int, offset: int, number: int = 0, topic_id: str = TOPIC_ID) -> None:
+        cut = Timestamp.of({0: offset} if offset else {}, topic_id)
+        cause: Literal["truncated", "recreated"] = "truncated" if topic_id == TOPIC_ID else "recreated"
+        self.write(RollbackRecord("src", incarnation, number, cut, topic_id, cause, 0))
+        self.write(KeyspaceRecord("src", topic_id, 1, 1, incarnation))
+
+    def built(self, end: int = 0) -> SliceRunner:
+        """The slice of a READY index, empty, following its queue."""
+        self.index("BUILDING")
+        self.hosting.runners[KEY].feed(BackfillData(encode(BuildEnd("b-1", *KEY, 1, 0)), 0), 0)
+        self.index("READY")
+        runner = self.hosting.runners[KEY]
+        assert runner.core.state == "CATCHUP"
+        return runner
+
+    def status(self) -> SliceStatus:
+        (status,) = self.hosting.statuses(0)
+        return status
+
+    def restart(self) -> None:
+        """The node ends in order, and starts again."""
+        self.hosting.close()
+        self.begin().reconcile(self.catalog, 0)
 
     def drop(self) -> None:
         self.catalog.apply("index/i-1", None, self._offset)
@@ -180,6 +232,249 @@ def test_lost_data_of_a_ready_index_is_told_not_made_up(place: Place) -> None:
     assert not place.exists()
 
 
+# --- slices that are lost, and rebuilt ------------------------------------------------------------------
+
+
+def test_a_lost_slice_is_put_away_and_waits_for_another_build(place: Place) -> None:
+    runner = place.built()
+    runner.lose("the queue is gone", 0)
+    assert place.node.tip(*KEY) is None
+    place.hosting.look_after(0)
+    assert place.hosting.runners == {}
+    status = place.status()
+    assert (status.state, status.reason, status.queue_horizon) == ("LOST", "the queue is gone", -1)
+    assert place.hosting.news() == [SliceNews(KEY, "LOST", -1, 0)]
+    place.index("READY")
+    assert place.status().state == "LOST"
+    place.rebuild("r-1")
+    runner = place.hosting.runners[KEY]
+    assert (runner.core.state, runner.core.applied.build) == ("BUILDING", "r-1")
+    assert place.reading.places == {KEY: ("r-1", 0)}
+    assert place.status().build == "r-1"
+
+
+def test_a_rebuilt_slice_goes_on_and_outlives_its_build(place: Place) -> None:
+    place.rebuild("r-1")
+    runner = place.hosting.runners[KEY]
+    runner.feed(BackfillData(encode(BuildEnd("r-1", *KEY, 1, 0, queue_position=30)), 0), 0)
+    assert place.reading.places == {KEY: ("mutations", 30)}
+    assert place.status().queue_horizon == 30
+    place.rebuild("r-1", "READY")
+    assert place.hosting.runners[KEY] is runner
+    place.restart()
+    assert place.hosting.runners[KEY].core.state == "CATCHUP"
+    assert place.reading.places == {KEY: ("mutations", 30)}
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_slice_whose_rebuild_ended_without_it_is_lost_again(
+    place: Place, state: BuildState, restart: bool
+) -> None:
+    place.rebuild("r-1")
+    if restart:
+        place.hosting.close()
+        place.begin()
+    place.rebuild("r-1", state)
+    place.hosting.look_after(0)
+    assert place.status().state == "LOST"
+    place.rebuild("r-2")
+    assert place.hosting.runners[KEY].core.applied.build == "r-2"
+
+
+def test_data_of_another_build_is_not_served(place: Place) -> None:
+    place.built()
+    place.hosting.close()
+    place.begin()
+    place.index("READY", build="b-2")
+    assert place.status().state == "LOST"
+    assert "build b-1, not b-2" in place.status().reason
+
+
+def test_a_slice_that_is_dropped_while_it_is_lost_leaves_nothing(place: Place) -> None:
+    place.built().lose("bad page", 0, damaged=True)
+    place.hosting.look_after(0)
+    assert place.folder.aside(KEY).exists()
+    place.drop()
+    assert place.hosting.statuses(0) == []
+    assert not place.folder.slice_folder(KEY).parent.exists()
+
+
+def test_damage_that_a_scan_reports_takes_the_slice_out_and_sets_its_folder_aside(place: Place) -> None:
+    place.built()
+    place.node.report_damage(*KEY, "bad entry")
+    assert place.node.tip(*KEY) is None
+    place.hosting.look_after(0)
+    assert (place.status().state, place.status().reason) == ("LOST", "bad entry")
+    assert not place.exists()
+    assert place.folder.aside(KEY).exists()
+    place.restart()
+    assert place.status().state == "LOST"
+    assert "set aside" in place.status().reason
+    place.rebuild("r-1")
+    assert place.hosting.runners[KEY].core.state == "BUILDING"
+
+
+def test_a_base_that_is_damaged_is_noticed_when_it_is_opened(place: Place) -> None:
+    place.built()
+    place.hosting.close()
+    base = next(place.folder.slice_folder(KEY).rglob("data.mdb"))
+    base.write_bytes(b"\x00" * base.stat().st_size)
+    place.begin().reconcile(place.catalog, 0)
+    assert place.status().state == "LOST"
+    assert place.folder.aside(KEY).exists()
+    place.rebuild("r-1")
+    assert place.hosting.runners[KEY].core.state == "BUILDING"
+
+
+def test_damage_under_a_build_that_goes_on_begins_it_anew(place: Place) -> None:
+    place.index("BUILDING")
+    runner = place.hosting.runners[KEY]
+    runner.lose("bad page", 0, damaged=True)
+    place.hosting.look_after(0)
+    assert place.status().state == "STOPPED"
+    place.hosting.try_again(place.catalog, 0)
+    assert place.hosting.runners[KEY] is not runner
+    assert place.reading.places == {KEY: ("b-1", 0)}
+
+
+def test_a_check_finds_damage_beside_everything_else(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = place.built()
+    interval = load_settings().indexer.scrub_interval_s * 1_000
+    threads: list[str] = []
+
+    def bad() -> None:
+        threads.append(threading.current_thread().name)
+        raise StoreDamagedError("page 7 is not what was written")
+
+    place.hosting.look_after(0)
+    monkeypatch.setattr(runner.store, "verify", bad)
+    place.hosting.look_after(interval - 1)
+    assert threads == []
+    deadline = time.monotonic() + 10
+    while place.hosting.runners:
+        assert time.monotonic() < deadline
+        place.hosting.look_after(interval)
+        time.sleep(0.001)
+    assert place.status().reason == "page 7 is not what was written"
+    assert threads[0].startswith("scrub")
+
+
+def test_a_sound_base_passes_its_check(place: Place) -> None:
+    runner = place.built()
+    interval = load_settings().indexer.scrub_interval_s * 1_000
+    for turn in range(4):
+        place.hosting.look_after(turn * interval)
+    place.hosting.close()  # waits for the last
+    assert runner.core.state == "CATCHUP"
+
+
+# --- rollback -------------------------------------------------------------------------------------------
+
+
+def follow(runner: SliceRunner, position: int, start: int, end: int, incarnation: int = 0) -> None:
+    """The slice hears [start, end) and commits it as the number of its end."""
+    versions = [Version(0, offset, b"d%d" % offset, (b"k",)) for offset in range(start, end)]
+    message = batch([segment(0, start, end, versions)], *KEY, incarnation=incarnation)
+    runner.feed(MutationData(encode(message), position), 0)
+    stamp = StabilityTimestamp("src", 1, incarnation, Timestamp.of({0: end}, TOPIC_ID), 0, 0)
+    runner.feed(Stamped(end, stamp), 0)
+    runner.feed(Turn(0), 0)
+
+
+def fold(runner: SliceRunner) -> None:
+    assert runner.store.start_fold()
+    assert runner.store.finish_fold(10.0) is not None
+
+
+def entries(runner: SliceRunner) -> int:
+    tip = runner.ring.tip()
+    assert tip is not None
+    count = tip.count(b"", None)
+    tip.release()
+    return count
+
+
+def test_a_slice_steps_back_to_a_fold_that_holds_and_reads_its_queue_again(place: Place) -> None:
+    runner = place.built()
+    follow(runner, 0, 0, 3)
+    fold(runner)
+    follow(runner, 1, 3, 6)
+    place.roll_back(1, 4, number=3)
+    place.hosting.reconcile(place.catalog, 0)
+    assert place.hosting.runners[KEY] is runner
+    assert (runner.store.applied.timestamp.offsets(), entries(runner)) == ({0: 3}, 3)
+    assert runner.ring.numbers() == [3]
+    assert place.reading.places == {KEY: ("mutations", 1)}
+    status = place.status()
+    assert (status.state, status.number, status.incarnation) == ("CATCHUP", 3, 1)
+    follow(runner, 1, 3, 6)
+    assert runner.core.heard().offsets() == {0: 4}
+    follow(runner, 2, 4, 7, incarnation=1)
+    assert (place.status().number, entries(runner), runner.core.state) == (7, 7, "LIVE")
+
+
+def test_a_rollback_while_the_node_was_away_is_made_good_at_its_start(place: Place) -> None:
+    runner = place.built()
+    follow(runner, 0, 0, 3)
+    fold(runner)
+    follow(runner, 1, 3, 6)
+    fold(runner)
+    place.hosting.close()
+    place.roll_back(1, 4, number=3)
+    place.begin().reconcile(place.catalog, 0)
+    runner = place.hosting.runners[KEY]
+    assert (runner.store.applied.timestamp.offsets(), entries(runner)) == ({0: 3}, 3)
+    assert place.reading.places == {KEY: ("mutations", 1)}
+    assert place.status().incarnation == 1
+
+
+def test_a_slice_that_was_switched_past_the_cut_cannot_step_back_and_is_lost(place: Place) -> None:
+    place.rebuild("r-1")
+    runner = place.hosting.runners[KEY]
+    end = Timestamp.of({0: 9}, TOPIC_ID)
+    runner.feed(BackfillData(encode(BatchEnd("r-1", *KEY, "r", 0, Timestamp(), end, {})), 0), 0)
+    runner.feed(BackfillData(encode(BuildEnd("r-1", *KEY, 1, 1)), 1), 0)
+    place.rebuild("r-1", "READY")
+    place.roll_back(1, 4)
+    place.hosting.reconcile(place.catalog, 0)
+    place.hosting.look_after(0)
+    assert place.status().state == "LOST"
+    assert "cannot step back" in place.status().reason
+    place.restart()
+    place.hosting.look_after(0)
+    assert "cannot step back" in place.status().reason
+
+
+def test_a_topic_made_anew_empties_the_slice(place: Place) -> None:
+    runner = place.built()
+    follow(runner, 0, 0, 3)
+    fold(runner)
+    place.roll_back(1, 0, number=-1, topic_id="new")
+    place.hosting.reconcile(place.catalog, 0)
+    assert runner.store.applied == Applied(timestamp=Timestamp({}, "new"), incarnation=1, build="b-1")
+    assert entries(runner) == 0
+    assert runner.ring.numbers() == []
+    assert place.reading.places == {KEY: ("mutations", 0)}
+    place.restart()
+    assert place.hosting.runners[KEY].core.incarnation == 1
+
+
+def test_a_build_that_begins_again_with_the_rollback_takes_the_place_of_the_old_one(place: Place) -> None:
+    place.index("BUILDING")
+    place.roll_back(1, 4)
+    place.index("BUILDING", build="b-2")
+    core = place.hosting.runners[KEY].core
+    assert (core.applied.build, core.applied.incarnation, core.incarnation) == ("b-2", 1, 1)
+
+
+def test_half_of_a_rollback_is_not_told(place: Place) -> None:
+    place.write(KeyspaceRecord("src", TOPIC_ID, 1, 1, 1))
+    assert not histories_complete(place.catalog)
+    place.roll_back(1, 4)
+    assert histories_complete(place.catalog)
+
+
 def test_memory_is_shared_out(place: Place) -> None:
     place.index("BUILDING", nodes=("n1", "n1"))
     settings = load_settings().indexer
@@ -250,6 +545,11 @@ class FullStore(MemorySliceStore):
             raise RetryableError("no space left on device", problem_type="disk-full")
         return super().load(puts, removals, applied)
 
+    def step_back(self, holds: Callable[[Applied], bool]) -> bool:
+        if self.full:
+            raise RetryableError("no space left on device", problem_type="disk-full")
+        return super().step_back(holds)
+
 
 class Run:
     """One runner."""
@@ -271,6 +571,10 @@ class Run:
             0,
         )
         self.runner.start(0)
+
+    def history(self, offset: int, number: int) -> History:
+        cut = Timestamp.of({0: offset}, TOPIC_ID)
+        return History([RollbackRecord("src", 1, number, cut, TOPIC_ID, "truncated", 0)], TOPIC_ID)
 
     def hear(self, position: int, start: int, end: int) -> None:
         versions = [Version(0, offset, b"d%d" % offset, (b"k",)) for offset in range(start, end)]
@@ -351,3 +655,109 @@ def test_a_stopped_slice_starts_again_from_its_store(tmp_path: Path) -> None:
     run.stamp(2, 3)
     assert run.acks == [1, 2]
     assert run.runner.status(0).state == "LIVE"
+
+
+def test_a_rollback_drops_a_commit_that_waits_for_the_disk(tmp_path: Path) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID)))
+    run.hear(0, 0, 3)
+    run.stamp(1, 3)
+    run.store.full = True
+    run.hear(1, 3, 5)
+    run.stamp(2, 5)
+    assert run.runner.status(0).reason == "no space left on device"
+    run.runner.rolled_back(run.history(3, 1), 0)  # the state that the slice has holds
+    assert run.runner.ring.tip() is not None
+    assert run.runner.ring.numbers() == [1]
+    status = run.runner.status(0)
+    assert (status.state, status.reason, status.number, status.incarnation) == ("CATCHUP", "", 1, 1)
+    run.store.full = False
+    run.runner.look_after(RETRY_MS)
+    assert run.store.applied.timestamp.offsets() == {0: 3}
+    assert run.acks == [1]
+    assert run.reading.places == {KEY: ("mutations", 1)}
+
+
+def test_a_step_back_waits_for_the_disk_and_shows_nothing_void_meanwhile(tmp_path: Path) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID)))
+    run.hear(0, 0, 3)
+    run.stamp(1, 3)
+    run.store.full = True
+    run.runner.rolled_back(run.history(2, UNNUMBERED), 0)
+    assert run.runner.ring.tip() is None
+    assert run.runner.ring.numbers() == []
+    assert (run.runner.status(0).state, run.runner.status(0).incarnation) == ("STOPPED", 0)
+    run.runner.look_after(RETRY_MS - 1)
+    assert run.reading.places == {}
+    run.store.full = False
+    run.runner.look_after(RETRY_MS)
+    assert run.reading.places == {KEY: ("mutations", 0)}
+    assert run.store.applied.timestamp.offsets() == {}
+    assert run.runner.status(0).incarnation == 1
+
+
+def test_a_stopped_slice_that_rolls_back_does_not_start_a_second_time(tmp_path: Path) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID)))
+    run.runner.feed(MutationData(b"\x09", 0), 0)
+    assert run.runner.status(0).state == "STOPPED"
+    run.runner.feed(RolledBack(run.history(0, UNNUMBERED)), 0)
+    core = run.runner.core
+    run.runner.look_after(RESTART_MS)
+    assert run.runner.core is core
+
+
+def test_a_void_store_is_shown_to_nobody_at_the_start(tmp_path: Path) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID)))
+    run.hear(0, 0, 3)
+    run.stamp(1, 3)
+    store: SliceStore = run.store
+    runner = SliceRunner(
+        KEY,
+        "src",
+        store,
+        ChunkSpool(tmp_path / "other"),
+        Limits(100, 1 << 20, gap_ms=1_000),
+        4,
+        run.reading,
+        lambda *_: None,
+        NodeMetrics(CollectorRegistry()),
+        0,
+        run.history(2, UNNUMBERED),
+    )
+    run.store.full = True
+    runner.start(0)
+    assert runner.ring.tip() is None
+    run.store.full = False
+    runner.look_after(RETRY_MS)
+    tip = runner.ring.tip()
+    assert tip is not None
+    assert tip.timestamp.offsets() == {}
+
+
+@pytest.mark.parametrize("how", ["apply", "finish_fold", "load"])
+def test_a_store_that_is_found_damaged_is_served_no_more(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID), build="b", building=how == "load"))
+
+    def damaged(*_: object) -> None:
+        raise StoreDamagedError("page 3")
+
+    monkeypatch.setattr(run.store, how, damaged)
+    if how == "load":
+        run.runner.feed(BackfillData(encode(BuildEnd("b", *KEY, 1, 0)), 0), 0)
+    elif how == "finish_fold":
+        run.hear(0, 0, 3)
+        run.stamp(1, 3)
+        run.store.start_fold()
+        run.runner.look_after(0)
+    else:
+        run.hear(0, 0, 3)
+        run.stamp(1, 3)
+    status = run.runner.status(0)
+    assert (status.state, status.reason, status.queue_horizon) == ("LOST", "page 3", -1)
+    assert run.runner.damaged
+    assert run.runner.ring.tip() is None
+    assert run.reading.places == {}
+    run.runner.feed(DataLost("again"), 0)
+    run.runner.look_after(RESTART_MS)
+    assert run.runner.status(0).reason == "page 3"

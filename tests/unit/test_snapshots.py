@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from indexer.control import STAMPS_KEPT, Control
 from indexer.events import ChunkKey
 from indexer.freshness import newest_times
 from indexer.node import Node
-from indexer.snapshots import AHEAD_LIMIT, LEASED_LIMIT, SnapshotRing
+from indexer.snapshots import AHEAD_LIMIT, LEASED_LIMIT, Reading, SnapshotRing
 from indexer.spool import ChunkSpool
-from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
+from indexer.store.interface import UNNUMBERED, Applied, Row, StoreDamagedError, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
-from keytide.catalog import Catalog, NodeRecord, encode_record, record_key
+from indexer.store.memory_snapshot import MemorySnapshot, MemoryState
+from keytide.catalog import Catalog, NodeRecord, RollbackRecord, encode_record, record_key
 from keytide.errors import RetryableError
 from keytide.history import History
 from keytide.landmarks import rank
@@ -183,6 +185,85 @@ def test_readers_race_with_the_ingest_thread() -> None:
         reader.join()
     assert failures == []
     assert shelf.open() == [1_998, 1_999]
+
+
+def _history(number: int, incarnation: int = 1) -> History:
+    """A rollback to a snapshot number."""
+    return History([RollbackRecord("ks", incarnation, number, Timestamp(), "t", "truncated", 0)])
+
+
+def test_a_rollback_drops_void_numbers_with_their_leases_and_keeps_the_others_with_theirs() -> None:
+    shelf = Shelf(kept=2)
+    shelf.add(1, 2, 3, 4)
+    shelf.ring.lease(1, "page", until=100)
+    shelf.ring.lease(3, "page", until=100)
+    shelf.ring.publish(2, 0)
+    shelf.ring.roll_back(_history(2))
+    assert shelf.ring.numbers() == [1, 2]
+    assert shelf.open() == [1, 2]
+    assert shelf.ring.tip() is None
+    assert shelf.ring.newest() == 2
+    shelf.add(UNNUMBERED)
+    tip = shelf.ring.tip()
+    assert tip is not None
+    tip.release()
+    shelf.add(7, 8, 9, 10)
+    shelf.ring.publish(9, 0)
+    assert shelf.ring.numbers() == [1, 9, 10]  # the lease of 1 is as it was
+
+
+def test_what_is_published_goes_back_with_a_rollback() -> None:
+    shelf = Shelf(kept=1)
+    shelf.ring.publish(9, 0)
+    shelf.add(9)
+    shelf.ring.roll_back(_history(5))
+    shelf.add(10, 11)
+    assert shelf.ring.numbers() == [10, 11], "they may be what slower slices reach"
+    shelf.ring.publish(10, 0)
+    shelf.ring.publish(11, 0)
+    assert shelf.ring.numbers() == [11]
+
+
+def test_a_reader_of_a_void_snapshot_finishes() -> None:
+    shelf = Shelf()
+    shelf.add(1, 2)
+    reading = shelf.ring.acquire(2)
+    assert reading is not None
+    shelf.ring.roll_back(_history(1))
+    assert shelf.ring.acquire(2) is None
+    assert list(reading.rows(b"", None)) == []
+    reading.release()
+    assert shelf.open() == [1]
+
+
+class DamagedSnapshot(MemorySnapshot):
+    """A commit of which a record cannot be read."""
+
+    def rows(self, *_: object, **__: object) -> Iterator[list[Row]]:
+        raise StoreDamagedError("an entry of 3 bytes")
+
+    def count(self, *_: object) -> int:
+        raise StoreDamagedError("an entry of 3 bytes")
+
+
+@pytest.mark.parametrize("read", [lambda it: list(it.rows(b"", None)), lambda it: it.count(b"", None)])
+def test_a_reader_that_meets_damage_tells_the_ring_and_nothing_more_is_given_out(
+    read: Callable[[Reading], object],
+) -> None:
+    shelf = Shelf()
+    shelf.add(1)
+    shelf.ring.add(DamagedSnapshot(MemoryState(Applied())), 2, 0)
+    damaged, sound = shelf.ring.acquire(2), shelf.ring.acquire(1)
+    assert damaged is not None
+    assert sound is not None
+    with pytest.raises(StoreDamagedError):
+        read(damaged)
+    assert shelf.ring.damage == "an entry of 3 bytes"
+    assert shelf.ring.acquire(1) is None
+    assert shelf.ring.tip() is None
+    assert not shelf.ring.lease(1, "page", until=100)
+    shelf.ring.report_damage("another")
+    assert shelf.ring.damage == "an entry of 3 bytes"
 
 
 # --- control --------------------------------------------------------------------------------------------
