@@ -2,7 +2,7 @@
 
     interface    what a store is to the rest of the indexer: Applied, SliceStore, StoreSnapshot (start here)
     settings     limits and sizes, with their reasons
-    lmdb_store   the real store: base, frozen delta, delta (base, folding: its parts)
+    lmdb_store   the real store: base, frozen delta, delta (base, loading, folding: its parts)
     memory       the same behaviour in dictionaries, without a disk (memory_snapshot: reading it)
 
     window       segments and chunks -> columns of documents (numpy, no per-document objects)
@@ -17,12 +17,17 @@
     snapshot     reading a commit
     fold         merging a frozen delta into the base (runs in the fold worker's process)
     fold_worker  that process, and the handle on it
+    undo         what a fold overwrote, as a file (journal: all of them, as the store sees them)
+    states       bytes of a state
+    pages        LMDB's file as pages, from outside
+    checksums    of those pages, after every commit
+    opening      whether a base is what was written (examine: the long way, in a process of its own)
     mirror       forward entries against the back index
 
 May be imported by the indexer's core (interface, settings, memory), its service and the tests; imports
 `keytide`. This file imports nothing, so that the fold worker stays small.
 
-Not to be touched lightly: the order of steps in a fold (filter saved, base committed, delta dropped) and the
-fence in the base (`fold.OWNER_KEY`) are what a kill -9 relies on. The layout of records is on the disks of
-running clusters: `environment.FORMAT` names it.
+Not to be touched lightly: the order of steps in a fold (undo file, filter, base, checksums, delta dropped) and
+the fence in the base (`fold.OWNER_KEY`) are what a kill -9 relies on. The layout of records is on the disks of
+running clusters: `environment.FORMAT` names it; undo, checksum and filter files each begin or end with theirs.
 """

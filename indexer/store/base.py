@@ -1,29 +1,36 @@
-"""The durable level: opening it, its state, and backfill micro-batches straight into it.
+"""The durable level: opening it, its state, backfill micro-batches straight into it, steps back.
 
 Theory of operation
 ===================
-The base holds state, counts and sequence number in its meta table, in the same transaction as the rows. Two
-writers change it, never at once: folds (`fold`, in the worker's process) and `load` here, while a slice is
-under build and has no delta.
+The base holds state, counts, sequence number and the name of its newest undo file in its meta table, in the
+same transaction as the rows. Two writers change it, never at once: folds (`fold`, in the worker's process)
+and, while none is at work, this module: `load` for a slice under build, which has no delta, and `step_back`.
+
+Before the base is opened its pages are compared with their checksums (`opening`), and after every commit the
+checksums are brought up to it. When that last step fails, the commit stands all the same, and the next one or
+the next opening makes up for it.
 
 A micro-batch is one transaction, resolved in runs of bounded size (`load_run_documents`), so that memory does
 not grow with it; with a writable map the transaction's pages are the kernel's. Into a fresh base every run is
 tried by appending: chunks are sorted, so `forward` is appended from end to end; `back` is sorted per run, so
-its first run is.
+its first run is. No way leads back over a micro-batch: a keyspace that loses records has its builds begin
+again.
+
+A step back is one transaction too. It counts as a new commit (the sequence number rises), with the state of
+an old one.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import lmdb
-import msgspec
 
-from indexer.store.documents import Documents
+from indexer.store.checksums import write_checksums
 from indexer.store.environment import FORMAT, allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold import (
@@ -34,24 +41,25 @@ from indexer.store.fold import (
     OWNER_KEY,
     SEQUENCE_KEY,
     STATE_KEY,
+    UNDO_KEY,
 )
 from indexer.store.interface import Applied, ApplyResult, Counts
+from indexer.store.journal import Back, Journal
 from indexer.store.levels import Level
-from indexer.store.records import ledger_key, pack_line
-from indexer.store.resolve import Changes, resolve
+from indexer.store.loading import MicroBatch, runs
+from indexer.store.opening import check_base, verify_base
 from indexer.store.settings import StoreSettings
-from indexer.store.window import from_chunk_puts, from_chunk_removals
-from indexer.store.writing import Writer, skip_lines
+from indexer.store.states import decode_applied, decode_counts, encode_state
+from indexer.store.writing import delete_sorted
 from keytide.columns import hashes_of
-from keytide.errors import ConfigurationError, invariant
+from keytide.errors import ConfigurationError, RetryableError, invariant
 from keytide.messages import PutChunk, RemovalChunk
+from keytide.sync_points import reach
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_applied = msgspec.msgpack.Decoder(Applied).decode
-_decode_counts = msgspec.msgpack.Decoder(Counts).decode
 _HASH_BLOCK = 65_536
+_OPENINGS = 5
 
-encode_state = _encode
+log = logging.getLogger(__name__)
 
 
 class Base:
@@ -62,33 +70,48 @@ class Base:
         owner: of this opening; a fold must name it.
         sequence: counts commits.
         applied, counts: the state, durable.
+        head: the undo file that leads back from it, empty for none.
+
+    Raises:
+        StoreDamagedError: it is not what was written.
     """
 
     def __init__(self, folder: Path, initial: Applied, settings: StoreSettings) -> None:
         self._folder = folder
         self._settings = settings
-        self.applied, self.counts, self.sequence, self.owner = initial, Counts(), 0, 0
+        self.applied, self.counts, self.sequence, self.owner, self.head = initial, Counts(), 0, 0, ""
         path = folder / "base"
         used = allocated_bytes(path) if path.exists() else 0
         self.map_bytes = max(settings.base_map_bytes, 4 * used)
-        with disk_errors(folder):
-            self.level = Level(path, self.map_bytes, settings, sync=settings.fsync)
-        try:
-            self.level.environment.reader_check()  # slots of readers that were killed would pin old pages
-            self._open(initial)
-        except BaseException:
+        for _ in range(_OPENINGS):
+            checked = check_base(folder, self.map_bytes)
+            with disk_errors(folder):
+                self.level = Level(path, self.map_bytes, settings, sync=settings.fsync)
+            try:
+                self.level.environment.reader_check()  # slots of killed readers would pin old pages
+                if self._open(initial, checked):
+                    with disk_errors(folder):
+                        self._write_checksums()
+                    return
+            except BaseException:
+                self.level.retire()
+                raise
             self.level.retire()
-            raise
+        raise RetryableError(f"{folder} is being changed by another process", problem_type="slice-in-use")
 
-    def _open(self, initial: Applied) -> None:
+    def _open(self, initial: Applied, checked: int) -> bool:
+        """Take the base over; False when it is no longer the one that was checked (a fold of the process
+        before this one came in between)."""
         meta = self.level.tables.meta
         with (
             disk_errors(self._folder),
             self.level.environment.begin(write=True, db=meta) as transaction,
         ):
+            if 0 < checked < transaction.id() - 1:
+                return False
             found = transaction.get(FORMAT_KEY)
             if found is None:
-                self._put_meta(transaction, initial, Counts(), 0)
+                self._put_meta(transaction, initial, Counts(), 0, "")
                 transaction.put(FORMAT_KEY, FORMAT)
             elif found != FORMAT:
                 raise ConfigurationError(
@@ -98,20 +121,25 @@ class Base:
             self.owner = int(transaction.get(OWNER_KEY, b"0")) + 1
             transaction.put(OWNER_KEY, b"%d" % self.owner)
             self._read_meta(transaction)
+        return True
 
     def reload(self) -> None:
         """Take note of a commit that a fold made."""
-        with self.level.environment.begin(db=self.level.tables.meta) as transaction:
+        with (
+            disk_errors(self._folder),
+            self.level.environment.begin(db=self.level.tables.meta) as transaction,
+        ):
             self._read_meta(transaction)
         self.level.changed()
 
     def load_filter(self) -> IdFilter:
-        """The saved filter, or one built from the back index when it is missing, damaged or too old."""
+        """The saved filter, or one built from the back index when it is missing, damaged or of other
+        commits."""
         saved = IdFilter.read(self._folder / FILTER_FILE)
-        if saved is not None and saved[1] >= self.sequence:
+        if saved is not None and saved[0].since <= self.sequence <= saved[1]:
             return saved[0]
-        with self.level.environment.begin() as transaction:
-            return self._build_filter(transaction, self.counts.documents)
+        with disk_errors(self._folder), self.level.environment.begin() as transaction:
+            return self._build_filter(transaction, self.counts.documents, self.sequence)
 
     def load(
         self,
@@ -124,24 +152,78 @@ class Base:
         with disk_errors(self._folder):
             transaction = self.level.environment.begin(write=True)
             try:
-                batch = _MicroBatch(transaction, self, held, fresh=not self.counts.entries)
+                batch = MicroBatch(transaction, self.level, held, fresh=not self.counts.entries)
                 batch.remove(removals)
-                for run in _runs(puts, self._settings.load_run_documents):
+                for run in runs(puts, self._settings.load_run_documents):
                     batch.put(run)
                     if batch.filter.full():
                         documents = 2 * (self.counts.documents + batch.changes.documents)
-                        batch.filter = self._build_filter(transaction, documents)
+                        batch.filter = self._build_filter(transaction, documents, self.sequence + 1)
                 counts = self.counts.plus(batch.counts())
                 self.check_rows(transaction, counts)
-                self._put_meta(transaction, applied, counts, self.sequence + 1)
+                self._put_meta(transaction, applied, counts, self.sequence + 1, "")
                 self.save_filter(batch.filter, self.sequence + 1)
+                reach("load-before-commit")
                 transaction.commit()
             except BaseException:
                 transaction.abort()
                 raise
-        self.applied, self.counts, self.sequence = applied, counts, self.sequence + 1
-        self.level.changed()
+        reach("load-committed")
+        self._committed(applied, counts, "")
         return batch.result(counts), batch.filter
+
+    def step_back(self, journal: Journal, back: Back, held: IdFilter) -> IdFilter:
+        """Go back to the state before the last fold; returns the filter to use from now on.
+
+        Args:
+            back: the newest way of the journal, and whole.
+        """
+        reach("step-back-before")
+        tables = self.level.tables._asdict()
+        with disk_errors(self._folder):
+            transaction = self.level.environment.begin(write=True)
+            try:
+                self.level.room.make(back.step.rows, back.step.row_bytes)
+                for block in journal.blocks(back):
+                    table = tables[block.table.decode()]
+                    with transaction.cursor(table) as cursor:
+                        cursor.putmulti(block.old)
+                    delete_sorted(transaction, table, block.new)
+                self.check_rows(transaction, back.counts)
+                if held.since > back.step.sequence:
+                    held = self._build_filter(transaction, back.counts.documents, self.sequence + 1)
+                self._put_meta(transaction, back.applied, back.counts, self.sequence + 1, back.step.previous)
+                self.save_filter(held, self.sequence + 1)
+                reach("step-back-half")
+                transaction.commit()
+            except BaseException:
+                transaction.abort()
+                raise
+        self._committed(back.applied, back.counts, back.step.previous)
+        journal.stepped_back()
+        reach("step-back-done")
+        return held
+
+    def verify(self) -> None:
+        """`SliceStore.verify`, of the pages."""
+        with disk_errors(self._folder):
+            verify_base(self._folder, self.level.environment, self.map_bytes)
+
+    def _committed(self, applied: Applied, counts: Counts, head: str) -> None:
+        self.applied, self.counts, self.head = applied, counts, head
+        self.sequence += 1
+        self.level.changed()
+        try:
+            self._write_checksums()
+        except OSError as error:
+            log.warning("no checksums of %s for now: %s", self._folder, error)
+
+    def _write_checksums(self) -> None:
+        """Bring the checksums up to the base; with its write lock, so that nobody takes it over meanwhile."""
+        environment, meta = self.level.environment, self.level.tables.meta
+        with environment.begin(write=True, db=meta) as lock:
+            if int(lock.get(OWNER_KEY, b"-1")) == self.owner:
+                write_checksums(self._folder, self.owner, self.sequence, sync=self._settings.fsync)
 
     def save_filter(self, held: IdFilter, sequence: int) -> None:
         """Put the filter in its place; before the commit that it covers."""
@@ -166,31 +248,40 @@ class Base:
             try:
                 environment = self.level.environment
                 with environment.begin(db=self.level.tables.meta) as transaction:
-                    applied = _decode_applied(transaction.get(STATE_KEY, b""))
+                    applied = decode_applied(transaction.get(STATE_KEY, b""))
                     sequence = int(transaction.get(SEQUENCE_KEY, b""))
                     environment.copy(str(target), compact=True, txn=transaction)
                 held.save(folder / FILTER_FILE, sequence, sync=self._settings.fsync)
+                write_checksums(folder, self.owner, sequence, sync=self._settings.fsync)
             except BaseException:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
         return applied
 
     def _read_meta(self, transaction: lmdb.Transaction[bytes]) -> None:
-        self.applied = _decode_applied(transaction.get(STATE_KEY, b""))
-        self.counts = _decode_counts(transaction.get(COUNTS_KEY, b""))
+        self.applied = decode_applied(transaction.get(STATE_KEY, b""))
+        self.counts = decode_counts(transaction.get(COUNTS_KEY, b""))
         self.sequence = int(transaction.get(SEQUENCE_KEY, b""))
+        self.head = transaction.get(UNDO_KEY, b"").decode()
 
     def _put_meta(
-        self, transaction: lmdb.Transaction[bytes], applied: Applied, counts: Counts, sequence: int
+        self,
+        transaction: lmdb.Transaction[bytes],
+        applied: Applied,
+        counts: Counts,
+        sequence: int,
+        head: str,
     ) -> None:
         meta = self.level.tables.meta
-        transaction.put(STATE_KEY, _encode(applied), db=meta)
-        transaction.put(COUNTS_KEY, _encode(counts), db=meta)
+        transaction.put(STATE_KEY, encode_state(applied), db=meta)
+        transaction.put(COUNTS_KEY, encode_state(counts), db=meta)
         transaction.put(SEQUENCE_KEY, b"%d" % sequence, db=meta)
+        transaction.put(UNDO_KEY, head.encode(), db=meta)
 
-    def _build_filter(self, transaction: lmdb.Transaction[bytes], documents: int) -> IdFilter:
+    def _build_filter(self, transaction: lmdb.Transaction[bytes], documents: int, sequence: int) -> IdFilter:
+        """One with what the back index holds in a transaction, which is (or is to be) commit `sequence`."""
         room = documents + self._settings.fold_entries
-        built = IdFilter.for_documents(room, self._settings.filter_bits)
+        built = IdFilter.for_documents(room, self._settings.filter_bits, sequence)
         block: list[bytes] = []
         with transaction.cursor(self.level.tables.back) as cursor:
             for docid in cursor.iternext(values=False):
@@ -200,72 +291,3 @@ class Base:
                     block = []
         built.add(hashes_of(block, len(block)))
         return built
-
-
-class _MicroBatch:
-    """One micro-batch on its way into a transaction."""
-
-    def __init__(
-        self, transaction: lmdb.Transaction[bytes], base: Base, held: IdFilter, *, fresh: bool
-    ) -> None:
-        self.filter = held
-        self.changes = Changes()  # sums only
-        self._transaction = transaction
-        self._base = base
-        self._writer = Writer(transaction, base.level.tables, markers=False, append=fresh)
-        self._lines: dict[bytes, bytes] = {}
-        self._rows = self._bytes = self._put = self._removed = 0
-
-    def remove(self, removals: Sequence[RemovalChunk]) -> None:
-        for chunk in removals:
-            self._bring(from_chunk_removals([chunk], self.filter))
-            self._lines.update(
-                {ledger_key(line.partition, line.offset): pack_line(line) for line in skip_lines(chunk)}
-            )
-        table: Any = self._base.level.tables.skips
-        self._lines = {
-            key: line for key, line in self._lines.items() if self._transaction.get(key, db=table) is None
-        }
-        self._make_room(len(self._lines), sum(map(len, self._lines.values())))
-        self._writer.write_lines(self._lines)
-
-    def put(self, run: Sequence[PutChunk]) -> None:
-        self._bring(from_chunk_puts(run, self.filter))
-
-    def _bring(self, documents: Documents) -> None:
-        wanted, _ = documents.to_look_up()
-        found: list[tuple[bytes, bytes]] = []
-        if wanted:
-            with self._transaction.cursor(self._base.level.tables.back) as cursor:
-                found = cursor.getmulti(sorted(wanted))
-        changes = resolve(documents, found)
-        self._make_room(changes.rows(), changes.row_bytes())
-        self._writer.write(changes)
-        self._put += len(changes.put_keys)
-        self._removed += len(changes.removed)
-        self.changes.add_sums(changes)
-
-    def _make_room(self, rows: int, row_bytes: int) -> None:
-        self._rows += rows
-        self._bytes += row_bytes
-        self._base.level.room.make(self._rows, self._bytes)
-
-    def counts(self) -> Counts:
-        return self.changes.counts(len(self._lines))
-
-    def result(self, counts: Counts) -> ApplyResult:
-        return ApplyResult(self._put, self._removed, self.changes.ignored, self.changes.looked_up, counts)
-
-
-def _runs(chunks: Iterable[PutChunk], documents: int) -> Iterator[list[PutChunk]]:
-    """Chunks by runs of about so many entries."""
-    run: list[PutChunk] = []
-    size = 0
-    for chunk in chunks:
-        run.append(chunk)
-        size += chunk.count
-        if size >= documents:
-            yield run
-            run, size = [], 0
-    if run:
-        yield run

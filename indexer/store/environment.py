@@ -23,6 +23,9 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
+from indexer.store.fold import LMDB_DAMAGE
+from indexer.store.interface import StoreDamagedError
+from indexer.store.pages import DamagedError
 from indexer.store.settings import MIB, StoreSettings
 from keytide.errors import RetryableError
 
@@ -56,6 +59,7 @@ def open_environment(
 
     Raises:
         RetryableError: the disk is full.
+        StoreDamagedError: there is something else than an environment.
     """
     with disk_errors(folder):
         environment = lmdb.open(
@@ -147,7 +151,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn "disk full" and "map full" of LMDB and of the file system into a `RetryableError`."""
+    """Turn errors of LMDB and of the file system into ours: "disk full" and "map full" into a
+    `RetryableError`, what tells of damage into a `StoreDamagedError`."""
     try:
         yield
     except lmdb.MapFullError as error:
@@ -158,11 +163,26 @@ def disk_errors(folder: Path) -> Iterator[None]:
         ) from error
     except lmdb.DiskError as error:
         raise _disk_full(folder, error) from error
+    except DAMAGE as error:
+        raise damaged(folder, error) from error
     except (lmdb.Error, OSError) as error:
         code = error.errno if isinstance(error, OSError) else error.code
+        if abs(code or 0) == errno.EIO:
+            raise damaged(folder, error) from error
         if abs(code or 0) not in _FULL:
             raise
         raise _disk_full(folder, error) from error
+
+
+DAMAGE: Final = (DamagedError, *LMDB_DAMAGE)
+"""Errors that tell of damage."""
+
+
+def damaged(folder: Path, error: Exception) -> StoreDamagedError:
+    """`error`, one of `DAMAGE` or an error of the disk itself, in our family."""
+    return StoreDamagedError(
+        f"{folder}: {error}", next_step="the slice is rebuilt; look after the disk if it happens again"
+    )
 
 
 def _disk_full(folder: Path, error: Exception) -> RetryableError:

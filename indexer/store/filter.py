@@ -7,6 +7,8 @@ filter answers "certainly not held" for nearly all of them. It contains at least
 bits are only ever added, and a document that left a slice stays in until the filter is built anew from the
 back index (which the fold worker does when too many bits are set). So it may be saved early and be too full,
 never too empty: it is saved before the commit that it must cover, with the sequence number of that commit.
+A filter that was built anew from commit n lacks what was held before n only, so it covers commits from n on
+(`since`). A base that steps back to a state before n, or whose commit n never came, needs another one.
 
 One word of 64 bits per document, three bits of it: one memory access per test. The word is chosen by the
 hash's top bits and the bits by its middle ones, because the lowest ones route documents to slices
@@ -26,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-_MAGIC: Final = b"KTFILT01"
-_HEADER: Final = Struct("<8sQQQ")  # magic, sequence, words, digest of the words
+_MAGIC: Final = b"KTFILT02"  # a file of the first form, without `since`, counts as missing
+_HEADER: Final = Struct("<8sQQQQ")  # magic, since, sequence, words, digest of the words
 
 BITS_PER_DOCUMENT: Final = 12
 """At 12 to 24 bits per document 12 to 22 percent of the bits are set: 1 to 2 percent pass wrongly."""
@@ -44,9 +46,11 @@ class IdFilter:
 
     Args:
         bits: size, a power of two, at least 64.
+        since: sequence number of the first base commit that it will cover.
     """
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, since: int = 0) -> None:
+        self.since = since
         self._use(np.zeros(max(1, bits // 64), np.uint64))
         self._journal: list[npt.NDArray[np.uint64]] | None = None
 
@@ -55,9 +59,9 @@ class IdFilter:
         self._shift = np.uint64(64 - (len(words) - 1).bit_length())
 
     @classmethod
-    def for_documents(cls, documents: int, smallest_bits: int) -> IdFilter:
+    def for_documents(cls, documents: int, smallest_bits: int, since: int = 0) -> IdFilter:
         """An empty filter with room for so many documents."""
-        return cls(cls.bits_for(documents, smallest_bits))
+        return cls(cls.bits_for(documents, smallest_bits), since)
 
     @staticmethod
     def bits_for(documents: int, smallest_bits: int) -> int:
@@ -112,7 +116,8 @@ class IdFilter:
         """
         words = self._words.astype("<u8", copy=False).tobytes()
         with path.open("wb") as file:
-            file.write(_HEADER.pack(_MAGIC, sequence, len(self._words), xxhash.xxh3_64_intdigest(words)))
+            digest = xxhash.xxh3_64_intdigest(words)
+            file.write(_HEADER.pack(_MAGIC, self.since, sequence, len(self._words), digest))
             file.write(words)
             if sync:
                 file.flush()
@@ -123,14 +128,14 @@ class IdFilter:
         """A saved filter and its sequence number; None when the file is missing or damaged."""
         try:
             data = path.read_bytes()
-            magic, sequence, count, digest = _HEADER.unpack_from(data)
+            magic, since, sequence, count, digest = _HEADER.unpack_from(data)
         except (OSError, error):
             return None
         words = memoryview(data)[_HEADER.size :]
         whole = magic == _MAGIC and len(words) == 8 * count and count > 0 and count & (count - 1) == 0
         if not whole or xxhash.xxh3_64_intdigest(words) != digest:
             return None
-        read = cls(64)
+        read = cls(64, since)
         read._use(np.frombuffer(words, "<u8").astype(np.uint64))
         return read, sequence
 

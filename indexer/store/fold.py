@@ -1,15 +1,21 @@
-"""Merging a frozen delta into the base: one transaction, in key order, durable.
+"""Merging a frozen delta into the base: one transaction, in key order, durable, with the way back.
 
 Theory of operation
 ===================
-A fold reads the frozen delta from end to end and writes its rows into the base: puts are put, markers delete.
-The state of the slice, the counts and the sequence number go into the same transaction, so a kill at any
-moment leaves the base before the fold or after it.
+A fold reads the frozen delta from end to end and writes its rows into the base: puts are put, markers delete,
+rows that say what the base says already are left out. The state of the slice, the counts, the sequence number
+and the name of the undo file go into the same transaction, so a kill at any moment leaves the base before the
+fold or after it.
 
 Steps, and what a kill between them leaves:
-1. the new filter moves to its place: it contains more than the base, which is allowed;
-2. the transaction commits (one fsync of data, one of the meta page): the fold has happened;
-3. the caller hears of it and drops the frozen delta: after a kill it drops all deltas anyway.
+1. what the rows overwrite goes to an undo file (`undo`), which reaches the disk: no state names it yet;
+2. the new filter moves to its place: it contains more than the base, which is allowed;
+3. the transaction commits (one fsync of data, one of the meta page): the fold has happened;
+4. the checksums of the pages that it changed are written (`checksums`): without them the next opening
+   examines the base in another way;
+5. the caller hears of it and drops the frozen delta: after a kill it drops all deltas anyway.
+
+A fold that is tried again after step 3 finds its own sequence number in the base and goes on from there.
 
 The *owner* number in the base is raised by every opening of the store. A fold whose owner is not the base's
 comes from a process that has been replaced; it must not move the base under its new owner's feet, and fails.
@@ -17,7 +23,8 @@ comes from a process that has been replaced; it must not move the base under its
 Counts are checked before the commit: forward and long rows against `entries`, back rows against documents and
 tombstones, lines against `skips` (Mirror, in its cheap form).
 
-This module runs in the fold worker and imports no numpy, msgspec or keytide: the worker stays small.
+This module runs in the fold worker and imports no numpy or msgspec, and of keytide only what costs nothing:
+the worker stays small.
 """
 
 from __future__ import annotations
@@ -31,11 +38,36 @@ from typing import Any, Final
 
 import lmdb
 
+from indexer.store.checksums import write_checksums
+from indexer.store.pages import DamagedError
+from indexer.store.undo import UNDO_FOLDER, UndoWriter
+from keytide.sync_points import reach
+
 STATE_KEY: Final = b"state"
 COUNTS_KEY: Final = b"counts"
 SEQUENCE_KEY: Final = b"sequence"
 OWNER_KEY: Final = b"owner"
 FORMAT_KEY: Final = b"format"
+UNDO_KEY: Final = b"undo"
+"""The name of the undo file that leads back from this state; empty or missing when none does."""
+
+TABLES: Final = (b"forward", b"long", b"back", b"skips")
+"""All tables with rows; their places are in undo files."""
+
+LMDB_DAMAGE: Final = (
+    lmdb.BadDbiError,
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.NotFoundError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB raises when a file is not what it wrote."""
 
 FILTER_FILE: Final = "filter"
 NEXT_FILTER_FILE: Final = "filter.next"
@@ -58,6 +90,8 @@ class FoldJob:
         rebuild_bits: when not 0, build the filter anew with so many bits after the commit.
         fsync: whether the commit must reach the disk.
         reserve_bytes: disk to be left free.
+        undo_bytes: the largest undo file; 0 for none.
+        now: milliseconds, for the undo file.
     """
 
     slice_folder: str
@@ -74,6 +108,8 @@ class FoldJob:
     rebuild_bits: int
     fsync: bool
     reserve_bytes: int
+    undo_bytes: int = 0
+    now: int = 0
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -88,7 +124,7 @@ class FoldOutcome:
     """How a fold ended.
 
     Attributes:
-        error: empty for success, else `disk-full`, `not-owner`, `mirror` or `failed`.
+        error: empty for success, else `disk-full`, `not-owner`, `mirror`, `damaged` or `failed`.
         detail: the story.
     """
 
@@ -117,6 +153,8 @@ def run_fold(job: FoldJob) -> FoldOutcome:
         return refused.outcome
     except (lmdb.MapFullError, lmdb.DiskError) as error:
         return FoldOutcome("disk-full", str(error))
+    except (DamagedError, *LMDB_DAMAGE) as error:
+        return FoldOutcome("damaged", f"{type(error).__name__}: {error}")
     except (lmdb.Error, OSError) as error:
         full = "No space left" in str(error) or "Disk quota" in str(error)
         return FoldOutcome("disk-full" if full else "failed", f"{type(error).__name__}: {error}")
@@ -144,51 +182,100 @@ def _fold(job: FoldJob) -> None:
             lock=False,  # nothing writes to it any more, and it outlives this fold
         )
         with delta:
-            _move_filter(folder, job)
-            _merge(base, delta, job)
+            _merge(base, delta, folder, job)
+        reach("fold-committed")
+        _write_checksums(base, folder, job)
+        reach("fold-checksums-written")
         if job.rebuild_bits:
             _rebuild_filter(base, folder, job)
 
 
-def _merge(base: lmdb.Environment, delta: lmdb.Environment, job: FoldJob) -> None:
+def _merge(base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: FoldJob) -> None:
     with base.begin(write=True) as into, delta.begin() as source:
         meta = base.open_db(b"meta", into, create=False)
-        owner = int(into.get(OWNER_KEY, db=meta) or b"-1")
-        if owner != job.owner:
-            raise _RefusedError("not-owner", f"the base belongs to opening {owner}, the fold to {job.owner}")
-        rows: dict[bytes, int] = {}
-        for name in (b"forward", b"long", b"back", b"skips"):
-            table = base.open_db(name, into, create=False)
-            _merge_table(source, delta.open_db(name, source, create=False), into, table, job)
-            rows[name] = into.stat(table)["entries"]
-        _check(rows, job)
+        _check_owner(into, meta, job)
+        before = int(into.get(SEQUENCE_KEY, db=meta) or b"-1")
+        if before == job.sequence:
+            return  # an earlier try came as far as the commit
+        undo = UndoWriter(folder / UNDO_FOLDER, TABLES, job.undo_bytes) if job.undo_bytes else None
+        name = ""
+        try:
+            rows: dict[bytes, int] = {}
+            for table_name in TABLES:
+                table = base.open_db(table_name, into, create=False)
+                from_table = delta.open_db(table_name, source, create=False)
+                _merge_table(source.cursor(from_table), into.cursor(table), table_name, undo, job)
+                rows[table_name] = into.stat(table)["entries"]
+            _check(rows, job)
+            if undo is not None and not undo.full:
+                previous = (into.get(UNDO_KEY, db=meta) or b"").decode()
+                state, counts = (into.get(key, db=meta) or b"" for key in (STATE_KEY, COUNTS_KEY))
+                # Of this opening: what a worker of an earlier one may still write has another name.
+                name = f"{job.owner}-{job.sequence}"
+                undo.finish(name, previous, before, job.now, state, counts, sync=job.fsync)
+        finally:
+            if undo is not None and not name:
+                undo.give_up()
+        reach("fold-undo-written")
+        _move_filter(folder, job)
+        reach("fold-filter-moved")
         into.put(STATE_KEY, bytes.fromhex(job.state), db=meta)
         into.put(COUNTS_KEY, bytes.fromhex(job.counts), db=meta)
         into.put(SEQUENCE_KEY, b"%d" % job.sequence, db=meta)
+        into.put(UNDO_KEY, name.encode(), db=meta)
+        reach("fold-before-commit")
 
 
 def _merge_table(
-    source: lmdb.Transaction[bytes],
-    from_table: Any,
-    into: lmdb.Transaction[bytes],
-    to_table: Any,
+    source: lmdb.Cursor[bytes],
+    cursor: lmdb.Cursor[bytes],
+    table: bytes,
+    undo: UndoWriter | None,
     job: FoldJob,
 ) -> None:
-    rows = source.cursor(from_table).iternext()
-    cursor = into.cursor(to_table)
+    rows = source.iternext()
     while block := list(islice(rows, _BLOCK)):
-        _leave_room(job)
+        _leave_room(undo, job)
+        old = dict(cursor.getmulti([key for key, _ in block]))
         puts = [row for row in block if row[1] != _REMOVED]
+        gone: list[bytes] = []
+        new = puts
+        if old:
+            if len(puts) < len(block):
+                gone = [key for key, value in block if value == _REMOVED and key in old]
+            puts = [(key, value) for key, value in puts if old.get(key) != value]
+            new = [row for row in puts if row[0] not in old]
+        if undo is not None:
+            was = old.items()
+            if len(gone) + len(puts) - len(new) < len(old):  # some stay as they are
+                changed = {*gone, *(key for key, _ in puts)}
+                was = {key: value for key, value in was if key in changed}.items()
+            undo.add(table, sorted(was), [key for key, _ in new])
         cursor.putmulti(puts)
-        if len(puts) < len(block):
-            for key, value in block:
-                if value == _REMOVED and cursor.set_key(key):
-                    cursor.delete()
+        for key in gone:
+            if cursor.set_key(key):
+                cursor.delete()
 
 
-def _leave_room(job: FoldJob) -> None:
+def _check_owner(transaction: lmdb.Transaction[bytes], meta: Any, job: FoldJob) -> None:
+    owner = int(transaction.get(OWNER_KEY, db=meta) or b"-1")
+    if owner != job.owner:
+        raise _RefusedError("not-owner", f"the base belongs to opening {owner}, the fold to {job.owner}")
+
+
+def _write_checksums(base: lmdb.Environment, folder: Path, job: FoldJob) -> None:
+    """Step 4, with the write lock: nobody takes the slice over while the file is written."""
+    with base.begin(write=True) as lock:
+        _check_owner(lock, base.open_db(b"meta", lock, create=False), job)
+        write_checksums(folder, job.owner, job.sequence, sync=job.fsync)
+
+
+def _leave_room(undo: UndoWriter | None, job: FoldJob) -> None:
     status = os.statvfs(job.slice_folder)
-    if status.f_bavail * status.f_frsize < job.reserve_bytes:
+    free = status.f_bavail * status.f_frsize
+    if undo is not None and free < 2 * job.reserve_bytes:
+        undo.full = True  # a fold gives room back and must go on; the way back must not
+    if free < job.reserve_bytes:
         raise _RefusedError("disk-full", f"less than {job.reserve_bytes} bytes left")
 
 
@@ -200,7 +287,7 @@ def _check(rows: dict[bytes, int], job: FoldJob) -> None:
 
 
 def _move_filter(folder: Path, job: FoldJob) -> None:
-    """Step 1: the filter that covers the commit to come, written by the caller, moves to its place."""
+    """Step 2: the filter that covers the commit to come, written by the caller, moves to its place."""
     new = folder / NEXT_FILTER_FILE
     if job.fsync:
         descriptor = os.open(new, os.O_RDONLY)
@@ -216,7 +303,7 @@ def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob) -> None:
     from indexer.store.filter import IdFilter  # only now: numpy takes memory
     from keytide.columns import hashes_of
 
-    built = IdFilter(job.rebuild_bits)
+    built = IdFilter(job.rebuild_bits, job.sequence)
     with base.begin() as transaction:
         ids = transaction.cursor(base.open_db(b"back", transaction, create=False)).iternext(values=False)
         while block := list(islice(ids, _BLOCK)):

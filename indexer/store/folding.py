@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from indexer.store.base import Base, encode_state
+from indexer.store.base import Base
 from indexer.store.environment import disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold import FILTER_FILE, NEXT_FILTER_FILE, FoldJob
 from indexer.store.fold_worker import Folder, FoldTicket
-from indexer.store.interface import Applied, Counts
+from indexer.store.interface import Applied, Counts, StoreDamagedError
+from indexer.store.journal import Journal
 from indexer.store.levels import Level
 from indexer.store.settings import StoreSettings
+from indexer.store.states import encode_state
 from keytide.errors import InvariantViolationError, RetryableError, invariant
+from keytide.sync_points import reach
 
 
 class Folding:
@@ -22,8 +25,11 @@ class Folding:
         frozen: the delta set apart, until the base has it.
     """
 
-    def __init__(self, base: Base, folder: Path, settings: StoreSettings, folds: Folder) -> None:
-        self._base, self._folder, self._settings, self._folds = base, folder, settings, folds
+    def __init__(
+        self, base: Base, journal: Journal, folder: Path, settings: StoreSettings, folds: Folder
+    ) -> None:
+        self._base, self._journal = base, journal
+        self._folder, self._settings, self._folds = folder, settings, folds
         self.frozen: Level | None = None
         self._state = (base.applied, base.counts)
         self._ticket: FoldTicket | None = None
@@ -31,6 +37,7 @@ class Folding:
         self._failed = False
         self._retry_at: int | None = None
         self._untold: Applied | None = None
+        self._now = 0
 
     @property
     def at_work(self) -> bool:
@@ -54,14 +61,15 @@ class Folding:
         if self._rebuild_bits:
             held.keep_journal()
 
-    def submit(self, held: IdFilter) -> None:
-        """Hand the frozen delta over; again, if that failed before."""
+    def submit(self, held: IdFilter, now: int) -> None:
+        """Hand the frozen delta over; again, if that failed before. `now` is milliseconds."""
         invariant(self.frozen is not None and self._ticket is None, "OneFold", "nothing to hand over")
         if self.frozen is None:
             return
         with disk_errors(self._folder):
             held.save(self._folder / NEXT_FILTER_FILE, self._base.sequence + 1, sync=False)
-        self._failed, self._retry_at = False, None
+        self._failed, self._retry_at, self._now = False, None, now
+        reach("fold-frozen")
         self._ticket = self._folds.submit(self._job(self.frozen))
 
     def settle(self, wait_s: float, held: IdFilter) -> IdFilter:
@@ -70,6 +78,7 @@ class Folding:
         Raises:
             RetryableError: it failed; `submit` begins it again.
             InvariantViolationError: the rows were not as counted, or another process owns the slice.
+            StoreDamagedError: the base's file is not what was written.
         """
         outcome = None if self._ticket is None else self._ticket.outcome(wait_s)
         if outcome is None or self.frozen is None:
@@ -78,6 +87,9 @@ class Folding:
         if outcome.error in ("mirror", "not-owner"):
             name = "Mirror" if outcome.error == "mirror" else "OneOwner"
             raise InvariantViolationError(name, f"fold of {self._folder}: {outcome.detail}")
+        if outcome.error == "damaged":
+            self._failed = True
+            raise StoreDamagedError(f"fold of {self._folder}: {outcome.detail}")
         if outcome.error:
             self._failed = True
             raise RetryableError(
@@ -86,6 +98,7 @@ class Folding:
                 next_step="nothing is lost; it is tried again",
             )
         self._base.reload()
+        self._journal.folded(self._base.head, self._now)
         self.frozen.retire(delete=self.frozen.folder)
         self.frozen = None
         invariant(
@@ -94,6 +107,7 @@ class Folding:
             f"the base of {self._folder} is not what was folded",
         )
         self._untold = self._base.applied
+        reach("fold-settled")
         return self._rebuilt(held) if self._rebuild_bits else held
 
     def told(self) -> Applied | None:
@@ -102,10 +116,12 @@ class Folding:
         return untold
 
     def abandon(self) -> None:
-        """The store closes: what the worker still does no longer counts."""
+        """The frozen delta goes: the store closes (what the worker still does no longer counts), or it steps
+        back (nothing is at work then)."""
         if self.frozen is not None:
             self.frozen.retire(delete=self.frozen.folder)
-        self.frozen = self._ticket = None
+        self.frozen = self._ticket = self._untold = None
+        self._failed, self._retry_at, self._rebuild_bits = False, None, 0
 
     def _rebuilt(self, held: IdFilter) -> IdFilter:
         """The filter that the fold built from the base, with what came since."""
@@ -134,4 +150,6 @@ class Folding:
             fsync=self._settings.fsync,
             # Less than commits leave free: a fold is what gives the delta's room back.
             reserve_bytes=self._settings.reserve_bytes // 4,
+            undo_bytes=self._settings.undo_bytes if self._settings.undo_s else 0,
+            now=self._now,
         )

@@ -37,6 +37,7 @@ class View:
         self._transaction = level.environment.begin()
         self.tables = level.tables
         self.ids = level.ids
+        self.folder = level.folder
         self.has_long = False
         for table in level.tables:
             entries = self._transaction.stat(table)["entries"]

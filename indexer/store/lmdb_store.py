@@ -6,7 +6,8 @@ Theory of operation
     start_fold   the delta becomes the frozen one, the next commit begins a new delta; the fold worker merges
     finish_fold  the base has it: the frozen delta is retired
     load         straight into the base, which then has no delta
-    open         deltas of an earlier life are deleted; the base is the slice
+    step_back    deltas are dropped, then the base goes back over one fold after the other
+    open         deltas of an earlier life are deleted; the base, once its pages were checked, is the slice
 
 The state lives here in memory between folds: the delta is thrown away at a crash, so it need not hold it. A
 commit without rows (a heartbeat on a quiet stream) therefore writes nothing at all.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,8 @@ from indexer.store.environment import allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold_worker import Folder
 from indexer.store.folding import Folding
-from indexer.store.interface import Applied, ApplyResult, Counts, StoreDamagedError
+from indexer.store.interface import Applied, ApplyResult, Counts
+from indexer.store.journal import Journal
 from indexer.store.levels import Level, View
 from indexer.store.mirror import check_mirror
 from indexer.store.records import REMOVED, ledger_key, pack_line
@@ -40,8 +43,9 @@ from indexer.store.settings import StoreSettings
 from indexer.store.snapshot import LmdbSnapshot
 from indexer.store.window import from_segments
 from indexer.store.writing import Writer, skip_lines
-from keytide.errors import InvariantViolationError, RetryableError, invariant
+from keytide.errors import RetryableError, invariant
 from keytide.messages import PutChunk, RemovalChunk, Segment
+from keytide.sync_points import reach
 
 _DELTA = "delta-"
 
@@ -58,6 +62,7 @@ class LmdbSliceStore:
     Raises:
         RetryableError: `disk-full`.
         ConfigurationError: the folder is of another format.
+        StoreDamagedError: the base is not what was written.
     """
 
     def __init__(self, folder: Path, initial: Applied, settings: StoreSettings, folds: Folder) -> None:
@@ -74,7 +79,10 @@ class LmdbSliceStore:
         self._delta: Level | None = None
         self._delta_changes = self._delta_rows = 0
         self._delta_since: int | None = None
-        self._folding = Folding(self._base, self._folder, settings, folds)
+        self._journal = Journal(self._folder, settings)
+        self._journal.open(self._base.head)
+        self._folding = Folding(self._base, self._journal, self._folder, settings, folds)
+        self._now = 0
 
     @property
     def applied(self) -> Applied:
@@ -95,12 +103,13 @@ class LmdbSliceStore:
     def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
         self._wait_for_fold()
         documents = from_segments(segments, self._filter)
-        views = self._views()
-        try:
-            found = self._look_up(documents, views)
-            lines = self._new_lines(segments, views)
-        finally:
-            _release(views)
+        with disk_errors(self._folder):
+            views = self._views()
+            try:
+                found = self._look_up(documents, views)
+                lines = self._new_lines(segments, views)
+            finally:
+                _release(views)
         changes = resolve(documents, found)
         rows = changes.rows() + len(lines)
         if rows:
@@ -111,6 +120,8 @@ class LmdbSliceStore:
                     writer = Writer(transaction, delta.tables, markers=True)
                     writer.write(changes)
                     writer.write_lines(lines)
+                    reach("delta-before-commit")
+                reach("delta-committed")
             if delta.ids is not None:
                 delta.ids.add(documents.all_hashes())
             delta.changed()
@@ -134,15 +145,18 @@ class LmdbSliceStore:
             f"a micro-batch came into {self._folder} beside changes that are not folded",
         )
         result, self._filter = self._base.load(puts, removals, applied, self._filter)
+        self._journal.clear()
         self._applied, self._counts = self._base.applied, self._base.counts
         if self._settings.check_mirror:
             self.check_mirror()
         return result
 
     def snapshot(self) -> LmdbSnapshot:
-        return LmdbSnapshot(self._views(), self._applied, self._counts)
+        with disk_errors(self._folder):
+            return LmdbSnapshot(self._views(), self._applied, self._counts)
 
     def fold_due(self, now: int) -> bool:
+        self._now = max(self._now, now)
         if self._folding.at_work:
             return False
         if self._folding.frozen is not None:
@@ -170,7 +184,7 @@ class LmdbSliceStore:
             self._folding.freeze(delta, self._applied, self._counts, self._filter)
             self._delta, self._delta_since = None, None
             self._delta_changes = self._delta_rows = 0
-        self._folding.submit(self._filter)
+        self._folding.submit(self._filter, self._now)
         return True
 
     def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
@@ -179,31 +193,34 @@ class LmdbSliceStore:
 
     @property
     def horizon(self) -> Applied:
-        return self._base.applied
+        ways = self._journal.ways
+        return ways[0].applied if ways else self._base.applied
 
     @property
     def undo_steps(self) -> int:
-        return 0
+        return len(self._journal.ways)
 
     def step_back(self, holds: Callable[[Applied], bool]) -> bool:
         if holds(self._applied):
             return True
-        if self._folding.at_work:
-            self._filter = self._folding.settle(self._settings.fold_wait_s, self._filter)
-        if self._folding.at_work:
-            raise RetryableError(f"the fold of {self._folder} is still at work", problem_type="fold-behind")
+        self._end_fold()
         self._drop_deltas()
-        return holds(self._applied)
+        if holds(self._applied):
+            return True
+        ways = self._journal.ways
+        newest = max((n for n, back in enumerate(ways) if holds(back.applied)), default=None)
+        if newest is None or not all(self._journal.whole(back) for back in ways[newest:]):
+            return False
+        for back in reversed(ways[newest:]):
+            self._filter = self._base.step_back(self._journal, back, self._filter)
+            self._applied, self._counts = self._base.applied, self._base.counts
+        if self._settings.check_mirror:
+            self.check_mirror()
+        return True
 
     def verify(self) -> None:
-        """Compare the durable part with what its last commit wrote: so far, entries with the back index."""
-        snapshot = LmdbSnapshot([self._base.level.view()], self._base.applied, self._base.counts)
-        try:
-            check_mirror(snapshot)
-        except InvariantViolationError as error:
-            raise StoreDamagedError(str(error)) from error
-        finally:
-            snapshot.close()
+        self._base.verify()
+        self._journal.verify()
 
     def check_mirror(self) -> None:
         snapshot = self.snapshot()
@@ -225,6 +242,17 @@ class LmdbSliceStore:
     def destroy(self) -> None:
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_fold(self) -> None:
+        """Wait for the fold at work, and take note of what it did to the base."""
+        if self._folding.at_work:
+            # One that failed is not tried again: what it would have made durable is dropped.
+            with suppress(RetryableError):
+                self._filter = self._folding.settle(self._settings.fold_wait_s, self._filter)
+        if self._folding.at_work:
+            raise RetryableError(f"the fold of {self._folder} is still at work", problem_type="fold-behind")
+        self._base.reload()  # also after a worker that died behind its commit
+        self._journal.folded(self._base.head, self._now)
 
     def _drop_deltas(self) -> None:
         """Forget what the base does not have."""

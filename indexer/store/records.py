@@ -7,19 +7,22 @@ key at all (with MANY) is a remembered tombstone. One key is by far the most fre
 is a slice and a concatenation.
 
 Headers are packed and read thousands at a time through numpy (`HEADER`).
+
+What is read here was written here. Bytes that nothing here could have written are damage
+(`StoreDamagedError`), however they came about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
+from struct import Struct, error
 from typing import Final, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from indexer.store.interface import Held, SkipLine
+from indexer.store.interface import Held, SkipLine, StoreDamagedError
 
 PUT: Final = b"\x01"
 """First byte of every value that is there, in every table and level."""
@@ -55,8 +58,16 @@ def pack_headers(
 
 
 def read_headers(records: Sequence[bytes]) -> npt.NDArray[np.void]:
-    """The headers of records as a structured array of dtype `HEADER`."""
-    return np.frombuffer(b"".join([record[:HEADER_BYTES] for record in records]), HEADER)
+    """The headers of records as a structured array of dtype `HEADER`.
+
+    Raises:
+        StoreDamagedError: one of them is no record.
+    """
+    data = b"".join([record[:HEADER_BYTES] for record in records])
+    headers = np.frombuffer(data, HEADER) if len(data) == HEADER_BYTES * len(records) else None
+    if headers is None or (headers["tag"] != 1).any():
+        raise StoreDamagedError("a back index row is no record")
+    return headers
 
 
 def pack_record(held: Held) -> bytes:
@@ -69,9 +80,19 @@ def pack_record(held: Held) -> bytes:
 
 
 def unpack_record(record: bytes) -> Held:
-    """The document behind a record (not a marker)."""
-    _, flags, partition, time, offset = _HEADER.unpack_from(record)
-    return Held(partition, offset, time, record_keys(record, flags), bool(flags & FOREIGN))
+    """The document behind a record (not a marker).
+
+    Raises:
+        StoreDamagedError: it is no record.
+    """
+    try:
+        tag, flags, partition, time, offset = _HEADER.unpack_from(record)
+        keys = record_keys(record, flags)
+    except error as failure:
+        raise StoreDamagedError(f"a back index row is no record: {record[:80].hex()}") from failure
+    if tag != 1 or flags > MANY | FOREIGN:
+        raise StoreDamagedError(f"a back index row is no record: {record[:80].hex()}")
+    return Held(partition, offset, time, keys, bool(flags & FOREIGN))
 
 
 def record_keys(record: bytes, flags: int) -> tuple[bytes, ...]:
@@ -85,6 +106,8 @@ def record_keys(record: bytes, flags: int) -> tuple[bytes, ...]:
         position += 2
         keys.append(record[position : position + length])
         position += length
+    if position > len(record):
+        raise StoreDamagedError(f"a back index row ends within a key: {record[:80].hex()}")
     return tuple(keys)
 
 
@@ -98,4 +121,12 @@ def pack_line(line: SkipLine) -> bytes:
 
 
 def unpack_line(value: bytes) -> SkipLine:
-    return _decode_line(memoryview(value)[1:])
+    """A line of the skip ledger.
+
+    Raises:
+        StoreDamagedError: it is none.
+    """
+    try:
+        return _decode_line(memoryview(value)[1:])
+    except msgspec.MsgspecError as failure:
+        raise StoreDamagedError(f"a row of the skip ledger is no line: {value[:80].hex()}") from failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
+from indexer.store.environment import DAMAGE, damaged
 from indexer.store.interface import Applied, Counts, Held, Row, SkipLine
 from indexer.store.levels import View
 from indexer.store.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
@@ -128,6 +129,8 @@ class _Reading:
     def __enter__(self) -> Sequence[View]:
         return self._views
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for view in self._views:
             view.release()
+        if isinstance(error, DAMAGE):
+            raise damaged(self._views[0].folder, error) from error

@@ -14,13 +14,14 @@ from typing import Any
 import lmdb
 
 from indexer.store.environment import Tables
-from indexer.store.interface import Row, SkipLine
+from indexer.store.interface import Row, SkipLine, StoreDamagedError
 from indexer.store.records import PUT, REMOVED
 from indexer.store.resolve import Changes
 from keytide.entry import INLINE_LIMIT, long_key
 from keytide.messages import RemovalChunk, Segment
 
 _LENGTH = Struct("<H")
+_LONG_HEAD = 1 + _LENGTH.size
 
 
 def long_table_key(entry_key: bytes) -> bytes:
@@ -37,10 +38,16 @@ def long_value(entry_key: bytes, value: bytes) -> bytes:
 
 
 def unpack_long(value: bytes) -> tuple[bytes, bytes]:
-    """Entry key and tagged value of a row of the long table (not a marker)."""
-    (length,) = _LENGTH.unpack_from(value, 1)
-    end = 3 + length
-    return value[3:end], PUT + value[end:]
+    """Entry key and tagged value of a row of the long table (not a marker).
+
+    Raises:
+        StoreDamagedError: it is none.
+    """
+    length = _LENGTH.unpack_from(value, 1)[0] if len(value) >= _LONG_HEAD else len(value)
+    end = _LONG_HEAD + length
+    if end > len(value):
+        raise StoreDamagedError(f"a row of the long table ends within its key: {value[:80].hex()}")
+    return value[_LONG_HEAD:end], PUT + value[end:]
 
 
 def skip_lines(part: Segment | RemovalChunk) -> list[SkipLine]:

@@ -1,5 +1,5 @@
-"""The conformance suite of slice stores: any history of commits, folds, crashes, loads and snapshots, on the
-LMDB store and on the one in memory, against a model that works everything out from all versions ever told."""
+"""The conformance suite of slice stores: any history of commits, folds, steps back, crashes, loads and
+snapshots, on the LMDB store and on the one in memory, against a model that works everything out from all versions ever told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from indexer.store import merge, snapshot
 from indexer.store.fold_worker import Folder, FoldWorker
-from indexer.store.interface import Applied, SliceStore, StoreSnapshot
+from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
 from tests.store_kit import (
     Model,
@@ -63,6 +63,13 @@ class Load:
 
 
 @dataclass(frozen=True)
+class StepBack:
+    """To the state that lies so many states back: the present one, the durable one, then fold by fold."""
+
+    states: int
+
+
+@dataclass(frozen=True)
 class Read:
     low: bytes
     high: bytes | None
@@ -105,7 +112,8 @@ def histories(wanderers: bool) -> st.SearchStrategy[list[object]]:
         st.builds(Apply, some, st.integers(1, 3), st.booleans()),
         st.builds(Apply, some, st.integers(1, 3), st.booleans()),
         st.builds(Load, some, some),
-        st.sampled_from(["start fold", "finish fold", "hold", "check held", "crash"]),
+        st.sampled_from(["start fold", "finish fold", "fold", "hold", "check held", "crash", "verify"]),
+        st.builds(StepBack, st.integers(0, 6)),
         reads,
         reads,
     )
@@ -120,15 +128,18 @@ class History:
         self.store: SliceStore = self._open()
         self.model = Model()
         self.durable = self.model
+        self.past: list[tuple[Model, Applied, Counts]] = []
         self.folding: Model | None = None
+        self.frozen_counts = Counts()
+        self.durable_counts = Counts()
         self.offsets = [0, 0, 0]
-        self.frozen_applied = Applied()
+        self.frozen_applied = self.durable_applied = Applied()
         self.commits = 0
         self.held: list[tuple[StoreSnapshot, list[tuple[bytes, bytes]], Applied]] = []
 
     def _open(self) -> SliceStore:
         if self.kind == "memory":
-            return MemorySliceStore(Applied(), fold_entries=1, check=True)
+            return MemorySliceStore(Applied(), fold_entries=1, undo_folds=64, check=True)
         return lmdb_store(self.folder / "slice", self.folds)
 
     def run(self, actions: list[object]) -> None:
@@ -139,11 +150,15 @@ class History:
                 self.load(action)
             elif isinstance(action, Read):
                 self.read(action)
+            elif isinstance(action, StepBack):
+                self.step_back(action)
             else:
                 getattr(self, str(action).replace(" ", "_"))()
             assert all_rows(self.store) == self.model.rows()
             assert self.store.counts.entries == len(self.model.rows())
             self.store.check_mirror()
+            assert self.store.undo_steps == len(self.past)
+            assert self.store.horizon == (self.past[0][1] if self.past else self.store.durable)
         self.check_held()
 
     def versions(self, some: list[Document]) -> list[Version]:
@@ -195,7 +210,8 @@ class History:
         put_rows.sort(key=lambda row: (row[0], row[1].partition, row[1].offset))
         for _, v, entry in put_rows:
             self.model.tell([Version(v.id, v.partition, v.offset, v.time, (entry,))])
-        self.durable = self.model
+        self.durable, self.durable_counts = self.model, self.store.counts
+        self.past = []
         assert self.store.durable == self.store.applied == applied
 
     def _newest(self, version: Version) -> int:
@@ -210,15 +226,59 @@ class History:
         if self.store.start_fold():
             assert self.store.folding
             self.folding = self.model
-            self.frozen_applied = self.store.applied
+            self.frozen_applied, self.frozen_counts = self.store.applied, self.store.counts
+            self.durable_applied = self.store.durable
 
     def finish_fold(self) -> None:
         expected = self.folding is not None
         durable = self.store.finish_fold(30)
         assert (durable is not None) == expected
         if self.folding is not None:
-            self.durable, self.folding = self.folding, None
+            self.folded()
             assert self.store.durable == durable
+
+    def folded(self) -> None:
+        """The fold at work has happened."""
+        assert self.folding is not None
+        self.past.append((self.durable, self.durable_applied, self.durable_counts))
+        self.durable, self.folding, self.durable_counts = self.folding, None, self.frozen_counts
+
+    def fold(self) -> None:
+        self.finish_fold()
+        self.start_fold()
+        self.finish_fold()
+
+    def verify(self) -> None:
+        self.store.verify()
+
+    def step_back(self, action: StepBack) -> None:
+        before = self.store.applied
+        if action.states == 0:
+            assert self.store.step_back(lambda applied: applied == before)
+            return
+        durable = self.store.durable if self.folding is None else self.frozen_applied
+        places = len(self.past) + 1 + (self.folding is not None)
+        place = places - action.states
+        if action.states == 1 and durable.number == before.number:
+            assert self.store.step_back(lambda applied: applied.number <= durable.number)
+            assert self.store.applied == before, "the present state holds"
+            return
+        if self.folding is not None:
+            self.folded()
+        states = [*self.past, (self.durable, durable, self.durable_counts)]
+        if place < 0:
+            assert not self.store.step_back(lambda _: False)
+            assert self.store.applied == durable
+            self.model = self.durable
+            return
+        model, target, counts = states[place]
+        assert self.store.step_back(lambda applied: applied.number <= target.number)
+        assert self.store.applied == self.store.durable == target
+        assert self.store.counts == counts
+        self.past = self.past[:place]
+        self.model = self.durable = model
+        self.durable_counts = counts
+        assert self.store.finish_fold() is None
 
     def hold(self) -> None:
         if len(self.held) < 5:
@@ -243,7 +303,7 @@ class History:
             self.store = self._open()
         # A fold that was at work has happened or it has not, and the state says which.
         if self.folding is not None and self.store.durable == self.frozen_applied:
-            self.durable = self.folding
+            self.folded()
         self.folding = None
         self.model = self.durable
 
