@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import latency, recovery, throughput
+from benchmarks import catching_up, latency, recovery, throughput
 from benchmarks.harness import Result, say
 
 ALL: dict[str, Callable[[], Result]] = {
@@ -25,6 +25,7 @@ ALL: dict[str, Callable[[], Result]] = {
     "freshness": latency.freshness,
     "growth": throughput.growth,
     "recovery": recovery.recovery,
+    "catch-up": catching_up.catch_up,
 }
 
 

@@ -46,7 +46,7 @@ def gather(documents: int = MILLION) -> Result:
 def scan_under_load(documents: int = MILLION, per_second: int = 50_000) -> Result:
     """Stable scans while documents are indexed at a given rate."""
     result = Result("scan-under-load", machine=machine_state())
-    with _filled(1, documents) as bench, _writing(bench, per_second) as written:
+    with _filled(1, documents) as bench, writing(bench, per_second) as written:
         with bench.measured(result):
             result.figures.update(percentiles(_scans(bench, SCANS)))
         result.figures["offered_documents_per_s"] = written()
@@ -65,7 +65,7 @@ def freshness(documents: int = 100_000, per_second: int = 20_000) -> Result:
     result = Result("freshness", machine=machine_state())
     with _filled(2, documents) as bench:
         idle = percentiles(_probes(bench, PROBES))
-        with _writing(bench, per_second) as written:
+        with writing(bench, per_second) as written:
             loaded = percentiles(_probes(bench, PROBES))
             result.figures["offered_documents_per_s"] = written()
     result.figures.update(idle)
@@ -135,7 +135,7 @@ def _probes(bench: Bench, count: int) -> list[float]:
 
 
 @contextmanager
-def _writing(bench: Bench, per_second: int) -> Iterator[_Rate]:
+def writing(bench: Bench, per_second: int) -> Iterator[_Rate]:
     """Updates of existing documents at a rate, in a process of their own, while the block runs."""
     import multiprocessing
 

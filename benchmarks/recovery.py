@@ -88,8 +88,8 @@ class Faults:
         self._bench.cluster.kill(NODE)
         began = time.monotonic()
         self._start(NODE)
-        ready = _until(lambda: _is_ready(self._bench.cluster.node_urls[0]), began)
-        scan = _until(lambda: self._fresh.page(timeout_ms=10_000), began)
+        ready = until(lambda: is_ready(self._bench.cluster.node_urls[0]), began)
+        scan = until(lambda: self._fresh.page(timeout_ms=10_000), began)
         return {"ready_s": ready, "scan_s": scan}
 
     def coordinator(self) -> dict[str, float]:
@@ -127,7 +127,7 @@ class Faults:
         shutil.rmtree(folder)
         began = time.monotonic()
         self._start(NODE)
-        took = _until(lambda: self._fresh.count() == before, began)
+        took = until(lambda: self._fresh.count() == before, began)
         build = next(
             one
             for one in self._bench.admin.call("GET", "/v1/builds")
@@ -141,12 +141,12 @@ class Faults:
         until they hold what was written since."""
         admin = AdminClient({"bootstrap.servers": self._bench.bootstrap})
         admin.delete_topics([TOPIC])[TOPIC].result(timeout=30)
-        _until(lambda: TOPIC not in admin.list_topics(timeout=10).topics, time.monotonic())
+        until(lambda: TOPIC not in admin.list_topics(timeout=10).topics, time.monotonic())
         self._bench.make_topic(TOPIC, PARTITIONS)
         began = time.monotonic()
         load(self._bench.bootstrap, TOPIC, range(documents))
-        scan = _until(lambda: self._fresh.count() in range(documents + 1), began)
-        whole = _until(lambda: self._fresh.count() == documents, began)
+        scan = until(lambda: self._fresh.count() in range(documents + 1), began)
+        whole = until(lambda: self._fresh.count() == documents, began)
         return {"scan_s": scan, "whole_s": whole}
 
     def _start(self, name: str) -> None:
@@ -197,7 +197,7 @@ class Freshness:
         self._producer.produce(TOPIC, document(0), self._probe, on_delivery=delivered)
         self._producer.flush(LIMIT_S)
         (partition, offset), began = placed[0], time.monotonic()
-        _until(lambda: self.page(at_least={str(partition): offset + 1}, timeout_ms=30_000), began)
+        until(lambda: self.page(at_least={str(partition): offset + 1}, timeout_ms=30_000), began)
 
 
 class Stamps:
@@ -258,7 +258,7 @@ class Stamps:
         self._consumer.close()
 
 
-def _until(condition: Callable[[], bool], began: float) -> float:
+def until(condition: Callable[[], bool], began: float) -> float:
     """Seconds since `began` when the condition holds."""
     while not condition():
         invariant(time.monotonic() - began < LIMIT_S, "BenchmarkLimit", f"not within {LIMIT_S} s")
@@ -266,7 +266,7 @@ def _until(condition: Callable[[], bool], began: float) -> float:
     return time.monotonic() - began
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=2) as response:
             return bool(response.status == 200)
