@@ -27,7 +27,7 @@
 May be imported by the indexer's core (interface, settings, memory), its service and the tests; imports
 `keytide`. This file imports nothing, so that the fold worker stays small.
 
-Not to be touched lightly: the order of steps in a fold (undo file, filter, base, checksums, delta dropped) and
-the fence in the base (`fold.OWNER_KEY`) are what a kill -9 relies on. The layout of records is on the disks of
-running clusters: `environment.FORMAT` names it; undo, checksum and filter files each begin or end with theirs.
+Not to be touched lightly: the order of steps in a fold (undo file, filter, base, checksums, delta dropped)
+and the fence in the base (`fold.OWNER_KEY`) are what a kill -9 relies on. The layout of records is on the
+disks of running clusters: `environment.FORMAT` names it; undo, checksum and filter files name theirs.
 """

@@ -1,5 +1,6 @@
 """The conformance suite of slice stores: any history of commits, folds, steps back, crashes, loads and
-snapshots, on the LMDB store and on the one in memory, against a model that works everything out from all versions ever told."""
+snapshots, on the LMDB store and on the one in memory, against a model that works everything out from all
+versions ever told."""
 
 from __future__ import annotations
 
