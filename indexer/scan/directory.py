@@ -100,6 +100,7 @@ class Directory:
             return scannable
         record = self._by_name.get(name)
         if record is None:
+            self.secret()  # a node that has just started knows no name at all: that is not 404
             known = ", ".join(sorted(self._by_name)) or "none"
             raise UnknownIndexError(
                 f"there is no index {name} (indexes: {known})", next_step="see `keytide index list`"

@@ -25,6 +25,7 @@ from indexer.scan.request import CountRequest, ScanRequest
 from indexer.scan.selection import Shape, slices_of
 from indexer.scan.service import ScanService
 from indexer.scan.tokens import InvalidTokenError
+from keytide.catalog import Catalog
 from keytide.clock import now_ms
 from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError
 from keytide.settings import ScanSettings
@@ -585,6 +586,20 @@ def test_unknown_and_unready_indexes() -> None:
         error = await raises(IndexNotReadyError, ask(services["n0"], "no_snapshot", timeout_ms=20))
         assert "held by all" in error.message
         await raises(UnknownIndexError, services["n0"].count("nope", CountRequest(), never))
+
+    run(test, world)
+
+
+def test_a_node_that_has_read_nothing_yet_does_not_say_that_an_index_does_not_exist() -> None:
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": []})
+    world.views["n0"].behind = Catalog()
+
+    async def test(services: ByNode) -> None:
+        error = await raises(IndexNotReadyError, ask(services["n0"], timeout_ms=20))
+        assert error.status == 503
+        world.views["n0"].behind = None
+        assert (await ask(services["n0"]))["rows"] == []
 
     run(test, world)
 
