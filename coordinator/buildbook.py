@@ -39,6 +39,7 @@ class BuildLimits:
 
     Attributes:
         back_off_ms: wait before a dead driver is started again; doubles with each time.
+        rebuild_wait_ms: slices that are lost within this time are rebuilt together.
     """
 
     concurrent: int = 2
@@ -46,6 +47,7 @@ class BuildLimits:
     transaction_limit_ms: int = 900_000
     restarts: int = 5
     back_off_ms: int = 1_000
+    rebuild_wait_ms: int = 5_000
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class Run:
         waiting_for: what it waits for, in words; "" when it works.
         preparing: its topics are being made.
         incarnation: of the keyspace, when that was ordered.
+        again_at: not to be ordered again before this.
         placement: where its slices will be, by index id, until the records say it.
         sampling: the driver has passed, the source's end is being looked up.
         reported_at: `sent_at` of the newest report, so that an older one does not count.
@@ -68,6 +71,7 @@ class Run:
     waiting_for: str = ""
     preparing: bool = False
     incarnation: int = 0
+    again_at: int = 0
     placement: dict[str, list[list[str]]] = field(default_factory=dict)
     sampling: bool = False
     reported_at: int = 0
@@ -136,6 +140,14 @@ class BuildBook:
         record = self._live.get(index.build or "") or self.dictionary.catalog.build(index.build or "")
         return record if record and record.state not in FINAL and index.id in record.indexes else None
 
+    def rebuilds(self, index: str) -> list[BuildRecord]:
+        """Rebuilds of slices of an index that are queued or under way."""
+        return [one for one in self.all() if index in one.slices and one.state not in FINAL]
+
+    def last_rebuild(self, index: str, slice_number: int) -> BuildRecord | None:
+        """The newest rebuild of a slice that is known."""
+        return next((one for one in reversed(self.all()) if slice_number in one.slices.get(index, ())), None)
+
     def names(self, record: BuildRecord) -> list[str]:
         """The names of its indexes; the id of one that has been dropped."""
         known = {index.id: index.name for index in self.indexes(record)}
@@ -160,7 +172,7 @@ class BuildBook:
 
     def fail(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build that can never be right; its indexes become FAILED, but for those that are READY
-        already."""
+        already (a rebuild of their slices is tried again: `rebuilding`)."""
         record = self.move(record, "fail", error=reason, finished_at=now)
         text = f"build {record.id} of {', '.join(self.names(record))} failed: {reason}"
         return [*self._abandon(record, "FAILED", reason), Note("error", "build-failed", record.id, text)]
@@ -197,7 +209,8 @@ class BuildBook:
         """Forget what is only of use while a build runs, and the oldest finished builds."""
         self._live.pop(record.id, None)
         self._runs.pop(record.id, None)
-        used = {index.build for index in self.dictionary.catalog.indexes()}
+        indexes = self.dictionary.catalog.indexes()
+        used = {build for index in indexes for build in (index.build, *index.slice_builds.values())}
         over = [build for build in self.all() if build.state in FINAL]
         for old in over[:-FINISHED_KEPT]:
             if old.id not in used:

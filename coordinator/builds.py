@@ -16,6 +16,8 @@ a new driver on the same checkpoint, `BuildEnd` once more (it is idempotent), th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from msgspec.structs import replace
 
 from coordinator.backfilling import Backfilling
@@ -24,6 +26,7 @@ from coordinator.dictionary import Dictionary
 from coordinator.events import (
     BuildPrepared,
     CommonSnapshot,
+    DeleteTopics,
     DriverExited,
     Event,
     Instruction,
@@ -88,6 +91,32 @@ class Builds:
             dictionary.put(replace(index, build=record.id))  # its state changes when the build starts
         return record
 
+    def request_rebuild(
+        self, keyspace: str, slices: Mapping[str, Sequence[int]], now: int, attempt: int = 0
+    ) -> BuildRecord | None:
+        """Queue a rebuild of single slices of READY indexes of one keyspace; None when none of them is READY
+        any more."""
+        catalog = self.book.dictionary.catalog
+        wanted = {
+            id_: sorted(numbers)
+            for id_, numbers in sorted(slices.items())
+            if (index := catalog.index(id_)) is not None and index.state == "READY"
+        }
+        if not wanted:
+            return None
+        record = BuildRecord(
+            id=f"b{self.book.dictionary.number()}",
+            keyspace=keyspace,
+            indexes=list(wanted),
+            state="QUEUED",
+            load_timestamp=Timestamp(),
+            started_at=now,
+            slices=wanted,
+            attempt=attempt,
+        )
+        self.book.put(record)
+        return record
+
     def rolled_back(self, keyspace: str, reason: str, now: int) -> list[Instruction]:
         """Begin every build of a keyspace that is under way again (R28): what it has read may be on the lost
         branch, and its timestamps are those of another history."""
@@ -103,6 +132,9 @@ class Builds:
             why = f"it was begun {record.attempt + 1} times; at last: {reason}"
             return self.book.fail(record, why, now)
         out = self.book.give_up(record, reason, now)
+        if record.rebuild:
+            self.request_rebuild(record.keyspace, record.slices, now, record.attempt + 1)
+            return out
         wanted = [index for index in self.book.indexes(record) if index.state == "DEFERRED"]
         if wanted:
             self.request(wanted, record.rate_limit, now, record.attempt + 1)
@@ -140,7 +172,7 @@ class Builds:
         out: list[Instruction] = []
         for record in self.book.all():
             if record.state == "QUEUED":
-                out += self._starting.try_start(record, live_nodes)
+                out += self._starting.try_start(record, live_nodes, now)
             elif record.state == "BACKFILL":
                 out += self._backfilling.tick(record, now)
         return out
@@ -148,6 +180,24 @@ class Builds:
     def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Cancel a build that is not over."""
         return self.book.cancel(record, now)
+
+    def leave_rebuilds(self, index: IndexRecord, now: int) -> list[Instruction]:
+        """No slice of an index is to be rebuilt any more: it is being dropped, or has failed."""
+        out: list[Instruction] = []
+        for record in self.book.rebuilds(index.id):
+            others = {id_: numbers for id_, numbers in record.slices.items() if id_ != index.id}
+            waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
+            if others and (waits or record.state == "CATCHUP"):
+                self.book.put(replace(record, indexes=list(others), slices=others))
+                out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
+                continue
+            out += self.book.cancel(record, now)
+            self.request_rebuild(record.keyspace, others, now, record.attempt)
+        return out
+
+    def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """The slices of a rebuild serve again."""
+        return self._finishing.rebuilt(record, now)
 
     def leave(self, index: IndexRecord, now: int) -> tuple[list[Instruction], list[IndexRecord]]:
         """An index that is being dropped leaves its build.
@@ -158,15 +208,16 @@ class Builds:
         Returns:
             Instructions, and those of its indexes whose build was cancelled although they are wanted.
         """
+        out = self.leave_rebuilds(index, now)
         record = self.book.active(index)
         if record is None:
-            return [], []
+            return out, []
         others = [id_ for id_ in record.indexes if id_ != index.id]
         waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
         if others and (waits or record.state == "CATCHUP"):
             record = replace(record, indexes=others)
             self.book.put(record)
-            return ([] if waits else self._finishing.finish_if_ready(record, now)), []
-        out = self.book.cancel(record, now)
+            return [*out, *([] if waits else self._finishing.finish_if_ready(record, now))], []
+        out += self.book.cancel(record, now)
         found = [self.book.dictionary.catalog.index(id_) for id_ in others]
         return out, [other for other in found if other is not None and other.state == "DEFERRED"]

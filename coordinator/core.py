@@ -14,7 +14,8 @@ One timestamp of a keyspace is on its way at a time. Its number is the offset of
 topic (R3), so it is known only when it has been delivered, and acknowledgements of it may come before that.
 
 A READY index's newest number that every slice holds is `Published`, on change, and with every second
-heartbeat for readers that started since. For an index under build the same thing is told to the build, as
+heartbeat for readers that started since. Slices whose data is lost, or that are being rebuilt, are left out:
+scans that need them are refused anyway. For an index under build the same thing is told to the build, as
 `CommonSnapshot`.
 
 A keyspace whose history is being examined is halted: nothing new is issued or published. A rollback, seen as
@@ -56,6 +57,9 @@ from keytide.messages import (
 )
 from keytide.timestamp import Timestamp
 
+REBUILDING: frozenset[str] = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
+"""States of a rebuild in which its slices hold nothing that could be common."""
+
 
 class StabilityCore:
     """Merges progress, paces and numbers timestamps, finds common snapshots, for all keyspaces of a cluster.
@@ -72,6 +76,8 @@ class StabilityCore:
         self.nodes = Nodes(limits.node_timeout_ms)
         self.holdings = Holdings(limits.newest_held, limits.landmarks_held)
         self._indexes: dict[str, IndexRecord] = {}
+        self._out: dict[str, int] = {}
+        self._rebuilt: dict[str, int] = {}
 
     def catalog_changed(self, catalog: Catalog, now: int) -> list[Instruction | CommonSnapshot]:
         """Take over what the dictionary says of keyspaces and indexes."""
@@ -80,6 +86,7 @@ class StabilityCore:
         for gone in [index for index in self.holdings.indexes() if index not in records]:
             self.holdings.forget(gone)
         self._indexes = records
+        self._out = self._out_of_service(catalog)
         for keyspace in catalog.keyspaces():
             mine = [record for record in records.values() if record.keyspace == keyspace.name]
             stream = self._stream(keyspace, catalog, mine)
@@ -87,7 +94,10 @@ class StabilityCore:
             stream.ready = [record for record in mine if record.state == "READY"]
             ready = {record.id for record in stream.ready}
             stream.published = {index: n for index, n in stream.published.items() if index in ready}
-            common = {one.id: self.holdings.newest_common(one.id, len(one.placement)) for one in stream.ready}
+            common = {
+                one.id: self.holdings.newest_common(one.id, len(one.placement), self._out.get(one.id, 0))
+                for one in stream.ready
+            }
             known = {index: number for index, number in common.items() if number in stream.stamps}
             out += self._publish(stream, known, now)
         return out
@@ -102,6 +112,22 @@ class StabilityCore:
                 self.holdings.void(record.id, max(stream.stamps, default=-1))
         stream.progress.keyspace = keyspace
         return stream
+
+    def _out_of_service(self, catalog: Catalog | None = None) -> dict[str, int]:
+        """Index id -> bit mask of the slices of READY indexes that no number waits for: their data is lost,
+        or they are being rebuilt. Scans that need them are refused; the others go on."""
+        if catalog is not None:
+            self._rebuilt = {}
+            for index in self._indexes.values():
+                for number, build in index.slice_builds.items():
+                    record = catalog.build(build)
+                    if record is not None and record.state in REBUILDING:
+                        self._rebuilt[index.id] = self._rebuilt.get(index.id, 0) | 1 << number
+        out = dict(self._rebuilt)
+        for id_, number in self.nodes.lost:
+            out[id_] = out.get(id_, 0) | 1 << number
+        ready = {index.id for index in self._indexes.values() if index.state == "READY"}
+        return {id_: mask for id_, mask in out.items() if id_ in ready}
 
     def halt(self, keyspace: str) -> None:
         """Issue and publish nothing of a keyspace until `resume` is called."""
@@ -258,7 +284,10 @@ class StabilityCore:
         return []
 
     def _heartbeat(self, message: NodeHeartbeat, now: int) -> list[Instruction | CommonSnapshot]:
+        lost = self.nodes.lost
         restarted, notes = self.nodes.heartbeat(message, now)
+        if self.nodes.lost != lost:
+            self._out = self._out_of_service()
         if restarted:
             self.holdings.reset(message.node)
         out: list[Instruction | CommonSnapshot] = [*notes]
@@ -320,7 +349,7 @@ class StabilityCore:
         out: list[Instruction | CommonSnapshot] = []
         for index in indexes:
             record = self._indexes[index]
-            if not self.holdings.holds(index, len(record.placement), number):
+            if not self.holdings.holds(index, len(record.placement), number, self._out.get(index, 0)):
                 continue
             if record.state == "READY":
                 complete.append(index)
@@ -336,7 +365,11 @@ class StabilityCore:
             index: number for index, number in numbers.items() if number > stream.published.get(index, -1)
         }
         for index, number in newer.items():
-            lacking = self.holdings.lacking(index, len(self._indexes[index].placement), number)
+            lacking = [
+                one
+                for one in self.holdings.lacking(index, len(self._indexes[index].placement), number)
+                if not self._out.get(index, 0) >> one & 1
+            ]
             invariant(not lacking, "Published", f"slices {lacking} of {index} do not hold {number}")
             stream.published[index] = number
             self.holdings.passed(index, number)

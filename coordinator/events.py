@@ -8,7 +8,7 @@ their order, with one exception: `Broadcast`, `Note` and `StopDriver` do not wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from keytide.catalog import Record
@@ -101,11 +101,17 @@ class SourceSampled:
 
 @dataclass(frozen=True, slots=True)
 class BuildPrepared:
-    """The topics of a build are there; the source was sampled after that."""
+    """The topics of a build are there; the source was sampled after that.
+
+    Attributes:
+        queue_ends: topic -> partition -> end of the queues that were asked about, looked up before the source
+            was sampled: what the source got after the sample is in the queue behind them.
+    """
 
     build: str
     facts: SourceFacts
     now: int
+    queue_ends: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +233,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class PrepareBuild:
-    """Make the topics (name, partitions), then sample the source: `BuildPrepared` or `PrepareFailed`."""
+    """Make the topics (name, partitions), look up the ends of queues (the same), then sample the source:
+    `BuildPrepared` or `PrepareFailed`."""
 
     build: str
     keyspace: str
     topics: tuple[tuple[str, int], ...]
+    queues: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

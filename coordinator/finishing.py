@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from coordinator.buildbook import BuildBook
 from coordinator.events import CommonSnapshot, DeleteTopics, Instruction, Note, SendBuildEnd, SourceSampled
 from coordinator.source import unbuildable
-from keytide.catalog import BuildRecord
+from keytide.catalog import BuildRecord, IndexRecord
 from keytide.errors import invariant
 from keytide.messages import BuildEnd
 from keytide.timestamp import Timestamp
@@ -46,11 +46,18 @@ class Finishing:
                 (
                     dictionary.topics.backfill(index.id, record.id),
                     number,
-                    BuildEnd(record.id, index.id, number, dictionary.catalog.term, record.batches),
+                    BuildEnd(
+                        record.id,
+                        index.id,
+                        number,
+                        dictionary.catalog.term,
+                        record.batches,
+                        record.queue_positions.get(index.id, {}).get(number, 0),
+                    ),
                 )
                 for index in self._book.indexes(record)
-                if index.state == "BUILDING"
-                for number in range(index.slices)
+                if index.state == ("READY" if record.rebuild else "BUILDING")
+                for number in record.slices_of(index)
             )
         )
 
@@ -81,3 +88,20 @@ class Finishing:
         seconds = (now - record.started_at) / 1000
         text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
         return [*self._book.finish(record), Note("info", "build-ready", record.id, text)]
+
+    def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """End a rebuild: its slices serve again."""
+        indexes = self._book.indexes(record)
+        topics = tuple(self._book.dictionary.topics.backfill(index.id, record.id) for index in indexes)
+        record = self._book.move(record, "ready", finished_at=now, documents_done=record.documents_total)
+        text = f"{words(record, indexes)} serve again, {(now - record.started_at) / 1000:.1f} s after build "
+        text += f"{record.id} began"
+        note = Note("info", "slices-rebuilt", record.id, text)
+        return [DeleteTopics(topics), *self._book.finish(record), note]
+
+
+def words(record: BuildRecord, indexes: list[IndexRecord]) -> str:
+    """The slices of a rebuild, for people."""
+    return " and ".join(
+        f"slices {', '.join(map(str, record.slices_of(index)))} of {index.name}" for index in indexes
+    )

@@ -88,14 +88,20 @@ class Holdings:
         """Ids of the indexes that something is known of, in order of first acknowledgement."""
         return list(self._held)
 
-    def holds(self, index: str, slices: int, number: int) -> bool:
-        """Whether a replica of every one of the slices 0 to `slices` - 1 holds `number`."""
-        return slices > 0 and self._masks.get(index, {}).get(number, 0) == (1 << slices) - 1
+    def holds(self, index: str, slices: int, number: int, out: int = 0) -> bool:
+        """Whether a replica of every one of the slices 0 to `slices` - 1 holds `number`.
 
-    def newest_common(self, index: str, slices: int) -> int:
-        """The newest number that every slice holds on some replica; -1 when there is none."""
+        Args:
+            out: bit mask of slices that need not: they are out of service.
+        """
+        mask = self._masks.get(index, {}).get(number, 0)
+        return mask & ~out != 0 and mask | out == (1 << slices) - 1
+
+    def newest_common(self, index: str, slices: int, out: int = 0) -> int:
+        """The newest number that every slice holds on some replica; -1 when there is none. `out` as in
+        `holds`."""
         masks = self._masks.get(index, {})
-        return max((number for number in masks if self.holds(index, slices, number)), default=-1)
+        return max((number for number in masks if self.holds(index, slices, number, out)), default=-1)
 
     def lacking(self, index: str, slices: int, number: int) -> list[int]:
         """The slices of which no replica holds `number`, looked up replica by replica (to check the

@@ -97,6 +97,15 @@ class KafkaWork:
         """
         return list_offsets(self._client, topic, [0], timeout=self._timeout)[0]
 
+    def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        """The ends of a queue's partitions.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        numbers = range(partitions)
+        return list_offsets(self._client, topic, numbers, read_committed=False, timeout=self._timeout)
+
     def sample(self, keyspace: str) -> SourceFacts:
         """What Kafka says of a source topic now; with `topic_id` "" when there is none.
 

@@ -162,9 +162,10 @@ class Lane:
                 reach("coordinator-after-write")
             case Reply(future, result):
                 future.set_result(result)
-            case PrepareBuild(build, keyspace, topics):
+            case PrepareBuild(build, keyspace, topics, queues):
                 self._work.make_queues(topics)
-                self._post(BuildPrepared(build, self._work.sample(keyspace), now_ms()))
+                ends = {name: self._work.ends(name, partitions) for name, partitions in queues}
+                self._post(BuildPrepared(build, self._work.sample(keyspace), now_ms(), ends))
             case SampleSource(keyspace, build):
                 self._post(SourceSampled(self._work.sample(keyspace), build, now_ms()))
             case SendBuildEnd():

@@ -30,7 +30,8 @@ from coordinator.events import (
     TopicsDeleted,
 )
 from coordinator.lateness import LatenessWatch
-from coordinator.retire import Cleaner, retire
+from coordinator.rebuilding import Rebuilds
+from coordinator.retire import Cleaner, give_up
 from coordinator.rollback import Rollbacks
 from coordinator.stream import Limits
 from keytide.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
@@ -64,6 +65,7 @@ class Leader:
         self.builds = Builds(self.dictionary, build_limits)
         self.facts: dict[str, SourceFacts] = {}
         self.term = term
+        self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)
         self._cleaner = Cleaner(self.dictionary)
         self._lateness = LatenessWatch()
         self.rollbacks = Rollbacks(self.dictionary, self.core, self.builds, self._lateness)
@@ -92,6 +94,7 @@ class Leader:
             case Tick(now):
                 progress = {name: stream.progress for name, stream in self.core.streams.items()}
                 out += self._cleaner.tick(progress, now)
+                out += self.rebuilds.tick(now)
         out += self.rollbacks.handle(event)
         out += self.core.handle(event)
         out += self.builds.handle(event, self.core.nodes.live())
@@ -150,7 +153,7 @@ class Leader:
             out.append(Note("warning", "timestamps-held", facts.keyspace, text))
         stream.hold = verdict.hold
         for index in stream.ready if verdict.failure else ():
-            out += self._fail(index, verdict.failure)
+            out += self._fail(index, verdict.failure, facts.sampled_at)
         return out
 
     def _give_up_suspended(self, message: Progress, now: int) -> list[Instruction]:
@@ -169,14 +172,12 @@ class Leader:
                 "others did; it was left behind, so that they go on: build it again"
             )
             build = self.builds.book.active(index) if index.state != "READY" else None
-            out += self.builds.book.fail(build, reason, now) if build else self._fail(index, reason)
+            out += self.builds.book.fail(build, reason, now) if build else self._fail(index, reason, now)
         return out
 
-    def _fail(self, index: IndexRecord, reason: str) -> list[Instruction]:
+    def _fail(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:
         """Give up an index that can never be right again."""
-        text = f"index {index.name} has failed: {reason}"
-        out = retire(self.dictionary, index, "FAILED", reason)
-        return [*out, Note("error", "index-failed", index.name, text)]
+        return [*self.builds.leave_rebuilds(index, now), *give_up(self.dictionary, index, reason)]
 
     def _source_changed(self, facts: SourceFacts) -> list[Instruction]:
         self.facts[facts.keyspace] = facts

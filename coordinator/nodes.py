@@ -39,11 +39,16 @@ class Nodes:
 
     Args:
         timeout_ms: a node without a heartbeat for this long is not live.
+
+    Attributes:
+        by_id: all of them.
+        lost: (index id, slice) that are LOST on every live node that has them.
     """
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self.by_id: dict[str, Node] = {}
+        self.lost: frozenset[tuple[str, int]] = frozenset()
         self._live_slices: dict[tuple[str, str, int], int] = {}
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
@@ -101,6 +106,17 @@ class Nodes:
             for status in node.heartbeat.slices
             if status.state == "LIVE" and status.number >= 0
         }
+        self.lost = frozenset(
+            key for key, found in self.slices().items() if all(one.state == "LOST" for one in found)
+        )
+
+    def slices(self) -> dict[tuple[str, int], list[SliceStatus]]:
+        """What live nodes say of each slice, by index id and number."""
+        found: dict[tuple[str, int], list[SliceStatus]] = {}
+        for _, node in sorted(self.by_id.items()):
+            for status in node.heartbeat.slices if node.live else ():
+                found.setdefault((status.index, status.slice), []).append(status)
+        return found
 
 
 def _stopped_slices(before: Node | None, message: NodeHeartbeat) -> list[Instruction]:

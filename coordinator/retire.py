@@ -41,11 +41,19 @@ def retire(
         if state == "DROPPING" and index.build is None:
             dictionary.delete(f"index/{index.id}")
             return []
-        dictionary.put(replace(index, state=state, reason=reason, placement=[]))
+        dictionary.put(replace(index, state=state, reason=reason, placement=[], slice_builds={}))
         return [DeleteTopics(_topics(dictionary, index), index.id)]
     version = dictionary.bump(index.keyspace).version
-    dictionary.put(replace(index, state=state, reason=reason, placement=[], version=version))
+    gone = replace(index, state=state, reason=reason, placement=[], version=version, slice_builds={})
+    dictionary.put(gone)
     return []
+
+
+def give_up(dictionary: Dictionary, index: IndexRecord, reason: str) -> list[Instruction]:
+    """Take an index out of service that can never be right again."""
+    text = f"index {index.name} has failed: {reason}"
+    out = retire(dictionary, index, "FAILED", reason)
+    return [*out, Note("error", "index-failed", index.name, text)]
 
 
 def _topics(dictionary: Dictionary, index: IndexRecord) -> tuple[str, ...]:

@@ -318,6 +318,7 @@ def _limits(settings: Settings) -> tuple[Limits, BuildLimits]:
             concurrent_per_node=build.concurrent_per_node,
             transaction_limit_ms=build.transaction_limit_s * 1000,
             restarts=build.restarts,
+            rebuild_wait_ms=core.rebuild_wait_s * 1000,
         ),
     )
 

@@ -8,6 +8,8 @@ timestamp (R24).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from msgspec.structs import replace
 
 from coordinator.buildbook import BuildBook, BuildLimits
@@ -17,6 +19,9 @@ from coordinator.source import open_transactions, waiting_words
 from keytide.catalog import BuildRecord
 from keytide.timestamp import Timestamp
 
+AGAIN_MS = 1_000
+"""Before a build is prepared again whose source was another topic than is known."""
+
 
 class Starting:
     """QUEUED to BACKFILL."""
@@ -25,10 +30,10 @@ class Starting:
         self._book = book
         self._limits = limits
 
-    def try_start(self, record: BuildRecord, live_nodes: list[str]) -> list[Instruction]:
+    def try_start(self, record: BuildRecord, live_nodes: list[str], now: int) -> list[Instruction]:
         """Begin a queued build if it may; else say what it waits for."""
         run = self._book.run(record.id)
-        if run.preparing:
+        if run.preparing or now < run.again_at:
             return []
         if record.keyspace in self._book.halted:
             run.waiting_for = f"the examination of the history of {record.keyspace}"
@@ -38,16 +43,22 @@ class Starting:
         if len(running) >= self._limits.concurrent:
             run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
             return []
-        if any(index.version for index in indexes):
+        if record.rebuild:
+            placement = {i.id: [i.placement[n] for n in record.slices_of(i)] for i in indexes if i.placement}
+            if away := [one for one in _slots(placement) if not set(one) & set(live_nodes)]:
+                run.waiting_for = f"indexer nodes: {', '.join(nodes_of(away))} are not live"
+                return []
+        elif any(index.version for index in indexes):
             run.waiting_for = "the removal of what an earlier build left"
             return []
-        try:
-            load = counts(live_nodes, self._book.dictionary.catalog.indexes())
-            placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
-        except TooFewNodesError as error:
-            run.waiting_for = f"indexer nodes: {error.message}"
-            return []
-        for node in nodes_of([nodes for one in placement.values() for nodes in one]):
+        else:
+            try:
+                load = counts(live_nodes, self._book.dictionary.catalog.indexes())
+                placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
+            except TooFewNodesError as error:
+                run.waiting_for = f"indexer nodes: {error.message}"
+                return []
+        for node in nodes_of(_slots(placement)):
             busy = [other.id for other in running if node in self._nodes(other)]
             if len(busy) >= self._limits.concurrent_per_node:
                 builds = " and ".join(busy)
@@ -56,14 +67,23 @@ class Starting:
         run.waiting_for, run.preparing, run.placement = "", True, placement
         run.incarnation = self._book.incarnation(record.keyspace)
         topics = self._book.dictionary.topics
-        wanted = [(topics.mutations(index.id), index.slices) for index in indexes]
-        wanted += [(topics.backfill(index.id, record.id), index.slices) for index in indexes]
-        return [PrepareBuild(record.id, record.keyspace, tuple(wanted))]
+        queues = tuple((topics.mutations(index.id), index.slices) for index in indexes)
+        backfill = tuple((topics.backfill(index.id, record.id), index.slices) for index in indexes)
+        if record.rebuild:
+            return [PrepareBuild(record.id, record.keyspace, backfill, queues)]
+        return [PrepareBuild(record.id, record.keyspace, queues + backfill)]
 
     def _nodes(self, record: BuildRecord) -> list[str]:
         planned = self._book.run(record.id).placement
-        placements = [planned.get(index.id) or index.placement for index in self._book.indexes(record)]
-        return nodes_of([nodes for placement in placements for nodes in placement])
+        return nodes_of(
+            _slots(
+                {
+                    index.id: planned.get(index.id) or [index.placement[n] for n in record.slices_of(index)]
+                    for index in self._book.indexes(record)
+                    if planned.get(index.id) or index.placement
+                }
+            )
+        )
 
     def prepare_failed(self, event: PrepareFailed) -> list[Instruction]:
         """The topics could not be made: the next tick tries again."""
@@ -81,18 +101,19 @@ class Starting:
         incarnation = self._book.incarnation(record.keyspace)
         if run.incarnation != incarnation or record.keyspace in self._book.halted:
             return []  # what was sampled may be of a history that is over: the next tick prepares it again
+        if self._another_topic(record.keyspace, event):
+            run.again_at = event.now + AGAIN_MS
+            run.waiting_for = f"the end of what was built on the topic that {record.keyspace} was before"
+            return []
         reason = self._check_keyspace(record, event)
         if reason:
             return self._book.fail(record, reason, event.now)
-        dictionary, facts = self._book.dictionary, event.facts
-        version = dictionary.bump(record.keyspace).version
-        for index in self._book.indexes(record):
-            dictionary.put(
-                replace(
-                    index, state="BUILDING", version=version, reason="", placement=run.placement[index.id]
-                )
-            )
+        facts = event.facts
         load = Timestamp.of(facts.high, facts.topic_id)
+        if record.rebuild:
+            record = self._begin_rebuild(record, load, event)
+        else:
+            self._begin_build(record)
         earliest = Timestamp.of(facts.earliest, facts.topic_id)
         record = self._book.move(
             record,
@@ -108,15 +129,54 @@ class Starting:
         text = f"build {record.id} of {names} reads {record.documents_total:,} documents of {record.keyspace}"
         return [StartDriver(record.id), Note("info", "build-started", record.id, text)]
 
+    def _begin_build(self, record: BuildRecord) -> None:
+        """From now on projectors emit for its indexes, and nodes hold their slices."""
+        dictionary, run = self._book.dictionary, self._book.run(record.id)
+        version = dictionary.bump(record.keyspace).version
+        for index in self._book.indexes(record):
+            dictionary.put(
+                replace(
+                    index,
+                    state="BUILDING",
+                    version=version,
+                    reason="",
+                    placement=run.placement[index.id],
+                    slice_builds={},
+                )
+            )
+
+    def _begin_rebuild(self, record: BuildRecord, load: Timestamp, event: BuildPrepared) -> BuildRecord:
+        """From now on its slices belong to this build. Projectors notice nothing: what they send for these
+        slices behind the queue's end, as it was before the source was sampled, has every offset at or past
+        the load timestamp. So that is the low-watermark."""
+        dictionary = self._book.dictionary
+        positions: dict[str, dict[int, int]] = {}
+        for index in self._book.indexes(record):
+            mine = dict.fromkeys(record.slices_of(index), record.id)
+            dictionary.put(replace(index, slice_builds={**index.slice_builds, **mine}))
+            ends = event.queue_ends[dictionary.topics.mutations(index.id)]
+            positions[index.id] = {number: ends[number] for number in mine}
+        return replace(record, queue_positions=positions, low_watermark=load.offsets())
+
+    def _another_topic(self, keyspace: str, event: BuildPrepared) -> bool:
+        """Whether the source is another topic than other indexes know it as: they are rolled back, or
+        removed, first."""
+        dictionary = self._book.dictionary
+        known = dictionary.catalog.keyspace(keyspace)
+        if known is None or not event.facts.exists or known.topic_id == event.facts.topic_id:
+            return False
+        return any(index.version for index in dictionary.catalog.indexes(keyspace))
+
     def _check_keyspace(self, record: BuildRecord, event: BuildPrepared) -> str:
         """Bring the keyspace's record up to date; why that cannot be done, else ""."""
         dictionary, facts = self._book.dictionary, event.facts
         keyspace = dictionary.catalog.keyspace(record.keyspace)
         if keyspace is None or not facts.exists:
             return f"topic {record.keyspace} does not exist"
-        if keyspace.topic_id != facts.topic_id:
-            others = [index.name for index in dictionary.catalog.indexes(keyspace.name) if index.version]
-            if others:
-                return f"topic {keyspace.name} was deleted and made anew; first drop {', '.join(others)}"
         dictionary.put(replace(keyspace, topic_id=facts.topic_id, partitions=facts.partitions))
         return ""
+
+
+def _slots(placement: Mapping[str, Sequence[Sequence[str]]]) -> list[Sequence[str]]:
+    """The nodes of each slice, over all indexes."""
+    return [nodes for slots in placement.values() for nodes in slots]

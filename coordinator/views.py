@@ -49,6 +49,8 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "foreign_partition_ids": sum(status.foreign_partition_ids for status in known),
         "placement": [list(nodes) for nodes in record.placement],
         "slices_reporting": len(known),
+        "lost": sorted(number for id_, number in leader.core.nodes.lost if id_ == record.id),
+        "rebuilds": [build.id for build in leader.builds.book.rebuilds(record.id)],
         "created_at": record.created_at,
     }
 
@@ -56,7 +58,9 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
 def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
     """The slices of an index, each replica."""
     documents = []
+    rebuilds = leader.builds.book.rebuilds(record.id)
     for number, nodes in enumerate(record.placement):
+        rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), None)
         for name in nodes:
             node = leader.core.nodes.by_id.get(name)
             status = node.slice(record.id, number) if node else None
@@ -69,6 +73,8 @@ def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
                     "incarnation": status.incarnation if status else None,
                     "undo_steps": status.undo_steps if status else None,
                     "reason": status.reason if status else "",
+                    "build": record.build_of(number) or None,
+                    "rebuild": rebuild,
                     "entries": status.entries if status else None,
                     "bytes": status.bytes if status else None,
                     "snapshot": status.number if status and status.number >= 0 else None,
@@ -150,6 +156,8 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "id": record.id,
         "keyspace": record.keyspace,
         "indexes": leader.builds.book.names(record),
+        "slices": _rebuilt_slices(leader, record),
+        "attempt": record.attempt,
         "state": record.state,
         "documents_done": done,
         "documents_total": total,
@@ -170,6 +178,13 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "first_read_at": record.first_read_at or None,
         "finished_at": record.finished_at or None,
     }
+
+
+def _rebuilt_slices(leader: Leader, record: BuildRecord) -> dict[str, list[int]] | None:
+    """Index name -> slices that a rebuild fills; null for a build of whole indexes."""
+    if not record.rebuild:
+        return None
+    return {index.name: record.slices_of(index) for index in leader.builds.book.indexes(record)}
 
 
 def node(leader: Leader, name: str, now: int) -> Document:

@@ -273,7 +273,7 @@ def test_reports_of_another_incarnation_do_not_count() -> None:
             )
             for n in slices
         ]
-        world.handle(Reported(NodeHeartbeat(node, "http://n", 1, world.now, statuses, 0, 0, 0), world.now))
+        world.handle(Reported(NodeHeartbeat(node, "", 1, world.now, statuses, 0, 0, 0), world.now))
 
     beat("n1", 0, 0, 2)
     beat("n2", 0, 1)
