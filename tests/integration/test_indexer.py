@@ -8,31 +8,35 @@ import random
 import re
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message, TopicPartition
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child
 from indexer.scan.peers import READ_PATH
 from indexer.scan.reading import ReadReply, ReadRequest
 from keytide.catalog import (
+    BuildRecord,
+    BuildState,
     ClusterRecord,
     IndexRecord,
     IndexState,
     KeyspaceRecord,
     Record,
+    RollbackRecord,
     TermRecord,
     encode_record,
     record_key,
 )
 from keytide.definition import CreateIndex, parse_statement
 from keytide.kafka import TopicReader, producer
-from keytide.kafka_admin import admin, create_topic
+from keytide.kafka_admin import admin, create_topic, list_offsets
 from keytide.messages import (
     Acknowledged,
     BatchEnd,
@@ -83,6 +87,7 @@ class Bench:
         history: the source, by partition.
         built: versions that micro-batches brought.
         sent: next offsets that the projector has not sent.
+        incarnation: under which coordinator and projector work.
         acked: number -> slices that hold it.
         status: newest of each slice, from heartbeats.
     """
@@ -94,6 +99,7 @@ class Bench:
         self.history: list[list[Version]] = [[] for _ in range(PARTITIONS)]
         self.built: list[list[Version]] = [[] for _ in range(PARTITIONS)]
         self.sent = [0] * PARTITIONS
+        self.incarnation = 0
         self.acked: dict[int, set[int]] = {}
         self.status: dict[int, SliceStatus] = {}
         self.folder = folder
@@ -118,6 +124,7 @@ class Bench:
             "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
             **settings,
         }
+        self.environment = environment
         self.log = folder / "node.log"
         self.node = Child("node", [sys.executable, "-m", "indexer"], log=self.log, env=environment)
 
@@ -147,24 +154,72 @@ class Bench:
         for record in records:
             self._send(self.topics.metadata, 0, encode_record(record), record_key(record).encode())
 
-    def place(self, state: IndexState) -> None:
+    def place(self, state: IndexState, slice_builds: dict[int, str] | None = None) -> None:
         parsed = parse_statement(f"CREATE INDEX i ON {KEYSPACE} (k) WITH (slices={SLICES})")
         assert isinstance(parsed, CreateIndex)
         self.tell(
             ClusterRecord("c1", "00", 1),
             TermRecord(1, "test", 1),
-            KeyspaceRecord(KEYSPACE, TOPIC_ID, PARTITIONS, 1),
-            IndexRecord(INDEX, parsed.definition, state, 1, [[NODE]] * SLICES, BUILD, 1),
+            KeyspaceRecord(KEYSPACE, TOPIC_ID, PARTITIONS, 1, self.incarnation),
+            IndexRecord(
+                INDEX,
+                parsed.definition,
+                state,
+                1,
+                [[NODE]] * SLICES,
+                BUILD,
+                1,
+                slice_builds=slice_builds or {},
+            ),
         )
+
+    def roll_back(self, number: int, offsets: list[int]) -> None:
+        """The source loses what lies past `offsets`, which snapshot `number` is at; the dictionary tells."""
+        self.incarnation += 1
+        for partition, offset in enumerate(offsets):
+            del self.history[partition][offset:]
+        self.sent = list(offsets)
+        cut = Timestamp.of(dict(enumerate(offsets)), TOPIC_ID)
+        self.tell(
+            RollbackRecord(KEYSPACE, self.incarnation, number, cut, TOPIC_ID, "truncated", 1),
+            KeyspaceRecord(KEYSPACE, TOPIC_ID, PARTITIONS, 1, self.incarnation),
+        )
+        self.flush()
+
+    def rebuild(self, build: str, slice_number: int, state: BuildState) -> None:
+        """One slice of the READY index is filled by a build of its own."""
+        record = BuildRecord(
+            build,
+            KEYSPACE,
+            [INDEX],
+            state,
+            Timestamp(),
+            1,
+            slices={INDEX: [slice_number]},
+            incarnation=self.incarnation,
+        )
+        self.tell(record)
+        self.place("READY", {slice_number: build})
+
+    def queue_end(self, slice_number: int) -> int:
+        """Next offset of a slice's mutation queue."""
+        client = admin(self.settings)
+        return list_offsets(client, self.topics.mutations(INDEX), [slice_number])[slice_number]
+
+    def forget_queue(self, slice_number: int) -> None:
+        """Delete all that a slice's mutation queue holds, as trimming or retention does."""
+        place = TopicPartition(self.topics.mutations(INDEX), slice_number, self.queue_end(slice_number))
+        client = admin(self.settings)
+        client.delete_records([place])[place].result(LIMIT_S)
 
     def stamp(self) -> int:
         """Issue a stability timestamp at what was sent; its number."""
         timestamp = Timestamp.of(dict(enumerate(self.sent)), TOPIC_ID)
         now = int(time.time() * 1000)
-        return self._control(StabilityTimestamp(KEYSPACE, 1, 0, timestamp, now, now))
+        return self._control(StabilityTimestamp(KEYSPACE, 1, self.incarnation, timestamp, now, now))
 
     def publish(self, number: int) -> None:
-        self._control(Published(KEYSPACE, 1, 0, {INDEX: number}))
+        self._control(Published(KEYSPACE, 1, self.incarnation, {INDEX: number}))
 
     def listen(self) -> None:
         for record in self._reports.poll(0.02):
@@ -234,20 +289,27 @@ class Bench:
                     segment(p, start, end, self.history[p][start:end], number, SLICES)
                     for p, start, end in ranges
                 ]
-                message = encode(batch(parts, INDEX, number))
+                message = encode(batch(parts, INDEX, number, incarnation=self.incarnation))
                 for part in split(message, limit, "p", self.chance.randrange(1 << 30)):
                     self._send(self.topics.mutations(INDEX), number, part)
         self.flush()
 
     # --- Spark --------------------------------------------------------------------------------------------
 
-    def backfill(self, number: int, ends: list[int], starts: list[int]) -> None:
+    def backfill(
+        self,
+        number: int,
+        ends: list[int],
+        starts: list[int],
+        build: str = BUILD,
+        slices: Sequence[int] = range(SLICES),
+    ) -> None:
         """A micro-batch: one task per partition that wins, and a zombie of which only a part arrives."""
-        topic = self.topics.backfill(INDEX, BUILD)
-        for slice_number in range(SLICES):
+        topic = self.topics.backfill(INDEX, build)
+        for slice_number in slices:
             winners: dict[str, int] = {}
             for attempt in ("zombie", "winner"):
-                chunks = self._chunks(number, starts, ends, slice_number, attempt)
+                chunks = self._chunks(number, starts, ends, slice_number, attempt, build)
                 if attempt == "zombie":
                     chunks = chunks[:1]
                 else:
@@ -255,18 +317,24 @@ class Bench:
                 for chunk in chunks:
                     self._send(topic, slice_number, chunk)
             start, end = (Timestamp.of(dict(enumerate(one)), TOPIC_ID) for one in (starts, ends))
-            message = encode(BatchEnd(BUILD, INDEX, slice_number, "r1", number, start, end, winners))
+            message = encode(BatchEnd(build, INDEX, slice_number, "r1", number, start, end, winners))
             self._send(topic, slice_number, message)
         self.flush()
 
-    def end_build(self, batches: int) -> None:
-        for slice_number in range(SLICES):
-            message = encode(BuildEnd(BUILD, INDEX, slice_number, 1, batches))
-            self._send(self.topics.backfill(INDEX, BUILD), slice_number, message)
+    def end_build(
+        self,
+        batches: int,
+        build: str = BUILD,
+        slices: Sequence[int] = range(SLICES),
+        queue_position: int = 0,
+    ) -> None:
+        for slice_number in slices:
+            message = encode(BuildEnd(build, INDEX, slice_number, 1, batches, queue_position))
+            self._send(self.topics.backfill(INDEX, build), slice_number, message)
         self.flush()
 
     def _chunks(
-        self, number: int, starts: list[int], ends: list[int], slice_number: int, attempt: str
+        self, number: int, starts: list[int], ends: list[int], slice_number: int, attempt: str, build: str
     ) -> list[bytes]:
         chunks: list[bytes] = []
         entries: list[tuple[bytes, Version]] = []
@@ -276,7 +344,7 @@ class Bench:
             self.built[partition] += heard
             removal = removal_chunk(
                 heard,
-                build=BUILD,
+                build=build,
                 index=INDEX,
                 slice_number=slice_number,
                 slices=SLICES,
@@ -298,7 +366,7 @@ class Bench:
         for first in range(0, len(entries), 10):
             puts = put_chunk(
                 entries[first : first + 10],
-                build=BUILD,
+                build=build,
                 index=INDEX,
                 slice_number=slice_number,
                 run="r1",
@@ -311,21 +379,25 @@ class Bench:
 
     # --- what is asked ------------------------------------------------------------------------------------
 
-    def read(self, number: int) -> list[dict[bytes, bytes]]:
+    def read(self, number: int, incarnation: int | None = None) -> list[dict[bytes, bytes]]:
         """The entries of every slice at a snapshot number, over HTTP."""
-        body = ReadRequest(
-            INDEX, number, 0, list(range(SLICES)), [(b"", None)], [b""] * SLICES, False, 100_000
-        )
-        request = urllib.request.Request(self.url() + READ_PATH, msgspec.msgpack.encode(body), method="POST")
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            reply = msgspec.msgpack.decode(answer.read(), type=ReadReply)
+        reply = self.ask(number, incarnation)
         assert not any(one.gone for one in reply.slices), reply
         return [dict(one.entries) for one in reply.slices]
 
-    def check(self, number: int, offsets: list[int]) -> None:
+    def ask(self, number: int, incarnation: int | None = None) -> ReadReply:
+        """What the node answers when it is asked for everything at a snapshot number."""
+        under = self.incarnation if incarnation is None else incarnation
+        everything = ([(b"", None)], [b""] * SLICES, False, 100_000)
+        body = ReadRequest(INDEX, number, under, list(range(SLICES)), *everything)
+        request = urllib.request.Request(self.url() + READ_PATH, msgspec.msgpack.encode(body), method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return msgspec.msgpack.decode(answer.read(), type=ReadReply)
+
+    def check(self, number: int, offsets: list[int], incarnation: int | None = None) -> None:
         """Every slice at a number equals the source at its timestamp."""
         at = dict(enumerate(offsets))
-        for slice_number, rows in enumerate(self.read(number)):
+        for slice_number, rows in enumerate(self.read(number, incarnation)):
             assert rows == entries_at(self.history, at, slice_number, SLICES), f"slice {slice_number}"
 
     # --- Kafka --------------------------------------------------------------------------------------------
@@ -491,3 +563,110 @@ def test_a_dropped_index_leaves_nothing(bench: Bench) -> None:
     wait_for(gone, lambda: f"{bench.status}, {list(slices.rglob('*'))}")
     assert bench.node.running
     assert bench.node.terminate() == 0
+
+
+# --- what is lost, and rolled back ----------------------------------------------------------------------
+
+FOLDING = "KEYTIDE_INDEXER__DELTA_AGE_S"
+FOLDS = {FOLDING: "1"}
+
+
+@pytest.mark.parametrize("bench", [FOLDS], indirect=True)
+def test_a_slice_that_was_away_for_too_long_says_so_and_is_rebuilt_alone(bench: Bench) -> None:
+    bench.place("BUILDING")
+    bench.start()
+    build(bench)
+    bench.agree()
+    bench.place("READY")
+    bench.write(200)
+    bench.send(most=20)
+    bench.agree()
+    bench.wait_status(lambda one: one.queue_position > 0, "folds moved the bases")
+    assert all(0 <= one.queue_horizon <= one.queue_position for one in bench.status.values())
+    bench.node.kill()
+    bench.status = {}
+    bench.write(200)
+    bench.send(most=20)
+    bench.forget_queue(0)
+    bench.start()
+
+    def lost() -> bool:
+        bench.listen()
+        return len(bench.status) == SLICES and bench.status[0].state == "LOST"
+
+    wait_for(lost, lambda: f"slice 0 is lost; {bench.status}\n{bench.node.tail(30)}")
+    assert "longer than the queue is kept" in bench.status[0].reason
+    assert bench.status[0].queue_horizon == -1
+    number = bench.stamp()
+
+    def other_serves() -> bool:
+        bench.listen()
+        return bench.acked.get(number) == {1}
+
+    wait_for(other_serves, lambda: f"slice 1 goes on; {bench.status}\n{bench.node.tail(30)}")
+
+    create_topic(admin(bench.settings), bench.topics.backfill(INDEX, "r-1"), SLICES)
+    bench.rebuild("r-1", 0, "BACKFILL")
+    position = bench.queue_end(0)
+    ends = [len(versions) for versions in bench.history]
+    bench.backfill(0, ends, [0] * PARTITIONS, "r-1", [0])
+    bench.write(100)
+    bench.send(most=30)
+    bench.end_build(1, "r-1", [0], position)
+    bench.agree()
+    bench.rebuild("r-1", 0, "READY")
+    number = bench.agree()
+    wait_for(lambda: not any(one.gone for one in bench.ask(number).slices), lambda: f"{bench.ask(number)}")
+    bench.check(number, bench.sent)
+    bench.wait_status(lambda one: one.state == "LIVE" and one.queue_horizon >= 0, "all LIVE again")
+    bench.node.kill()
+    bench.start()
+    bench.check(bench.agree(), bench.sent)
+
+
+@pytest.mark.parametrize("bench", [{}, FOLDS], indirect=True, ids=["deltas", "folds"])
+def test_slices_roll_back_with_their_keyspace_running_or_away(bench: Bench) -> None:
+    bench.place("BUILDING")
+    bench.start()
+    build(bench)
+    bench.agree()
+    bench.place("READY")
+
+    def lose_some(away: bool) -> None:
+        """Records past a snapshot are lost; others are written in their place."""
+        bench.write(60)
+        bench.send(most=7)
+        kept, at = bench.agree(), list(bench.sent)
+        bench.publish(kept)
+        void = []
+        for _ in range(3):
+            bench.write(40)
+            bench.send(most=7)
+            void.append(bench.agree())
+            if FOLDING in bench.environment:
+                reached = {number: one.queue_position for number, one in bench.status.items()}
+                bench.wait_status(
+                    lambda one, before=reached: one.queue_position > before[one.slice],  # type: ignore[misc]
+                    "a fold past the snapshot",
+                )
+        before = bench.incarnation
+        if away:
+            bench.node.kill()
+            bench.status = {}
+        bench.roll_back(kept, at)
+        bench.write(90)
+        bench.send(most=7, back=3)
+        if away:
+            bench.start()
+        number = bench.agree()
+        bench.check(number, bench.sent)
+        bench.wait_status(lambda one: one.incarnation == bench.incarnation, "all know of the rollback")
+        if not away:
+            bench.check(kept, at, before)  # still held, and as it was
+        for one in void:
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                bench.read(one, before)
+
+    lose_some(away=False)
+    lose_some(away=True)
+    lose_some(away=False)
