@@ -304,8 +304,12 @@ class SliceRunner:
     def _begin(self, now: int) -> None:
         """Let the core begin on the store as it is. A state that is void is shown to nobody."""
         applied, history = self.core.applied, self.core.history
-        if not applied.building and history.holds(applied.timestamp, applied.incarnation):
-            self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+        try:
+            if not applied.building and history.holds(applied.timestamp, applied.incarnation):
+                self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+        except StoreDamagedError as error:
+            self.lose(error.message, now, damaged=True)
+            return
         self._carry_out(self.core.start(), now)
 
     def _let_go(self, reason: str) -> None:

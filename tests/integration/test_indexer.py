@@ -388,8 +388,8 @@ class Bench:
     def ask(self, number: int, incarnation: int | None = None) -> ReadReply:
         """What the node answers when it is asked for everything at a snapshot number."""
         under = self.incarnation if incarnation is None else incarnation
-        everything = ([(b"", None)], [b""] * SLICES, False, 100_000)
-        body = ReadRequest(INDEX, number, under, list(range(SLICES)), *everything)
+        slices = list(range(SLICES))
+        body = ReadRequest(INDEX, number, under, slices, [(b"", None)], [b""] * SLICES, False, 100_000)
         request = urllib.request.Request(self.url() + READ_PATH, msgspec.msgpack.encode(body), method="POST")
         with urllib.request.urlopen(request, timeout=10) as answer:
             return msgspec.msgpack.decode(answer.read(), type=ReadReply)

@@ -255,7 +255,9 @@ def test_a_lost_slice_is_put_away_and_waits_for_another_build(place: Place) -> N
 
 def test_a_rebuilt_slice_goes_on_and_outlives_its_build(place: Place) -> None:
     place.rebuild("r-1")
+    place.restart()
     runner = place.hosting.runners[KEY]
+    assert (runner.core.state, place.reading.places) == ("BUILDING", {KEY: ("r-1", 0)})
     runner.feed(BackfillData(encode(BuildEnd("r-1", *KEY, 1, 0, queue_position=30)), 0), 0)
     assert place.reading.places == {KEY: ("mutations", 30)}
     assert place.status().queue_horizon == 30
