@@ -13,10 +13,8 @@ changes nothing). A timestamp is issued
 One timestamp of a keyspace is on its way at a time. Its number is the offset of its message in the control
 topic (R3), so it is known only when it has been delivered, and acknowledgements of it may come before that.
 
-A READY index's newest number that every slice holds is `Published`, on change, and with every second
-heartbeat for readers that started since. Slices whose data is lost, or that are being rebuilt, are left out:
-scans that need them are refused anyway. For an index under build the same thing is told to the build, as
-`CommonSnapshot`.
+Which number the slices of an index have in common is found in `coordinator.publishing`, whom a timestamp
+waits for in `coordinator.pacing`.
 
 A keyspace whose history is being examined is halted: nothing new is issued or published. A rollback, seen as
 a higher incarnation in the dictionary, begins its stream anew at the timestamp that was gone back to;
@@ -28,7 +26,7 @@ every slice).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from coordinator.events import (
     Broadcast,
@@ -44,6 +42,8 @@ from coordinator.events import (
 )
 from coordinator.holdings import Holdings
 from coordinator.nodes import Nodes
+from coordinator.pacing import Pacing
+from coordinator.publishing import Publishing
 from coordinator.stream import STAMPS_KEPT, Limits, Stream, begin
 from keytide.catalog import EMITTING, Catalog, IndexRecord, KeyspaceRecord
 from keytide.errors import invariant
@@ -51,14 +51,10 @@ from keytide.messages import (
     Acknowledged,
     NodeHeartbeat,
     Progress,
-    Published,
     SliceStatus,
     StabilityTimestamp,
 )
 from keytide.timestamp import Timestamp
-
-REBUILDING: frozenset[str] = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
-"""States of a rebuild in which its slices hold nothing that could be common."""
 
 
 class StabilityCore:
@@ -75,31 +71,21 @@ class StabilityCore:
         self.streams: dict[str, Stream] = {}
         self.nodes = Nodes(limits.node_timeout_ms)
         self.holdings = Holdings(limits.newest_held, limits.landmarks_held)
-        self._indexes: dict[str, IndexRecord] = {}
-        self._out: dict[str, int] = {}
-        self._rebuilt: dict[str, int] = {}
+        self._pacing = Pacing(limits, self.holdings, self.nodes)
+        self._publishing = Publishing(self.holdings, self.nodes, term)
 
     def catalog_changed(self, catalog: Catalog, now: int) -> list[Instruction | CommonSnapshot]:
         """Take over what the dictionary says of keyspaces and indexes."""
         out: list[Instruction | CommonSnapshot] = []
-        records = {record.id: record for record in catalog.indexes()}
-        for gone in [index for index in self.holdings.indexes() if index not in records]:
-            self.holdings.forget(gone)
-        self._indexes = records
-        self._out = self._out_of_service(catalog)
+        self._publishing.catalog_changed(catalog)
         for keyspace in catalog.keyspaces():
-            mine = [record for record in records.values() if record.keyspace == keyspace.name]
+            mine = [
+                record for record in self._publishing.indexes.values() if record.keyspace == keyspace.name
+            ]
             stream = self._stream(keyspace, catalog, mine)
             stream.emitting = [record for record in mine if record.state in EMITTING and record.version > 0]
             stream.ready = [record for record in mine if record.state == "READY"]
-            ready = {record.id for record in stream.ready}
-            stream.published = {index: n for index, n in stream.published.items() if index in ready}
-            common = {
-                one.id: self.holdings.newest_common(one.id, len(one.placement), self._out.get(one.id, 0))
-                for one in stream.ready
-            }
-            known = {index: number for index, number in common.items() if number in stream.stamps}
-            out += self._publish(stream, known, now)
+            out += self._publishing.newest(stream, now)
         return out
 
     def _stream(self, keyspace: KeyspaceRecord, catalog: Catalog, indexes: list[IndexRecord]) -> Stream:
@@ -112,22 +98,6 @@ class StabilityCore:
                 self.holdings.void(record.id, max(stream.stamps, default=-1))
         stream.progress.keyspace = keyspace
         return stream
-
-    def _out_of_service(self, catalog: Catalog | None = None) -> dict[str, int]:
-        """Index id -> bit mask of the slices of READY indexes that no number waits for: their data is lost,
-        or they are being rebuilt. Scans that need them are refused; the others go on."""
-        if catalog is not None:
-            self._rebuilt = {}
-            for index in self._indexes.values():
-                for number, build in index.slice_builds.items():
-                    record = catalog.build(build)
-                    if record is not None and record.state in REBUILDING:
-                        self._rebuilt[index.id] = self._rebuilt.get(index.id, 0) | 1 << number
-        out = dict(self._rebuilt)
-        for id_, number in self.nodes.lost:
-            out[id_] = out.get(id_, 0) | 1 << number
-        ready = {index.id for index in self._indexes.values() if index.state == "READY"}
-        return {id_: mask for id_, mask in out.items() if id_ in ready}
 
     def halt(self, keyspace: str) -> None:
         """Issue and publish nothing of a keyspace until `resume` is called."""
@@ -155,7 +125,7 @@ class StabilityCore:
             case Recovered():
                 return self._recovered(event)
             case Tick(now):
-                out = [*self.nodes.tick(now), *self._repeat_published(now)]
+                out = self._tick(now)
             case _:
                 return []
         for name in sorted(self.streams):
@@ -172,7 +142,7 @@ class StabilityCore:
                 due = min(due, stream.issued_at + self.limits.heartbeat_ms)
                 if stream.newsworthy and stream.ready:
                     allowed = stream.issued_at + self.limits.interval_ms
-                    if not self._paced(stream):
+                    if not self._pacing.paced(stream):
                         allowed = max(allowed, stream.content_since + self.limits.pacing_limit_ms)
                     due = min(due, allowed)
         return max(0, due - now)
@@ -186,7 +156,7 @@ class StabilityCore:
         fresh = stream.content is None or (
             stream.newsworthy
             and since >= interval
-            and (self._paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
+            and (self._pacing.paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
         )
         if not fresh and not beat:
             return []
@@ -208,21 +178,6 @@ class StabilityCore:
         stream.content_number = None
         stream.content_since = now
 
-    def _paced(self, stream: Stream) -> bool:
-        """Whether every live slice of a READY index holds the present content."""
-        number = stream.content_number
-        if number is None:
-            return stream.number < 0  # before the first delivery there is nothing to hold
-        newest, serves = self.holdings.newest, self.nodes.slice_serves
-        incarnation = stream.progress.keyspace.incarnation
-        return all(
-            newest(node, record.id, slice_number) >= number
-            for record in stream.ready
-            for slice_number, nodes in enumerate(record.placement)
-            for node in nodes
-            if serves(node, record.id, slice_number, incarnation)
-        )
-
     def _issued(
         self, message: StabilityTimestamp, number: int, now: int
     ) -> list[Instruction | CommonSnapshot]:
@@ -234,11 +189,12 @@ class StabilityCore:
         stream.number = number
         if stream.content_number is None:
             stream.content_number = number
+            self._pacing.delivered(stream, now)
         stream.stamps[number] = message.timestamp
         while len(stream.stamps) > STAMPS_KEPT:
             del stream.stamps[next(iter(stream.stamps))]
         # Acknowledgements may have overtaken the delivery report.
-        return self._common(stream, [record.id for record in stream.emitting], number, now)
+        return self._publishing.common(stream, [record.id for record in stream.emitting], number, now)
 
     def _issue_failed(self, message: StabilityTimestamp, error: str) -> list[Instruction | CommonSnapshot]:
         stream = self.streams.get(message.keyspace)
@@ -275,6 +231,16 @@ class StabilityCore:
                         stream.published[index] = max(number, stream.published.get(index, -1))
         return []
 
+    def _tick(self, now: int) -> list[Instruction | CommonSnapshot]:
+        lost = self.nodes.lost
+        out: list[Instruction | CommonSnapshot] = [*self.nodes.tick(now)]
+        if self.nodes.lost != lost:
+            self._publishing.slices_changed()
+        streams = [stream for _, stream in sorted(self.streams.items())]
+        for stream in streams:
+            out += self._pacing.tick(stream, now)
+        return out + self._publishing.repeat(streams, now, 2 * self.limits.heartbeat_ms)
+
     # --- reports --------------------------------------------------------------------------------------------
 
     def _progress(self, message: Progress, now: int) -> list[Instruction | CommonSnapshot]:
@@ -287,7 +253,7 @@ class StabilityCore:
         lost = self.nodes.lost
         restarted, notes = self.nodes.heartbeat(message, now)
         if self.nodes.lost != lost:
-            self._out = self._out_of_service()
+            self._publishing.slices_changed()
         if restarted:
             self.holdings.reset(message.node)
         out: list[Instruction | CommonSnapshot] = [*notes]
@@ -303,7 +269,7 @@ class StabilityCore:
 
     def _of_this_history(self, status: SliceStatus) -> bool:
         """Whether a slice has rolled back as far as its keyspace is: only then its number counts (R32)."""
-        record = self._indexes.get(status.index)
+        record = self._publishing.indexes.get(status.index)
         stream = self.streams.get(record.keyspace) if record else None
         return stream is not None and status.incarnation == stream.progress.keyspace.incarnation
 
@@ -319,7 +285,7 @@ class StabilityCore:
         """Slices on a node hold a number; what follows. Replicas that are not placed there do not count."""
         by_index: dict[str, list[int]] = {}
         for index, slice_number in slices:
-            record = self._indexes.get(index)
+            record = self._publishing.indexes.get(index)
             if (
                 record is not None
                 and slice_number < len(record.placement)
@@ -330,60 +296,8 @@ class StabilityCore:
         touched: dict[str, list[str]] = {}
         for index, mine in by_index.items():
             self.holdings.acknowledge(node, index, mine, number)
-            touched.setdefault(self._indexes[index].keyspace, []).append(index)
+            touched.setdefault(self._publishing.indexes[index].keyspace, []).append(index)
         for keyspace, indexes in touched.items():
             if keyspace in self.streams:
-                out += self._common(self.streams[keyspace], indexes, number, now)
+                out += self._publishing.common(self.streams[keyspace], indexes, number, now)
         return out
-
-    # --- common snapshots -----------------------------------------------------------------------------------
-
-    def _common(
-        self, stream: Stream, indexes: Iterable[str], number: int, now: int
-    ) -> list[Instruction | CommonSnapshot]:
-        """What follows for `indexes` when replicas have acknowledged `number`."""
-        timestamp = stream.stamps.get(number)
-        if timestamp is None or stream.halted:
-            return []  # not delivered yet (then `_issued` asks again), or of an earlier life
-        complete: list[str] = []
-        out: list[Instruction | CommonSnapshot] = []
-        for index in indexes:
-            record = self._indexes[index]
-            if not self.holdings.holds(index, len(record.placement), number, self._out.get(index, 0)):
-                continue
-            if record.state == "READY":
-                complete.append(index)
-            else:
-                out.append(CommonSnapshot(index, number, timestamp, now))
-        return [*out, *self._publish(stream, dict.fromkeys(complete, number), now)]
-
-    def _publish(self, stream: Stream, numbers: Mapping[str, int], now: int) -> list[Broadcast]:
-        """Publish what is newer than what is published."""
-        if stream.halted:
-            return []
-        newer = {
-            index: number for index, number in numbers.items() if number > stream.published.get(index, -1)
-        }
-        for index, number in newer.items():
-            lacking = [
-                one
-                for one in self.holdings.lacking(index, len(self._indexes[index].placement), number)
-                if not self._out.get(index, 0) >> one & 1
-            ]
-            invariant(not lacking, "Published", f"slices {lacking} of {index} do not hold {number}")
-            stream.published[index] = number
-            self.holdings.passed(index, number)
-        return [self._published(stream, now)] if newer else []
-
-    def _published(self, stream: Stream, now: int) -> Broadcast:
-        stream.published_at = now
-        keyspace = stream.progress.keyspace
-        return Broadcast(Published(keyspace.name, self.term, keyspace.incarnation, dict(stream.published)))
-
-    def _repeat_published(self, now: int) -> list[Instruction | CommonSnapshot]:
-        limit = 2 * self.limits.heartbeat_ms
-        return [
-            self._published(stream, now)
-            for _, stream in sorted(self.streams.items())
-            if stream.published and not stream.halted and now - stream.published_at >= limit
-        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from coordinator.progress import Progresses
@@ -13,6 +14,9 @@ from keytide.timestamp import Timestamp
 STAMPS_KEPT = 4096
 """Numbers whose timestamp is remembered, per keyspace: a slice that acknowledges an older one is not waited
 for."""
+
+Replica = tuple[str, str, int]
+"""(node, index id, slice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class Limits:
     heartbeat_ms: int = 200
     pacing_limit_ms: int = 2_000
     node_timeout_ms: int = 3_000
+    lag_limit_ms: int = 5_000
+    trim_interval_ms: int = 10_000
+    queue_retention_ms: int = 86_400_000
     newest_held: int = 8
     landmarks_held: int = 32
 
@@ -46,12 +53,16 @@ class Stream:
         published: index id -> newest common number.
         hold: no new content until this is acknowledged: what lies before it was read late (R27).
         history: which numbers of the past hold.
+        marks: when which numbers were issued, now and then.
+        lagging: replicas that no timestamp waits for, until they have caught up.
         halted: nothing is issued or published: its history is being examined, or a rollback is being written.
     """
 
     progress: Progresses
     history: History = field(default_factory=History)
     halted: bool = False
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+    lagging: set[Replica] = field(default_factory=set)
     content: Timestamp | None = None
     content_number: int | None = None
     content_since: int = 0

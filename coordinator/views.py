@@ -250,6 +250,10 @@ def stability(leader: Leader, now: int) -> Document:
             "last_rollback": _last_rollback(leader, name),
             "examining": leader.rollbacks.examining(name) or None,
             "version": stream.progress.keyspace.version,
+            "lagging": [
+                {"node": node, "index": index_id, "slice": number}
+                for node, index_id, number in sorted(stream.lagging)
+            ],
             "issuing": bool(stream.emitting) and not stream.halted,
         }
     return {"term": leader.term, "keyspaces": keyspaces}
