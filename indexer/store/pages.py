@@ -185,11 +185,12 @@ class PageFile:
                 self._free_list(data[begin : begin + size], found)
 
     def _free_big(self, number: int, size: int, meta: Meta, found: array[int]) -> int:
-        """A row of the free list with pages of its own; returns how many."""
-        count = -(-(size + _PAGE.size) // meta.page_bytes)
-        data = self.page(number, meta, count)
+        """A row of the free list with pages of its own; returns how many (it may have been longer once)."""
+        needed = -(-(size + _PAGE.size) // meta.page_bytes)
+        data = self.page(number, meta, needed)
         itself, _, flags, lower, upper = _PAGE.unpack_from(data)
-        if (itself, flags, lower | upper << 16) != (number, _OVERFLOW, count):
+        count = lower | upper << 16
+        if (itself, flags) != (number, _OVERFLOW) or not needed <= count <= meta.last:
             raise DamagedError(f"page {number} of {self.path} is none of the free list")
         self._free_list(data[_PAGE.size : _PAGE.size + size], found)
         return count
