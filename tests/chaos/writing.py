@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -11,6 +12,8 @@ from tests.chaos.run import Run, StoppedError
 from tests.chaos.shapes import Changes
 
 BURST = 20
+GIVES_UP = (KafkaError, AssertionError, OSError)
+"""What a producer may raise while the broker is away; kafka-python asserts its own states."""
 
 
 class Writer:
@@ -45,7 +48,7 @@ class Writer:
             while not self._run.stopping.is_set():
                 try:
                     self._round()
-                except (KafkaError, AssertionError, OSError) as error:  # kafka-python asserts its own states
+                except GIVES_UP as error:
                     self._run.count(**{f"writer_{type(error).__name__}": 1})
                     self._give_up()
                     self._run.pause(0.5)
@@ -101,5 +104,6 @@ class Writer:
     def _give_up(self) -> None:
         for producer in (self._producer, self._transactional):
             if producer is not None:
-                producer.close(timeout=2)
+                with suppress(*GIVES_UP):
+                    producer.close(timeout=2)
         self._producer = self._transactional = None
