@@ -192,6 +192,22 @@ class RollbackWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuesTrimmed:
+    """Queues were trimmed, as far as Kafka did it.
+
+    Attributes:
+        reached: (topic, partition) -> first offset that is still there.
+        removed: how many offsets went.
+        expired: (topic, partition) that lost what a silent node may not have read.
+    """
+
+    reached: dict[tuple[str, int], int]
+    removed: int
+    expired: tuple[tuple[str, int], ...]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -211,6 +227,7 @@ Event = (
     | CommonSnapshot
     | HistoryExamined
     | RollbackWritten
+    | QueuesTrimmed
     | Tick
 )
 
@@ -315,6 +332,28 @@ class ConfirmRollback:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """What of one queue partition is needed no more.
+
+    Attributes:
+        before: everything below this offset; -1 when no node counts that could say.
+        older_than: but only what is older than this (ms); 0 for no such limit.
+    """
+
+    topic: str
+    partition: int
+    before: int
+    older_than: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrimQueues:
+    """Delete records from queues: `QueuesTrimmed`."""
+
+    limits: tuple[QueueLimit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that an operator wants to know: a line in `GET /v1/events`.
 
@@ -341,5 +380,6 @@ Instruction = (
     | RemoveBuildFolder
     | ExamineHistory
     | ConfirmRollback
+    | TrimQueues
     | Note
 )

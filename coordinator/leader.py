@@ -22,6 +22,7 @@ from coordinator.events import (
     Event,
     Instruction,
     Note,
+    QueuesTrimmed,
     Recovered,
     Reported,
     SourceFacts,
@@ -34,6 +35,7 @@ from coordinator.rebuilding import Rebuilds
 from coordinator.retire import Cleaner, give_up
 from coordinator.rollback import Rollbacks
 from coordinator.stream import Limits
+from coordinator.trimming import Trimmer
 from keytide.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.messages import QUEUE_UNAVAILABLE, NodeHeartbeat, Progress
@@ -66,6 +68,7 @@ class Leader:
         self.facts: dict[str, SourceFacts] = {}
         self.term = term
         self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)
+        self.trimmer = Trimmer(self.builds, self.core, limits)
         self._cleaner = Cleaner(self.dictionary)
         self._lateness = LatenessWatch()
         self.rollbacks = Rollbacks(self.dictionary, self.core, self.builds, self._lateness)
@@ -94,7 +97,9 @@ class Leader:
             case Tick(now):
                 progress = {name: stream.progress for name, stream in self.core.streams.items()}
                 out += self._cleaner.tick(progress, now)
-                out += self.rebuilds.tick(now)
+                out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
+            case QueuesTrimmed():
+                out += self.trimmer.trimmed(event)
         out += self.rollbacks.handle(event)
         out += self.core.handle(event)
         out += self.builds.handle(event, self.core.nodes.live())

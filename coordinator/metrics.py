@@ -43,6 +43,12 @@ def _families(leader: Leader, now: int) -> list[Family]:
         labels=["keyspace"],
     )
     live = GaugeMetricFamily("keytide_node_live", "Whether an indexer node is live", labels=["node"])
+    lost = GaugeMetricFamily(
+        "keytide_slices_lost", "Slices of an index whose data is lost or being rebuilt", labels=["index"]
+    )
+    for record in leader.dictionary.catalog.indexes():
+        if record.state == "READY":
+            lost.add_metric([record.name], len(views.lost_slices(leader, record)))
     for build in leader.builds.book.all():
         document = views.build(leader, build, now)
         percent.add_metric([build.id], document["percent"])
@@ -57,6 +63,15 @@ def _families(leader: Leader, now: int) -> list[Family]:
         GaugeMetricFamily("keytide_coordinator_term", "Term of this coordinator", value=leader.term),
         GaugeMetricFamily("keytide_coordinator_is_leader", "Whether this coordinator leads", value=1),
         CounterMetricFamily("keytide_rollbacks", "Rollbacks of all keyspaces", value=_rollbacks(leader)),
+        CounterMetricFamily(
+            "keytide_rebuilds", "Rebuilds of single slices that were ended well", value=leader.rebuilds.ended
+        ),
+        CounterMetricFamily(
+            "keytide_trimmed_queue_records",
+            "Records that were deleted from mutation queues, for no slice needs them any more",
+            value=leader.trimmer.removed,
+        ),
+        lost,
         percent,
         documents,
         published,

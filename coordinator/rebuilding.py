@@ -45,6 +45,9 @@ class Rebuilds:
         builds: which carries them through.
         nodes: what they say of their slices.
         limits: settings.
+
+    Attributes:
+        ended: rebuilds that brought their slices back in this term.
     """
 
     def __init__(self, builds: Builds, nodes: Nodes, limits: BuildLimits) -> None:
@@ -52,6 +55,7 @@ class Rebuilds:
         self._book = builds.book
         self._nodes = nodes
         self._limits = limits
+        self.ended = 0
         self._checked_at = 0
         self._since: dict[Slice, int] = {}
         self._lost_in_build: dict[tuple[str, str, int], int] = {}
@@ -81,6 +85,7 @@ class Rebuilds:
                 where = ", ".join(f"slice {number} of {index}" for _, index, number in late)
                 out += self._builds.begin_again(record, f"{where} lost what it had got", now)
             elif record.state == "CATCHUP" and record.rebuild and self._serve(record, slices):
+                self.ended += 1
                 out += self._builds.rebuilt(record, now)
         self._lost_in_build = lost
         return out

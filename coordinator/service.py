@@ -40,6 +40,7 @@ from coordinator.events import (
     SourceSampled,
     StopDriver,
     Tick,
+    TrimQueues,
     Write,
 )
 from coordinator.history import EventRing, read_control_tail
@@ -262,7 +263,7 @@ class Service:
                 case StopDriver(build):
                     self._supervisor.stop(build)
                     self._lane.put(instruction)
-                case ExamineHistory():
+                case ExamineHistory() | TrimQueues():
                     self._upkeep.put(instruction)
                 case _:
                     if isinstance(instruction, Write) and _rolls_back(instruction):

@@ -1,4 +1,4 @@
-"""What waits for Kafka and nothing else waits for: examinations of histories.
+"""What waits for Kafka and nothing else waits for: examinations of histories, trimming of queues.
 
 A thread of its own beside the slow lane, so that a source partition without a leader holds up no write. A job
 that fails is not tried again here: its event says so, and the leader asks again.
@@ -6,18 +6,22 @@ that fails is not tried again here: its event says so, and the leader asks again
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
-from coordinator.events import Event, ExamineHistory, HistoryExamined
+from coordinator.events import Event, ExamineHistory, HistoryExamined, QueuesTrimmed, TrimQueues
 from coordinator.examine import examine
+from coordinator.queue_trimming import QueueWork
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.settings import Settings
 from keytide.timestamp import Timestamp
 
-Job = ExamineHistory
+log = logging.getLogger(__name__)
+
+Job = ExamineHistory | TrimQueues
 
 
 class Upkeep:
@@ -34,6 +38,7 @@ class Upkeep:
         self._settings = settings
         self._post = post
         self._failed = failed
+        self._queues = QueueWork(settings)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -61,7 +66,15 @@ class Upkeep:
             self._failed(error)
 
     def _carry_out(self, job: Job) -> Event:
-        try:
-            return examine(self._settings, job)
-        except RetryableError as error:
-            return HistoryExamined(job.keyspace, "", 0, -1, Timestamp(), {}, error.message, now_ms())
+        match job:
+            case ExamineHistory():
+                try:
+                    return examine(self._settings, job)
+                except RetryableError as error:
+                    return HistoryExamined(job.keyspace, "", 0, -1, Timestamp(), {}, error.message, now_ms())
+            case TrimQueues(limits):
+                try:
+                    return self._queues.trim(limits)
+                except RetryableError as error:
+                    log.warning("queues are not trimmed now: %s", error)
+                    return QueuesTrimmed({}, 0, (), now_ms())

@@ -49,7 +49,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "foreign_partition_ids": sum(status.foreign_partition_ids for status in known),
         "placement": [list(nodes) for nodes in record.placement],
         "slices_reporting": len(known),
-        "lost": sorted(number for id_, number in leader.core.nodes.lost if id_ == record.id),
+        "lost": lost_slices(leader, record),
         "rebuilds": [build.id for build in leader.builds.book.rebuilds(record.id)],
         "created_at": record.created_at,
     }
@@ -83,6 +83,13 @@ def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
                 }
             )
     return documents
+
+
+def lost_slices(leader: Leader, record: IndexRecord) -> list[int]:
+    """Slices of an index whose data is lost or being rebuilt, ascending."""
+    lost = {number for id_, number in leader.core.nodes.lost if id_ == record.id}
+    rebuilt = (build.slices[record.id] for build in leader.builds.book.rebuilds(record.id))
+    return sorted(lost.union(*rebuilt))
 
 
 def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | None:

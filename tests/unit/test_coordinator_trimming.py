@@ -1,0 +1,178 @@
+"""Trimming of mutation queues: what may go, and what must stay."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.buildbook import BuildLimits
+from coordinator.events import Instruction, QueuesTrimmed, Reported, TrimQueues
+from coordinator.leader import Leader
+from coordinator.stream import Limits
+from keytide.messages import NodeHeartbeat
+from tests.unit.leader_world import MUTATIONS, World, backfilled
+from tests.unit.test_coordinator_rebuild import NODES, in_catchup, live, queued, status
+
+HOUR = 3_600_000
+LIMITS = Limits(trim_interval_ms=1_000, queue_retention_ms=HOUR)
+
+
+def serving(settle: bool = True) -> World:
+    """Index by_city-7 is READY and settled: slices 0 and 2 on n1, 1 on n2."""
+    world = World(BuildLimits(rebuild_wait_ms=1_000))
+    world.leader = Leader(world.leader.dictionary.catalog, "kt", 1, LIMITS, world.limits)
+    backfilled(world)
+    world.common(130, 60)
+    if settle:
+        world.tick(1_000)
+        world.now += 11_000
+    return world
+
+
+def beat(world: World, horizons: dict[int, int], nodes: tuple[str, ...] = ("n1", "n2")) -> None:
+    for node in nodes:
+        statuses = [
+            replace(status(world, n, "LIVE", (130, 60)), queue_horizon=horizons[n])
+            for n in NODES[node]
+            if n in horizons
+        ]
+        world.handle(Reported(NodeHeartbeat(node, "", 1, world.now, statuses, 0, 0, 0), world.now))
+
+
+def trims(out: list[Instruction]) -> dict[int, tuple[int, int]]:
+    """Slice -> (before, older_than) of what is ordered."""
+    found = [limit for one in out if isinstance(one, TrimQueues) for limit in one.limits]
+    assert all(limit.topic == MUTATIONS for limit in found)
+    return {limit.partition: (limit.before, limit.older_than) for limit in found}
+
+
+def done(world: World, reached: dict[int, int], removed: int = 0) -> None:
+    lows = {(MUTATIONS, number): low for number, low in reached.items()}
+    world.handle(QueuesTrimmed(lows, removed, (), world.now))
+
+
+def test_what_lies_below_the_horizon_goes() -> None:
+    world = serving()
+    beat(world, {0: 70, 1: 0, 2: 90})
+    assert trims(world.tick(1_000)) == {0: (70, 0), 2: (90, 0)}
+    assert trims(world.tick(1_000)) == {}  # one order at a time
+    done(world, {0: 70, 2: 90}, 160)
+    assert world.notes[-1].kind == "queues-trimmed"
+    assert "160 records" in world.notes[-1].text
+    assert world.leader.trimmer.removed == 160
+    assert trims(world.tick(1_000)) == {}  # nothing new
+    beat(world, {0: 75, 1: 5, 2: 90})
+    assert trims(world.tick(1_000)) == {0: (75, 0), 1: (5, 0)}
+    told = len(world.notes)
+    done(world, {0: 75, 1: 5}, 10)
+    assert len(world.notes) == told  # now and then only
+
+
+def test_nothing_goes_while_a_replica_has_not_said_what_it_needs() -> None:
+    world = serving()
+    assert trims(world.tick(1_000)) == {}
+    beat(world, {0: 70, 2: -1}, ("n1",))
+    assert trims(world.tick(1_000)) == {0: (70, 0)}
+
+
+def test_the_smallest_of_all_replicas_counts() -> None:
+    world = serving()
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, placement=[["n1", "n2"], ["n2"], ["n1"]]))
+    world.tick(100)
+    beat(world, {0: 70, 2: 90}, ("n1",))
+    assert 0 not in trims(world.tick(1_000))
+    done(world, {2: 90})
+    both = [replace(status(world, 0, "LIVE"), queue_horizon=40)]
+    world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, both, 0, 0, 0), world.now))
+    assert trims(world.tick(1_000)) == {0: (40, 0)}
+
+
+def test_words_from_before_a_rollback_do_not_count() -> None:
+    world = serving()
+    stale = [replace(status(world, 1, "LIVE"), queue_horizon=40, incarnation=-1)]
+    world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, stale, 0, 0, 0), world.now))
+    assert trims(world.tick(1_000)) == {}
+    beat(world, {1: 40}, ("n2",))
+    world.leader.builds.book.halted.add("people")
+    assert trims(world.tick(1_000)) == {}
+    world.leader.builds.book.halted.clear()
+    assert trims(world.tick(1_000)) == {1: (40, 0)}
+
+
+def test_words_about_a_queue_that_was_made_anew_do_not_count() -> None:
+    world = serving(settle=False)
+    beat(world, {0: 500, 1: 500, 2: 500})  # of an earlier build of the same index
+    world.tick(1_000)
+    for _ in range(30):
+        assert trims(world.tick(1_000)) == {}
+    beat(world, {0: 7, 1: 8, 2: 9})
+    assert trims(world.tick(1_000)) == {0: (7, 0), 1: (8, 0), 2: (9, 0)}
+
+
+def test_a_node_that_is_silent_for_too_long_counts_no_more() -> None:
+    world = serving()
+    beat(world, {0: 70, 1: 10, 2: 90})
+    assert trims(world.tick(1_000)) == {0: (70, 0), 1: (10, 0), 2: (90, 0)}
+    done(world, {0: 70, 1: 10, 2: 90})
+    for _ in range(6):
+        world.now += HOUR // 6 - 100_000
+        beat(world, {0: 70, 2: 90}, ("n1",))
+        assert trims(world.tick(1_000)) == {}  # its last word counts
+    world.now += HOUR // 4
+    beat(world, {0: 70, 2: 90}, ("n1",))
+    assert trims(world.tick(1_000)) == {1: (-1, world.now - HOUR)}
+    expired = QueuesTrimmed({(MUTATIONS, 1): 60}, 50, ((MUTATIONS, 1),), world.now)
+    world.handle(expired)
+    assert [note.kind for note in world.notes[-2:]] == ["queue-expired", "queues-trimmed"]
+
+
+def test_a_node_that_this_leader_never_heard_is_given_as_long() -> None:
+    world = serving()
+    beat(world, {0: 1, 2: 1}, ("n1",))
+    assert 1 not in trims(world.tick(1_000))
+    done(world, {})
+    world.now += HOUR
+    beat(world, {0: 1, 2: 1}, ("n1",))
+    assert trims(world.tick(1_000))[1] == (-1, world.now - HOUR)
+
+
+def test_what_a_rebuild_goes_on_from_stays() -> None:
+    world = serving()
+    build = queued(world, {1: "LOST"})
+    done(world, {})
+    in_catchup(world, build)  # it goes on from 71
+    beat(world, {1: 500}, ("n2",))
+    world.tick(1_000)
+    done(world, {})
+    beat(world, {1: 500}, ("n2",))
+    out = trims(world.tick(1_000))
+    assert out.get(1, (71, 0)) == (71, 0)
+
+
+def test_while_a_slice_is_lost_its_queue_stays() -> None:
+    world = serving()
+    out = live(world, {1: "LOST"}, 20_000)
+    assert 1 not in trims(out)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_random_nothing_that_is_needed_goes(seed: int) -> None:
+    """Random horizons that only grow, silent nodes, new leaders."""
+    rng = random.Random(seed)
+    world = serving()
+    needed = {0: 0, 1: 0, 2: 0}
+    for _ in range(200):
+        world.now += rng.choice((100, 1_000, 5_000))
+        number = rng.choice((0, 1, 2))
+        needed[number] += rng.randrange(20)
+        if rng.random() < 0.7:
+            beat(world, dict(needed), (rng.choice(("n1", "n2")),))
+        out = world.tick(100)
+        for slice_number, (before, older_than) in trims(out).items():
+            assert older_than == 0
+            assert 0 < before <= needed[slice_number]
+        if any(isinstance(one, TrimQueues) for one in out):
+            done(world, {n: before for n, (before, _) in trims(out).items()})
