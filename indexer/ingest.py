@@ -28,6 +28,7 @@ from indexer.store.fold_worker import FoldWorker
 from keytide.clock import now_ms
 from keytide.kafka import CatalogReader
 from keytide.messages import (
+    Leading,
     Published,
     SliceStatus,
     StabilityTimestamp,
@@ -147,6 +148,8 @@ class Ingest:
                             runner.feed(Stamped(record.position, message), now)
             case Published():
                 self._published(message, now)
+            case Leading():
+                pass  # for coordinators that stand by
             case _:
                 log.error("control, offset %d: a %s", record.position, type(message).__name__)
 

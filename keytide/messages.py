@@ -9,7 +9,7 @@ Who sends what (topics in `keytide.topics`):
 
     mutations.<index>   projector -> slice          SegmentBatch (or its parts)
     backfill.<index>    Spark / coordinator -> slice PutChunk, RemovalChunk, BatchEnd, BuildEnd (or parts)
-    control             leader -> all               StabilityTimestamp, Published
+    control             leader -> all               StabilityTimestamp, Published, Leading
     reports             all -> coordinators          Progress, Activated, HistoryLost, Acknowledged, ...
     metadata            leader -> all               keytide.catalog (JSON, compacted)
 
@@ -256,6 +256,17 @@ class Published(_Message, frozen=True, array_like=True):
     """Index id -> snapshot number."""
 
 
+class Leading(_Message, frozen=True, array_like=True):
+    """The leader lives; repeated all the time. A coordinator that stands by claims the cluster when it has
+    heard none of the newest term for a while."""
+
+    term: int
+    holder: str
+    sent_at: int
+    leaving: bool = False
+    """It stops now, and claims nothing again: no need to wait."""
+
+
 # --- reports --------------------------------------------------------------------------------------
 
 
@@ -416,6 +427,7 @@ Message = (
     | BuildEnd
     | StabilityTimestamp
     | Published
+    | Leading
     | Progress
     | Activated
     | HistoryLost

@@ -145,6 +145,10 @@ class CoordinatorSettings(_Section):
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
     )
+    leader_timeout_ms: int = Field(
+        3_000,
+        description="a coordinator that stands by claims the cluster after this long without the leader",
+    )
     request_timeout_s: int = Field(30, description="longest wait of an admin request for Kafka or a node")
 
 

@@ -22,7 +22,7 @@ PRODUCT = ("keytide", "projector", "router", "indexer", "coordinator", "streamin
 PACKAGES = (*PRODUCT, "benchmarks", "tests")
 
 MAX_LINES = 400
-LONGER = {"keytide/messages.py": 500}
+LONGER = {"keytide/messages.py": 600}
 """Files that may be longer, and how long. The messages are in one module by rule."""
 
 MACHINE_PATHS = re.compile(r"(?<![\w./~-])/(?:[w]ork|[r]oot|[h]ome/\w+|[U]sers/\w+|[v]ar/folders)/")
