@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,9 +92,8 @@ class Journal:
 
     def whole(self, back: Back) -> bool:
         """Whether an undo file is what was written; if not, the way back ends before it."""
-        with suppress(FileNotFoundError):
-            if intact(self._folder, back.step):
-                return True
+        if intact(self._folder, back.step):
+            return True
         with self._lock:
             if back in self._ways:
                 self._ways = self._ways[self._ways.index(back) + 1 :]

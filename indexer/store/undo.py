@@ -145,15 +145,16 @@ class UndoWriter:
 
 
 def read_step(folder: Path, name: str) -> Step | None:
-    """The footer of an undo file; None when the file is missing or damaged (its blocks are not read)."""
+    """The footer of an undo file; None when the file is missing or damaged (blocks are not read)."""
     try:
         with (folder / name).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TRAILER.size))
             footer_bytes, digest, magic = _TRAILER.unpack(file.read())
-            file.seek(max(0, size - _TRAILER.size - footer_bytes))
+            footer_bytes = min(footer_bytes, size - _TRAILER.size)
+            file.seek(size - _TRAILER.size - footer_bytes)
             footer = file.read(footer_bytes)
-    except (FileNotFoundError, error):
+    except (OSError, error):
         return None
     if magic != _MAGIC or xxhash.xxh3_64_intdigest(footer) != digest:
         return None
@@ -163,17 +164,16 @@ def read_step(folder: Path, name: str) -> Step | None:
 
 
 def intact(folder: Path, step: Step) -> bool:
-    """Whether the blocks of an undo file are what was written.
-
-    Raises:
-        FileNotFoundError: the file is gone.
-    """
+    """Whether the blocks of an undo file are there and what was written."""
     digest = xxhash.xxh3_64()
     left = step.body_bytes
-    with (folder / step.name).open("rb") as file:
-        while left and (piece := file.read(min(left, 1 << 20))):
-            digest.update(piece)
-            left -= len(piece)
+    try:
+        with (folder / step.name).open("rb") as file:
+            while left and (piece := file.read(min(left, 1 << 20))):
+                digest.update(piece)
+                left -= len(piece)
+    except OSError:
+        return False
     return not left and digest.intdigest() == step.body_digest
 
 
