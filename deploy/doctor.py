@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -162,6 +162,8 @@ def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
         with Admin(url) as admin:
             nodes = admin.call("GET", "/v1/nodes")
             indexes = admin.call("GET", "/v1/indexes")
+            keyspaces = admin.call("GET", "/v1/stability").get("keyspaces") or {}
+            topology = admin.call("GET", "/v1/topology")
     except KeytideError as error:
         refused = error.status in (401, 403)
         advice = "set KEYTIDE_TOKEN" if refused else "see logs/coordinator.log in the data folder"
@@ -177,15 +179,11 @@ def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
     )
     yield _clock(url)
     known += indexes
+    for name, keyspace in keyspaces.items():
+        yield history(name, keyspace)
+    slices = {index["name"]: index["slices"] for index in topology.get("indexes") or ()}
     for index in indexes:
-        ok = index["state"] not in ("FAILED",)
-        reason = index.get("reason") or ""
-        yield Finding(
-            f"index {index['name']}",
-            ok,
-            f"{index['state']}, lag {index.get('lag_documents')}, {index.get('skipped')} skipped. {reason}",
-            "" if ok else "drop it and create it again",
-        )
+        yield state(index, slices.get(index["name"], ()))
         foreign = int(index.get("foreign_partition_ids") or 0)
         if foreign:
             yield Finding(
@@ -194,6 +192,49 @@ def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
                 f"{foreign:,} documents of index {index['name']} were met in two source partitions",
                 "let all producers use one partitioner (librdkafka: partitioner=murmur2_random, as in Java)",
             )
+
+
+def history(name: str, keyspace: Mapping[str, Any]) -> Finding:
+    """Whether a keyspace's history is whole. A rollback that is over is told, and nothing is to be done.
+
+    Args:
+        keyspace: as `GET /v1/stability` shows it.
+    """
+    last = keyspace.get("last_rollback") or {}
+    found = f"{keyspace.get('rollbacks') or 'no'} rollbacks"
+    found += f"; the last: {last.get('text') or last.get('detail')}" if last else ""
+    if keyspace.get("examining"):
+        return Finding(
+            f"history of {name}",
+            False,
+            f"being examined: records may be lost. {found}",
+            "wait; if it stays so, is the topic there, and does every partition have a leader?",
+        )
+    return Finding(f"history of {name}", True, found)
+
+
+def state(index: Mapping[str, Any], slices: Iterable[Mapping[str, Any]]) -> Finding:
+    """Whether an index answers all scans, or is on the way.
+
+    Args:
+        index: as `GET /v1/indexes` shows it.
+        slices: of it, as `GET /v1/topology` shows them.
+    """
+    name, reason = index["name"], index.get("reason") or ""
+    found = f"{index['state']}, lag {index.get('lag_documents')}, {index.get('skipped')} skipped. {reason}"
+    if index["state"] == "FAILED":
+        return Finding(f"index {name}", False, found, f"build it again: `keytide index build {name}`")
+    bad = [one for one in slices if one.get("state") in ("LOST", "STOPPED")]
+    found += "".join(
+        f" Slice {one['slice']} on node {one['node']} is {one['state']}: {one.get('reason')}." for one in bad
+    )
+    if any(one["state"] == "LOST" for one in bad):
+        builds = sorted({str(one["rebuild"]) for one in bad if one.get("rebuild")})
+        wait = f"wait for build {', '.join(builds)}" if builds else "wait: a rebuild begins by itself"
+        return Finding(f"index {name}", False, found, f"{wait}; look at the node's disk if it was damaged")
+    if bad:
+        return Finding(f"index {name}", False, found, "mend what the reason says; it tries again every 30 s")
+    return Finding(f"index {name}", True, found)
 
 
 def _clock(url: str) -> Finding:

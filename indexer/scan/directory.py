@@ -57,7 +57,7 @@ class Scannable:
         if failed:
             story += f"; build {failed[0].id}, which was to bring it back, is {failed[0].state}"
             story += f": {failed[0].error}" if failed[0].error else ""
-            step = f"build the index again: `keytide index build {self.name}`"
+            step = f"it is tried again by itself; see `keytide index show {self.name}`"
         elif builds:
             story += f"; build {', '.join(builds)} brings it back"
             step = (

@@ -3,6 +3,7 @@
 
     app      the commands
     admin    the coordinator's REST API, and where it is
+    looks    what people see of keyspaces, slices and events
     output   tables, progress bars, JSON, errors
     local    up, down, demo: the only place in `keytide` that reaches `deploy`, and only when called
 """

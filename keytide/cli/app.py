@@ -4,17 +4,19 @@ said."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from keytide.cli import local
+from keytide.cli import local, looks
 from keytide.cli.admin import Admin, api_token, find_url
-from keytide.cli.output import facts, friendly_errors, out, print_json, readable, table
+from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.client import Client
+from keytide.errors import RetryableError
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
@@ -49,6 +51,7 @@ INDEX_COLUMNS = (
     "skipped",
     "lag_documents",
     "snapshot",
+    "lost",
 )
 BUILD_COLUMNS = (
     "id",
@@ -61,7 +64,9 @@ BUILD_COLUMNS = (
     "eta_s",
     "error",
 )
-NODE_COLUMNS = ("id", "url", "live", "slices", "entries", "memory", "disk_free")
+NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
+FOLLOW_S = 1.0
+"""Between looks at the events."""
 
 
 def _admin(url: str | None, data_dir: Path = DEFAULT_DATA_DIR) -> Admin:
@@ -73,14 +78,6 @@ def _node_url(url: str | None, data_dir: Path) -> str:
         return admin.node_url()
 
 
-def _cells(document: dict[str, Any], columns: Iterable[str]) -> list[object]:
-    values: list[object] = []
-    for column in columns:
-        value = document.get(column)
-        values.append(", ".join(map(str, value)) if isinstance(value, list) else readable(column, value))
-    return values
-
-
 def _list(
     path: str, title: str, columns: tuple[str, ...], url: str | None, data_dir: Path, as_json: bool
 ) -> None:
@@ -89,7 +86,7 @@ def _list(
         if as_json:
             print_json(rows)
         else:
-            table(title, columns, [_cells(row, columns) for row in rows])
+            table(title, columns, [looks.cells(row, columns) for row in rows])
 
 
 def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
@@ -178,8 +175,13 @@ def index_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: J
 def index_show(
     name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
-    """One index."""
-    _show(f"/v1/indexes/{name}", f"Index {name}", url, data_dir, as_json)
+    """One index, and each of its slices."""
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        document = admin.call("GET", f"/v1/indexes/{name}")
+        if as_json:
+            print_json(document)
+        else:
+            looks.show_index(document)
 
 
 @index_app.command("build")
@@ -253,7 +255,7 @@ def node_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Js
 
 @app.command()
 def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """The cluster at a glance: stability timestamps, indexes, builds, nodes."""
+    """The cluster at a glance: stability timestamps, rollbacks, indexes, slices in trouble, builds, nodes."""
     with friendly_errors(as_json), _admin(url, data_dir) as admin:
         parts = {
             name: admin.call("GET", f"/v1/{name}") for name in ("stability", "indexes", "builds", "nodes")
@@ -261,13 +263,57 @@ def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json 
         if as_json:
             print_json(parts)
             return
-        facts(
-            "Stability",
-            parts["stability"] if isinstance(parts["stability"], dict) else {"": parts["stability"]},
-        )
-        table("Indexes", INDEX_COLUMNS, [_cells(row, INDEX_COLUMNS) for row in parts["indexes"]])
-        table("Builds", BUILD_COLUMNS, [_cells(row, BUILD_COLUMNS) for row in parts["builds"]])
-        table("Nodes", NODE_COLUMNS, [_cells(row, NODE_COLUMNS) for row in parts["nodes"]])
+        looks.show_stability(parts["stability"])
+        table("Indexes", INDEX_COLUMNS, [looks.cells(row, INDEX_COLUMNS) for row in parts["indexes"]])
+        looks.show_troubles(admin.call("GET", "/v1/topology"))
+        table("Builds", BUILD_COLUMNS, [looks.cells(row, BUILD_COLUMNS) for row in parts["builds"]])
+        table("Nodes", NODE_COLUMNS, [looks.cells(row, NODE_COLUMNS) for row in parts["nodes"]])
+
+
+@app.command()
+def topology(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """Which node holds which slice, and how each of them is."""
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        document = admin.call("GET", "/v1/topology")
+        if as_json:
+            print_json(document)
+        else:
+            looks.show_topology(document)
+
+
+@app.command()
+def events(
+    follow: Annotated[bool, typer.Option("--follow", help="go on until Ctrl-C")] = False,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """What happened lately, oldest first; with --json a JSON array, or one line per event with --follow."""
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        lines = admin.call("GET", "/v1/events")
+        if as_json and not follow:
+            print_json(lines)
+            return
+        told = (0, 0)
+        while True:
+            newer = [line for line in lines if (line["term"], line["number"]) > told]
+            told = max([told, *((line["term"], line["number"]) for line in newer)])
+            if as_json:
+                print(
+                    *(json.dumps(line, ensure_ascii=False) + "\n" for line in newer),
+                    sep="",
+                    end="",
+                    flush=True,
+                )
+            else:
+                looks.show_events(newer)
+            if not follow:
+                return
+            time.sleep(FOLLOW_S)
+            try:
+                lines = admin.call("GET", "/v1/events", limit=1_000)
+            except RetryableError:  # a coordinator that is started again
+                lines = []
 
 
 def _key(text: str | None) -> list[Any] | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -42,7 +43,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
         numeric = bool(rows) and all(isinstance(row[at], (int, float)) for row in rows)
         made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(_cell(value) for value in row))
+        made.add_row(*(escape(_cell(value)) for value in row))
     out.print(made)
 
 
@@ -54,7 +55,10 @@ def facts(title: str, document: Mapping[str, Any]) -> None:
     for name, value in document.items():
         shown = readable(name, value)
         made.add_row(
-            name, json.dumps(shown, ensure_ascii=False) if isinstance(shown, (dict, list)) else _cell(shown)
+            name,
+            escape(
+                json.dumps(shown, ensure_ascii=False) if isinstance(shown, (dict, list)) else _cell(shown)
+            ),
         )
     out.print(made)
 

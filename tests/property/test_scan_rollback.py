@@ -251,8 +251,8 @@ def carry_out(history: list[Any]) -> Run:
     return run
 
 
-@settings(max_examples=250, deadline=None)
-@given(st.lists(steps, min_size=20, max_size=60))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, min_size=20, max_size=50))
 def test_no_scan_mixes_histories_and_no_session_goes_back_untold(history: list[Any]) -> None:
     carry_out(history)
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from keytide.cli import app
+from keytide.cli import app, looks
 from keytide.cli.admin import Admin, find_url
 from keytide.cli.output import readable, size
 from keytide.errors import CallerError, RetryableError
@@ -57,6 +57,40 @@ def test_people_read_units(address: str) -> None:
     assert f"{created:,}" not in shown
     assert "READY" in run("status", "--url", address).stdout
     assert "by_tail" in run("build", "show", "b5", "--url", address).stdout
+
+
+def test_events_and_topology(address: str) -> None:
+    events = run_json("events", "--url", address)
+    assert {"number", "at", "level", "kind", "subject", "text"} <= {*events[0]}
+    shown = run("events", "--url", address).stdout
+    assert all(line["kind"] in shown for line in events)
+    topology = run_json("topology", "--url", address)
+    assert {one["name"] for one in topology["indexes"]} >= {"by_destination"}
+    assert "node-1" in run("topology", "--url", address).stdout
+
+
+def test_rollbacks_and_lost_slices_are_shown_with_what_mends_them(capsys: pytest.CaptureFixture[str]) -> None:
+    last = {"text": "flights is rolled back (incarnation 1) to snapshot 7 [partition 0]", "at": 1}
+    keyspace = {"snapshot": 9, "staleness_ms": 5, "lag_documents": 0, "issuing": True, "rollbacks": 1}
+    late = [{"node": "n1", "index": "i-1", "slice": 2}]
+    looks.show_stability(
+        {"term": 3, "keyspaces": {"flights": {**keyspace, "last_rollback": last, "lagging": late,
+                                              "examining": ["a projector says so"]}}}
+    )  # fmt: skip
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "rolled back (incarnation 1) to snapshot 7 [partition 0]" in told
+    assert "being examined: a projector says so" in told
+    assert "slice 2 of i-1 on node n1 lags" in told
+    fine = {"slice": 0, "node": "n1", "state": "LIVE", "reason": "", "rebuild": None}
+    lost = {"slice": 1, "node": "n2", "state": "LOST", "reason": "page 7", "rebuild": "b9", "undo_steps": 4}
+    looks.show_troubles({"indexes": [{"name": "by_tail", "slices": [fine]}]})
+    assert capsys.readouterr().out == ""
+    looks.show_troubles({"indexes": [{"name": "by_tail", "slices": [fine, lost]}]})
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("by_tail", "LOST", "page 7", "b9"))
+    assert "n1" not in told
+    looks.show_index({"name": "by_tail", "lost": [1], "rebuilds": ["b9"], "slice_states": [fine, lost]})
+    assert "slices 1 are rebuilt by b9" in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""What people see of a cluster: keyspaces and their rollbacks, slices that need attention, events.
+
+Each function prints one of the coordinator's documents (CONTRACT §4); members that an older coordinator does
+not have are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+
+from keytide.cli.output import facts, out, readable, table
+
+Document = Mapping[str, Any]
+
+KEYSPACE_COLUMNS = ("snapshot", "staleness_ms", "lag_documents", "issuing", "rollbacks")
+SLICE_COLUMNS = (
+    "slice",
+    "node",
+    "live",
+    "state",
+    "entries",
+    "bytes",
+    "snapshot",
+    "queue_documents",
+    "undo_steps",
+    "rebuild",
+    "reason",
+)
+EVENT_COLUMNS = ("at", "level", "kind", "subject", "text")
+
+
+def cells(document: Document, columns: Iterable[str]) -> list[object]:
+    """A row of a table."""
+    values: list[object] = []
+    for column in columns:
+        value = document.get(column)
+        values.append(", ".join(map(str, value)) if isinstance(value, list) else readable(column, value))
+    return values
+
+
+def show_stability(document: Document) -> None:
+    """The stability timestamps of each keyspace, what was rolled back, and which slices are late."""
+    keyspaces: dict[str, Document] = document.get("keyspaces") or {}
+    rows = [[name, *cells(one, KEYSPACE_COLUMNS)] for name, one in keyspaces.items()]
+    table(f"Keyspaces (term {document.get('term')})", ("keyspace", *KEYSPACE_COLUMNS), rows)
+    for name, one in keyspaces.items():
+        if one.get("examining"):
+            out.print(
+                f"[yellow]{name}: its history is being examined: {escape(_words(one['examining']))}[/yellow]"
+            )
+        last = one.get("last_rollback")
+        if last:
+            at = readable("rolled_back_at", last.get("at"))
+            text = escape(str(last.get("text") or f"{name} was rolled back"))
+            out.print(f"[yellow]{text}[/yellow] ({at})", highlight=False)
+        for late in one.get("lagging") or ():
+            out.print(
+                f"slice {late['slice']} of {late['index']} on node {late['node']} lags behind; "
+                "snapshots do not wait for it"
+            )
+
+
+def show_troubles(topology: Document) -> None:
+    """Slices that are not in order: why, and the build that mends them. Nothing when all are."""
+    rows = [
+        [index["name"], *cells(one, ("slice", "node", "state", "rebuild", "reason"))]
+        for index in topology.get("indexes") or ()
+        for one in index["slices"]
+        if one.get("reason") or one.get("rebuild") or one.get("state") == "LOST"
+    ]
+    if rows:
+        table("Slices to look at", ("index", "slice", "node", "state", "rebuild", "reason"), rows)
+
+
+def show_index(document: Document) -> None:
+    """One index: its facts, and its slices."""
+    slices: Sequence[Document] = document.get("slice_states") or ()
+    facts(
+        f"Index {document.get('name')}",
+        {name: value for name, value in document.items() if name != "slice_states"},
+    )
+    if slices:
+        table("Slices", SLICE_COLUMNS, [cells(one, SLICE_COLUMNS) for one in slices])
+    lost = document.get("lost") or ()
+    if lost:
+        builds = ", ".join(document.get("rebuilds") or ()) or "a build that begins by itself"
+        out.print(
+            f"[yellow]slices {', '.join(map(str, lost))} are rebuilt by {builds}; scans that need no other "
+            "slices than the rest are answered[/yellow]"
+        )
+
+
+def show_topology(document: Document) -> None:
+    """Which node holds which slice."""
+    for index in document.get("indexes") or ():
+        rows = [cells(one, SLICE_COLUMNS) for one in index["slices"]]
+        table(f"{index['name']} {index['state']}", SLICE_COLUMNS, rows)
+
+
+def show_events(lines: Iterable[Document]) -> None:
+    """A line each, oldest first."""
+    for line in lines:
+        at = readable("happened_at", line.get("at"))
+        style = {"error": "red", "warning": "yellow"}.get(str(line.get("level")), "default")
+        out.print(
+            f"{at} [{style}]{line.get('kind')}[/{style}] {escape(str(line.get('text')))}", highlight=False
+        )
+
+
+def _words(value: Any) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
