@@ -200,9 +200,9 @@ class Hosting:
 
     def close(self) -> None:
         """Stop all; what is on disk stays."""
-        self._scrubber.close()
         self._node.show_slices(())
-        for runner in self.runners.values():
+        for key, runner in self.runners.items():
+            self._scrubber.leave(key)
             runner.close()
         self.runners.clear()
 

@@ -173,12 +173,15 @@ class Bench:
             ),
         )
 
-    def roll_back(self, number: int, offsets: list[int]) -> None:
-        """The source loses what lies past `offsets`, which snapshot `number` is at; the dictionary tells."""
+    def lose(self, offsets: list[int]) -> None:
+        """The source loses what lies past `offsets`; projectors go on there, in the next incarnation."""
         self.incarnation += 1
         for partition, offset in enumerate(offsets):
             del self.history[partition][offset:]
         self.sent = list(offsets)
+
+    def roll_back(self, number: int, offsets: list[int]) -> None:
+        """The dictionary tells of the rollback to snapshot `number`, which is at `offsets`."""
         cut = Timestamp.of(dict(enumerate(offsets)), TOPIC_ID)
         self.tell(
             RollbackRecord(KEYSPACE, self.incarnation, number, cut, TOPIC_ID, "truncated", 1),
@@ -632,7 +635,7 @@ def test_slices_roll_back_with_their_keyspace_running_or_away(bench: Bench) -> N
     bench.agree()
     bench.place("READY")
 
-    def lose_some(away: bool) -> None:
+    def lose_some(away: bool = False, told_late: bool = False) -> None:
         """Records past a snapshot are lost; others are written in their place."""
         bench.write(60)
         bench.send(most=7)
@@ -653,6 +656,13 @@ def test_slices_roll_back_with_their_keyspace_running_or_away(bench: Bench) -> N
         if away:
             bench.node.kill()
             bench.status = {}
+        bench.lose(at)
+        if told_late:
+            bench.write(50)
+            bench.send(most=7)
+            for _ in range(2):
+                bench.status = {}
+                bench.wait_status(lambda one: one.incarnation == before, "another heartbeat")
         bench.roll_back(kept, at)
         bench.write(90)
         bench.send(most=7, back=3)
@@ -667,6 +677,6 @@ def test_slices_roll_back_with_their_keyspace_running_or_away(bench: Bench) -> N
             with pytest.raises(urllib.error.HTTPError, match="503"):
                 bench.read(one, before)
 
-    lose_some(away=False)
+    lose_some()
     lose_some(away=True)
-    lose_some(away=False)
+    lose_some(told_late=True)

@@ -362,13 +362,45 @@ def test_a_check_finds_damage_beside_everything_else(place: Place, monkeypatch: 
     assert threads[0].startswith("scrub")
 
 
-def test_a_sound_base_passes_its_check(place: Place) -> None:
+def test_a_sound_base_passes_its_checks(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    runner = place.built()
+    follow(runner, 0, 0, 30)
+    fold(runner)
+    interval = load_settings().indexer.scrub_interval_s * 1_000
+    caplog.set_level("INFO", "indexer.scrubbing")
+    now, deadline = 0, time.monotonic() + 10
+    while caplog.text.count("as it was written") < 2:
+        assert time.monotonic() < deadline
+        place.hosting.look_after(now)
+        now += interval
+        time.sleep(0.001)
+    assert runner.core.state == "LIVE"
+
+
+def test_nobody_waits_for_the_check_of_a_slice_that_is_closed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = place.built()
     interval = load_settings().indexer.scrub_interval_s * 1_000
-    for turn in range(4):
-        place.hosting.look_after(turn * interval)
-    place.hosting.close()  # waits for the last
-    assert runner.core.state == "CATCHUP"
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(10)
+        ended.set()
+        raise StoreDamagedError("its files are being deleted")
+
+    monkeypatch.setattr(runner.store, "verify", slow)
+    place.hosting.look_after(0)
+    place.hosting.look_after(interval)
+    assert begun.wait(10)
+    place.rebuild("r-1")
+    assert not ended.is_set()
+    assert place.hosting.runners[KEY].core.state == "BUILDING"
+    go_on.set()
+    assert ended.wait(10)
+    place.hosting.look_after(2 * interval)
+    assert place.status().state == "BUILDING"
 
 
 # --- rollback -------------------------------------------------------------------------------------------
