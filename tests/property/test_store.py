@@ -18,6 +18,7 @@ from indexer.store import merge, snapshot
 from indexer.store.fold_worker import Folder, FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
+from keytide.entry import pack_value
 from tests.store_kit import (
     Model,
     Version,
@@ -37,7 +38,7 @@ KEYS = [
     key(text) for text in ["a", "ab", "b", "ba", "c", _LONG, _LONG + "a", _LONG + "ab", _LONG + "b" * 200]
 ]
 KEYS += [key(_LONG + "b" * 199 + "a" + "z" * 900), key("b" * 600), key("q"), key("r")]
-VALUES = [b"", b"", b"v1", b"v2" * 50]
+VALUES = [b"", b"", pack_value(b"v1"), pack_value(b"", b"v2" * 50)]
 
 
 @dataclass(frozen=True)
