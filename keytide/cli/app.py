@@ -299,12 +299,8 @@ def events(
             newer = [line for line in lines if (line["term"], line["number"]) > told]
             told = max([told, *((line["term"], line["number"]) for line in newer)])
             if as_json:
-                print(
-                    *(json.dumps(line, ensure_ascii=False) + "\n" for line in newer),
-                    sep="",
-                    end="",
-                    flush=True,
-                )
+                for line in newer:
+                    print(json.dumps(line, ensure_ascii=False), flush=True)
             else:
                 looks.show_events(newer)
             if not follow:

@@ -263,7 +263,7 @@ BOTH = {"n0", "n1"}
 def test_the_random_histories_reach_what_they_are_about() -> None:
     """One history by hand, in which each kind of answer comes about: so the judgement above is at work."""
     learn = [(what, node) for what in ("learn", "step back") for node in NODES]
-    begin = [("commit", BOTH), ("commit", BOTH), ("publish", "n0"), ("publish", "n1")]
+    begin: list[Any] = [("commit", BOTH), ("commit", BOTH), ("publish", "n0"), ("publish", "n1")]
     read = [("scan", "n0", 0), ("page", "n1", 0), ("count", "n1", 1), ("tip", "n0", 2)]
     lost = [("roll back", 1), *learn, ("page", "n0", 0), ("scan", "n1", 1)]
     after = [("commit", BOTH), ("publish", "n0"), ("scan", "n0", 0), ("reset", 0), ("scan", "n0", 0)]
@@ -275,7 +275,7 @@ def test_the_random_histories_reach_what_they_are_about() -> None:
     kept = carry_out([*begin, *held, ("commit", BOTH), ("publish", "n0"), ("scan", "n0", 0)])
     assert kept.answers == {"answered": 3, "changed": 0, "refused": 1}
     assert kept.readers[0].seen == (2, 1)
-    ahead = [("commit", BOTH), ("publish", "n1"), ("commit", BOTH), ("publish", "n0")]
+    ahead: list[Any] = [("commit", BOTH), ("publish", "n1"), ("commit", BOTH), ("publish", "n0")]
     late = carry_out([*ahead, ("scan", "n0", 0), ("scan", "n1", 0), ("scan", "n1", 1)])
     assert late.answers == {"answered": 2, "changed": 0, "refused": 1}
     assert [reader.seen for reader in late.readers[:2]] == [(2, 0), (1, 0)]

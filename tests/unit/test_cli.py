@@ -69,6 +69,21 @@ def test_events_and_topology(address: str) -> None:
     assert "node-1" in run("topology", "--url", address).stdout
 
 
+def test_events_are_followed_each_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks_taken: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks_taken.append(seconds)
+        if len(looks_taken) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("keytide.cli.app.time.sleep", sleep)
+    lines = run("events", "--follow", "--json", "--url", address, status=130).stdout.splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [
+        line["number"] for line in run_json("events", "--url", address)
+    ]
+
+
 def test_rollbacks_and_lost_slices_are_shown_with_what_mends_them(capsys: pytest.CaptureFixture[str]) -> None:
     last = {"text": "flights is rolled back (incarnation 1) to snapshot 7 [partition 0]", "at": 1}
     keyspace = {"snapshot": 9, "staleness_ms": 5, "lag_documents": 0, "issuing": True, "rollbacks": 1}
