@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,9 @@ from keytide.errors import CallerError, RetryableError
 DEFAULT_URL = "http://127.0.0.1:8091"
 AWAY_LIMIT_S = 60.0
 """How long a coordinator may be away while a build is waited for."""
+FOLLOW_S = 1.0
+"""Between looks at the events."""
+EVENTS_AT_ONCE = 1_000
 FINISHED = frozenset({"READY", "FAILED", "CANCELLED"})
 
 
@@ -102,6 +106,27 @@ class Admin:
                 "no indexer node is alive", next_step="see `keytide node list` and the nodes' logs"
             )
         return str(nodes[0]["url"])
+
+    def events(self, follow: bool) -> Iterator[dict[str, Any]]:
+        """What happened lately, oldest first; with `follow` for ever, each event once.
+
+        Raises:
+            RetryableError: the coordinator did not answer the first time; later it is waited for.
+        """
+        told = (0, 0)  # numbers begin anew in each term
+        lines = self.call("GET", "/v1/events")
+        while True:
+            for line in lines:
+                if (line["term"], line["number"]) > told:
+                    told = (line["term"], line["number"])
+                    yield line
+            if not follow:
+                return
+            time.sleep(FOLLOW_S)
+            try:
+                lines = self.call("GET", "/v1/events", limit=EVENTS_AT_ONCE)
+            except RetryableError:  # a coordinator that is started again
+                lines = []
 
     def wait_for_build(self, build: str, quiet: bool = False) -> dict[str, Any]:
         """Follow a build with a progress bar until it is over; its last state.

@@ -4,7 +4,6 @@ said."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,6 @@ from keytide.cli import local, looks
 from keytide.cli.admin import Admin, api_token, find_url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.client import Client
-from keytide.errors import RetryableError
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
@@ -65,8 +63,6 @@ BUILD_COLUMNS = (
     "error",
 )
 NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
-FOLLOW_S = 1.0
-"""Between looks at the events."""
 
 
 def _admin(url: str | None, data_dir: Path = DEFAULT_DATA_DIR) -> Admin:
@@ -290,26 +286,14 @@ def events(
 ) -> None:
     """What happened lately, oldest first; with --json a JSON array, or one line per event with --follow."""
     with friendly_errors(as_json), _admin(url, data_dir) as admin:
-        lines = admin.call("GET", "/v1/events")
         if as_json and not follow:
-            print_json(lines)
+            print_json(admin.call("GET", "/v1/events"))
             return
-        told = (0, 0)
-        while True:
-            newer = [line for line in lines if (line["term"], line["number"]) > told]
-            told = max([told, *((line["term"], line["number"]) for line in newer)])
+        for line in admin.events(follow):
             if as_json:
-                for line in newer:
-                    print(json.dumps(line, ensure_ascii=False), flush=True)
+                print(json.dumps(line, ensure_ascii=False), flush=True)
             else:
-                looks.show_events(newer)
-            if not follow:
-                return
-            time.sleep(FOLLOW_S)
-            try:
-                lines = admin.call("GET", "/v1/events", limit=1_000)
-            except RetryableError:  # a coordinator that is started again
-                lines = []
+                looks.show_event(line)
 
 
 def _key(text: str | None) -> list[Any] | None:

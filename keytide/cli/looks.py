@@ -100,14 +100,12 @@ def show_topology(document: Document) -> None:
         table(f"{index['name']} {index['state']}", SLICE_COLUMNS, rows)
 
 
-def show_events(lines: Iterable[Document]) -> None:
-    """A line each, oldest first."""
-    for line in lines:
-        at = readable("happened_at", line.get("at"))
-        style = {"error": "red", "warning": "yellow"}.get(str(line.get("level")), "default")
-        out.print(
-            f"{at} [{style}]{line.get('kind')}[/{style}] {escape(str(line.get('text')))}", highlight=False
-        )
+def show_event(line: Document) -> None:
+    """One line."""
+    at = readable("happened_at", line.get("at"))
+    style = {"error": "red", "warning": "yellow"}.get(str(line.get("level")), "default")
+    text = escape(str(line.get("text")))
+    out.print(f"{at} [{style}]{line.get('kind')}[/{style}] {text}", highlight=False)
 
 
 def _words(value: Any) -> str:

@@ -77,7 +77,7 @@ def test_events_are_followed_each_once(address: str, monkeypatch: pytest.MonkeyP
         if len(looks_taken) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("keytide.cli.app.time.sleep", sleep)
+    monkeypatch.setattr("keytide.cli.admin.time.sleep", sleep)
     lines = run("events", "--follow", "--json", "--url", address, status=130).stdout.splitlines()
     assert [json.loads(line)["number"] for line in lines] == [
         line["number"] for line in run_json("events", "--url", address)
