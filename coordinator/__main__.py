@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from types import FrameType
 
 import uvicorn
 from pydantic import ValidationError
 
 from coordinator.api import create_app
+from coordinator.election import FencedError
 from coordinator.service import Service, wait_for_kafka
 from keytide.errors import KeytideError
 from keytide.http_security import check_exposure
@@ -21,8 +23,11 @@ from keytide.settings import Settings, load_settings
 log = logging.getLogger("coordinator")
 
 EXIT_CALLER = 2
-"""Something is wrong outside: settings, Kafka, another coordinator."""
+"""Something is wrong outside: settings, Kafka."""
 EXIT_BUG = 70
+EXIT_FENCED = 75
+"""Another coordinator leads now. Start it again: it stands by then."""
+SERVING_LIMIT_S = 30.0
 
 
 def main() -> int:
@@ -40,7 +45,7 @@ def main() -> int:
 
 
 def run(settings: Settings, driver_command: list[str] | None = None) -> int:
-    """Lead the cluster and serve the admin API.
+    """Lead the cluster, or stand by until nobody else does, and serve the admin API.
 
     Args:
         driver_command: what runs a Spark driver, `streaming.backfill` when None.
@@ -55,19 +60,16 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         server_name, host, port, tls=bool(security.tls_certificate), setting="coordinator.port"
     )
     failures: list[BaseException] = []
-    server: uvicorn.Server | None = None
+    serving = threading.Event()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
-        if server is not None:
-            server.should_exit = True
+        server.should_exit = True
 
     service = Service(settings, failed, driver_command)
-    wait_for_kafka(settings, service.start)
-    app = create_app(service, url, lambda: print(f"ready {url}", flush=True))
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            create_app(service, url, serving.set),
             log_level="warning",
             access_log=False,
             ssl_certfile=security.tls_certificate or None,
@@ -75,12 +77,28 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
             timeout_graceful_shutdown=2,
         )
     )
+
+    def lead() -> None:
+        """Stand by, lead, and say so once requests are answered too."""
+        try:
+            wait_for_kafka(settings, service.start)
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            failed(error)
+        if service.leads and serving.wait(SERVING_LIMIT_S):
+            print(f"ready {url}", flush=True)
+
     _end_on_signals(server)
-    if not failures:
-        server.run(sockets=[listener])
+    leading = threading.Thread(target=lead, name="leading", daemon=True)
+    leading.start()
+    server.run(sockets=[listener])
+    service.give_up()
+    leading.join()
     service.stop()
     if not failures:
         return 0
+    if isinstance(failures[0], FencedError):
+        print(f"{failures[0].message}\n{failures[0].next_step}", file=sys.stderr)
+        return EXIT_FENCED
     if isinstance(failures[0], KeytideError) and failures[0].status != 500:
         raise failures[0]
     log.critical("the coordinator ends because of a bug", exc_info=failures[0])

@@ -283,13 +283,15 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/readyz", tags=["health"])
     async def readyz(response: Response) -> dict[str, Any]:
-        """Ready when the control loop answers."""
+        """Ready when the control loop answers; 503 while it stands by."""
         ready = await asyncio.wait_for(desk.look(lambda leader, _: leader.term > 0), LOOP_LIMIT_MS / 1000)
         response.status_code = 200 if ready else 503
         return {"ready": ready, "term": desk.service.term, "uptime_ms": now_ms() - desk.service.started_at}
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
+        if not desk.service.leads:
+            return Response(metrics.standing_by(), media_type="text/plain; version=0.0.4")
         return Response(await desk.look(metrics.render), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)

@@ -4,7 +4,7 @@ Theory of operation. Only one coordinator may write the dictionary. Kafka sees t
 cluster use one transactional id, and `init_transactions` fences whoever had it before; from then on every
 write of the old one fails. So a claim is: fence, read the dictionary to its end (nobody else can add to it
 now), write the next term. A coordinator that finds itself fenced, or sees a higher term in the topic, stops;
-readers ignore what it may still send of its lower term.
+readers ignore what it may still send of its lower term. When to claim: `coordinator.standby`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import socket
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 
@@ -52,7 +50,7 @@ class FencedError(CallerError):
     def __init__(self, cluster: str, detail: str) -> None:
         super().__init__(
             f"another coordinator of cluster {cluster!r} has taken over ({detail}); this one stops",
-            next_step="run one coordinator per cluster; another cluster needs another name (`cluster`)",
+            next_step="start it again to have it stand by; another cluster needs another name (`cluster`)",
         )
 
 
@@ -67,9 +65,13 @@ class MetadataWriter:
         self._settings = settings
         self._topic = Topics(settings.cluster).metadata
         self._stopping = threading.Event()
-        self._producer: Producer = producer(
-            settings,
-            transactional_id=f"{settings.cluster}-coordinator",
+        self._fenced = False
+        self._producer = self._make()
+
+    def _make(self) -> Producer:
+        return producer(
+            self._settings,
+            transactional_id=f"{self._settings.cluster}-coordinator",
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             compression_type="none",
         )
@@ -80,6 +82,8 @@ class MetadataWriter:
         Raises:
             KafkaUnavailableError: no answer in time.
         """
+        if self._fenced:  # a producer that was fenced is of no use any more
+            self._producer, self._fenced = self._make(), False
         try:
             self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
         except KafkaException as error:
@@ -108,6 +112,7 @@ class MetadataWriter:
         except KafkaException as failure:
             error = failure.args[0]
             if error.code() in _FENCED or error.fatal():
+                self._fenced = True
                 raise FencedError(self._settings.cluster, str(error.str())) from failure
             log.warning("metadata is not written yet: %s", error)
             with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
@@ -133,8 +138,11 @@ class MetadataWriter:
         self._stopping.set()
 
 
-def claim_term(settings: Settings, writer: MetadataWriter) -> tuple[int, Catalog]:
+def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple[int, Catalog]:
     """Become the leader: fence the others, read the dictionary, write the next term.
+
+    Args:
+        holder: who claims it (`standby.this_process`).
 
     Returns:
         The term, and the dictionary (the claim included).
@@ -150,7 +158,7 @@ def claim_term(settings: Settings, writer: MetadataWriter) -> tuple[int, Catalog
     finally:
         reader.close()
     now = now_ms()
-    records: list[Record] = [TermRecord(catalog.term + 1, _holder(), now)]
+    records: list[Record] = [TermRecord(catalog.term + 1, holder, now)]
     if catalog.cluster is None:
         records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now))
     writer.write([(record_key(record), record) for record in records])
@@ -158,7 +166,3 @@ def claim_term(settings: Settings, writer: MetadataWriter) -> tuple[int, Catalog
         catalog.records[record_key(record)] = record
     catalog.offset += len(records) + 1  # and the transaction's marker
     return catalog.term, catalog
-
-
-def _holder() -> str:
-    return f"{socket.gethostname()}/{uuid.uuid4().hex[:8]}/{time.strftime('%Y-%m-%dT%H:%M:%S')}"

@@ -27,6 +27,14 @@ def render(leader: Leader, now: int) -> bytes:
     return generate_latest(registry)
 
 
+def standing_by() -> bytes:
+    """The metrics page of a coordinator that does not lead."""
+    registry = CollectorRegistry()
+    leads = GaugeMetricFamily("keytide_coordinator_is_leader", "Whether this coordinator leads", value=0)
+    registry.register(_Families([leads]))
+    return generate_latest(registry)
+
+
 def _families(leader: Leader, now: int) -> list[Family]:
     percent = GaugeMetricFamily(
         "keytide_build_percent", "Share of a build's documents read", labels=["build"]

@@ -13,6 +13,7 @@ without linger.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -24,7 +25,6 @@ from typing import Any, TypeVar
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from coordinator.buildbook import BuildLimits
 from coordinator.ddl import Outcome
 from coordinator.election import FencedError, MetadataWriter, claim_term
 from coordinator.events import (
@@ -47,15 +47,16 @@ from coordinator.history import EventRing, read_control_tail
 from coordinator.kafka_work import KafkaWork
 from coordinator.lane import Lane, Reply
 from coordinator.leader import Answer, Leader
+from coordinator.limits import limits_of
 from coordinator.orphans import orphans
-from coordinator.stream import Limits
+from coordinator.standby import SAY_MS, Standby, this_process
 from coordinator.supervisor import Supervisor
 from coordinator.upkeep import Upkeep
 from keytide.catalog import RollbackRecord, TermRecord
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import consumer, drain, producer
-from keytide.messages import StabilityTimestamp, decode, encode
+from keytide.messages import Leading, StabilityTimestamp, decode, encode
 from keytide.settings import Settings
 from keytide.sync_points import reach
 from keytide.topics import Topics
@@ -90,6 +91,7 @@ class Service:
         self.events = EventRing()
         self.started_at = now_ms()
         self._failed = failed
+        self._holder = this_process()
         self._stopping = threading.Event()
         self._inbox: deque[Event | Callable[[], None]] = deque()
         self._writer = MetadataWriter(settings)
@@ -102,7 +104,13 @@ class Service:
         self._watched: list[str] = []
         self._loop = threading.Thread(target=self._run, name="control", daemon=True)
         self._sampler = threading.Thread(target=self._sample, name="sources", daemon=True)
+        self._standby = Standby(settings, self._stopping)
         self._leader: Leader | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader, and not standing by."""
+        return self._leader is not None
 
     @property
     def term(self) -> int:
@@ -111,24 +119,33 @@ class Service:
     # --- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Become the leader and begin.
+        """Stand by while another coordinator leads, then become the leader and begin. Returns without having
+        begun when `stop` was called meanwhile.
 
         Raises:
             KafkaUnavailableError: Kafka is away.
-            FencedError: another coordinator claims the cluster at this moment.
         """
         self._sources.make_own_topics()
+        self._standby.wait()
+        if not self._stopping.is_set():
+            try:
+                self._lead()
+            except FencedError as error:
+                log.info("another coordinator claimed the cluster at the same time: %s", error.message)
+                self.start()
+
+    def _lead(self) -> None:
         # Fixed offsets: OFFSET_END would be looked up some time later, and what comes until then be lost.
         starts = [
             TopicPartition(topic, 0, self._sources.end(topic))
             for topic in (self.topics.reports, self.topics.metadata)
         ]
-        term, catalog = claim_term(self.settings, self._writer)
+        term, catalog = claim_term(self.settings, self._writer, self._holder)
         recovered = read_control_tail(self.settings)
         if left := orphans(catalog, self.settings.cluster, self._sources.all_topics()):
             log.info("removing topics that nobody needs: %s", ", ".join(left))
             self._sources.delete(left)
-        self._leader = Leader(catalog, self.settings.cluster, term, *_limits(self.settings))
+        self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
         self._reports.assign(starts)
         self._supervisor.open()
         self._lane.open()
@@ -141,15 +158,22 @@ class Service:
         self._loop.start()
         self._sampler.start()
 
+    def give_up(self) -> None:
+        """Stop standing by, and whatever else takes time; `stop` follows."""
+        self._stopping.set()
+        self._writer.stop()
+
     def stop(self) -> None:
-        """Stop the loop, drivers and threads. Builds go on from their checkpoints when a coordinator starts
-        again."""
+        """Stop the loop, drivers and threads, and say so. Builds go on from their checkpoints when a
+        coordinator starts again."""
         self._stopping.set()
         for thread in (self._loop, self._sampler):
             if thread.is_alive():
                 thread.join()
         self._lane.close()
         self._upkeep.close()
+        if self._leader is not None:
+            self._say(self._leader, leaving=True)
         self._supervisor.close()
         self._control.flush(2)
         self._reports.close()
@@ -168,8 +192,21 @@ class Service:
             except Exception as error:  # noqa: BLE001 - belongs to whoever asked
                 future.set_exception(error)
 
-        self._inbox.append(work)
+        self._put(work, future)
         return future
+
+    def _put(self, work: Callable[[], None], future: Future[Any]) -> None:
+        """Have the control loop do something, if there is one."""
+        if self._leader is not None:
+            self._inbox.append(work)
+            return
+        who = f"{self._standby.leader} leads the cluster" if self._standby.leader else "it is starting"
+        future.set_exception(
+            RetryableError(
+                f"this coordinator stands by: {who}",
+                next_step="ask the coordinator that leads, or try again in a moment",
+            )
+        )
 
     def change(self, command: Callable[[Leader, int], Answer]) -> Future[Outcome]:
         """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
@@ -186,7 +223,7 @@ class Service:
             self._carry_out(answer.instructions)
             self._lane.put(Reply(future, answer.outcome))
 
-        self._inbox.append(work)
+        self._put(work, future)
         return future
 
     def sample(self, keyspace: str) -> SourceFacts:
@@ -206,7 +243,7 @@ class Service:
 
     def _run(self) -> None:
         leader = self._owned()
-        ticked = 0
+        ticked = said = 0
         try:
             while not self._stopping.is_set():
                 wait = 0 if self._inbox else min(leader.next_due(now_ms()), LONGEST_POLL_MS)
@@ -220,6 +257,9 @@ class Service:
                     ticked = now
                     self._watched = leader.keyspaces()
                     self._carry_out(leader.handle(Tick(now)))
+                if now - said >= SAY_MS:
+                    said = now
+                    self._say(leader)
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             self._failed(error)
 
@@ -270,6 +310,12 @@ class Service:
                         reach("coordinator-rollback-decided")
                     self._lane.put(instruction)
 
+    def _say(self, leader: Leader, *, leaving: bool = False) -> None:
+        """Tell coordinators that stand by that this one lives."""
+        message = Leading(leader.term, self._holder, now_ms(), leaving)
+        with contextlib.suppress(KafkaException, BufferError):  # the next one is due soon
+            self._control.produce(self.topics.control, encode(message), partition=0)
+
     def _broadcast(self, message: Any) -> None:
         def delivered(error: KafkaError | None, record: Message) -> None:
             if isinstance(message, StabilityTimestamp):
@@ -304,40 +350,21 @@ def _rolls_back(write: Write) -> bool:
     return any(isinstance(record, RollbackRecord) for _, record in write.records)
 
 
-def _limits(settings: Settings) -> tuple[Limits, BuildLimits]:
-    core, build = settings.coordinator, settings.build
-    return (
-        Limits(
-            interval_ms=core.interval_ms,
-            heartbeat_ms=core.heartbeat_ms,
-            pacing_limit_ms=core.pacing_limit_ms,
-            lag_limit_ms=core.lag_limit_ms,
-            trim_interval_ms=core.trim_interval_s * 1000,
-            queue_retention_ms=settings.topics.queue_retention_s * 1000,
-            node_timeout_ms=core.node_timeout_ms,
-            newest_held=settings.indexer.snapshots_kept,
-        ),
-        BuildLimits(
-            concurrent=build.concurrent,
-            concurrent_per_node=build.concurrent_per_node,
-            transaction_limit_ms=build.transaction_limit_s * 1000,
-            restarts=build.restarts,
-            rebuild_wait_ms=core.rebuild_wait_s * 1000,
-        ),
-    )
-
-
 def wait_for_kafka(settings: Settings, start: Callable[[], None]) -> None:
     """Call `start`, and again while Kafka is away, until the request time-out has passed.
 
     Raises:
         RetryableError: Kafka stayed away.
     """
-    deadline = time.monotonic() + settings.coordinator.request_timeout_s
+    limit = settings.coordinator.request_timeout_s
+    deadline = time.monotonic() + limit
     while True:
+        began = time.monotonic()
         try:
             return start()
         except RetryableError as error:
+            if time.monotonic() - began > limit:  # it stood by for long: that was no waiting for Kafka
+                deadline = time.monotonic() + limit
             if time.monotonic() > deadline:
                 raise
             log.warning("waiting for Kafka at %s: %s", settings.kafka.bootstrap, error)

@@ -69,6 +69,7 @@ class Scene:
         self.events = EventRing()
         self.started_at = now_ms()
         self.term = 4
+        self.leads = True
         self.number = 800
         self.states = dict.fromkeys(NODES, "LIVE")
         self.end = FLIGHTS

@@ -327,14 +327,93 @@ def test_kafka_may_go_away_and_come_back(tmp_path: Path) -> None:
             made.close()
 
 
-def test_a_second_coordinator_takes_over_and_the_first_one_says_so(coordinator: Coordinator) -> None:
-    first = coordinator.child
-    second = coordinator.make("second")
-    with second:
-        second.wait_until(lambda: "ready http" in second.tail(200), LIMIT_S, "was ready")
+def status_of(child: Child) -> tuple[int, int, str]:
+    """Status of /healthz and /readyz of a coordinator by its port, and what it says."""
+    url = f"http://127.0.0.1:{child_port(child)}"
+    ready = httpx.get(url + "/readyz", timeout=10)
+    return httpx.get(url + "/healthz", timeout=10).status_code, ready.status_code, ready.text
+
+
+def child_port(child: Child) -> int:
+    (port,) = {
+        one.laddr.port for one in psutil.Process(child.pid).net_connections("tcp") if one.status == "LISTEN"
+    }
+    return int(port)
+
+
+def led(child: Child) -> int:
+    """How often a coordinator has begun to lead."""
+    return sum(line.startswith("ready http") for line in child.tail(2_000).splitlines())
+
+
+def test_a_second_coordinator_stands_by_until_the_first_one_is_no_more(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    first, term = coordinator.child, coordinator.get("/v1/stability")["term"]
+    with coordinator.make("second") as second:
+        wait_for(lambda: "standing by" in second.tail(200), "standing by")
+        healthy, ready, text = status_of(second)
+        assert (healthy, ready) == (200, 503)
+        assert "stands by" in text
+        metrics = httpx.get(f"http://127.0.0.1:{child_port(second)}/metrics", timeout=10).text
+        assert "keytide_coordinator_is_leader 0.0" in metrics
+        heard = len(fake.stamps)
+        wait_for(lambda: len(fake.stamps) > heard + 20, "timestamps of the first one")
+        assert fake.stamps[-1][1].term == term
+        assert first.running
+
+        first.kill()
+        wait_for(lambda: led(second) == 1, "the second one to lead")
+        wait_for(lambda: fake.stamps[-1][1].term == term + 1, "timestamps of the next term")
+
+        with coordinator.make("third") as third:  # the supervisor of the first one starts it again
+            wait_for(lambda: "standing by" in third.tail(200), "standing by")
+            heard = len(fake.stamps)
+            wait_for(lambda: len(fake.stamps) > heard + 20, "timestamps of the second one")
+            assert fake.stamps[-1][1].term == term + 1
+            began = time.monotonic()
+            second.terminate()  # it says that it is leaving: nobody waits for a silence
+            wait_for(lambda: led(third) == 1, "the third one to lead")
+            assert time.monotonic() - began < 3 + coordinator.settings.coordinator.leader_timeout_ms / 1000
+            wait_for(lambda: fake.stamps[-1][1].term == term + 2, "timestamps of the third term")
+
+
+def test_two_coordinators_that_are_always_started_again_do_not_take_the_term_from_each_other(
+    coordinator: Coordinator,
+) -> None:
+    """The leader is stopped for longer than its silence is borne, then goes on: it ends, is started again,
+    and stands by."""
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    first, term = coordinator.child, coordinator.get("/v1/stability")["term"]
+    limit = {"KEYTIDE_COORDINATOR__LEADER_TIMEOUT_MS": "1500"}
+    with coordinator.make("second", **limit) as second:
+        wait_for(lambda: "standing by" in second.tail(200), "standing by")
+        process = psutil.Process(first.pid)
+        process.suspend()
+        try:
+            wait_for(lambda: led(second) == 1, "the second one to lead")
+        finally:
+            process.resume()
         wait_for(lambda: not first.running, "the first one's end")
-    assert first.returncode == 2
-    assert "has taken over" in first.tail()
+        assert first.returncode == 75
+        assert "has taken over" in first.tail()
+        with coordinator.make("again", **limit) as again:
+            wait_for(lambda: "standing by" in again.tail(200), "standing by")
+            heard = len(fake.stamps)
+            wait_for(lambda: len(fake.stamps) > heard + 30, "timestamps of the second one")
+            assert (led(again), led(second)) == (0, 1)
+            assert second.running
+            assert {stamp.term for _, stamp in fake.stamps[heard:]} == {term + 1}
+
+
+def test_one_that_comes_first_does_not_wait_for_a_leader_that_was_killed(coordinator: Coordinator) -> None:
+    """On the same machine it is seen that the process is gone."""
+    coordinator.child.kill()
+    began = time.monotonic()
+    coordinator.start()
+    assert "standing by" not in coordinator.child.tail(200)
+    assert time.monotonic() - began < LIMIT_S
 
 
 def test_errors_are_problem_documents_that_say_what_to_do(coordinator: Coordinator) -> None:

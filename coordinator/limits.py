@@ -1,0 +1,31 @@
+"""The limits of the pure cores, from the settings."""
+
+from __future__ import annotations
+
+from coordinator.buildbook import BuildLimits
+from coordinator.stream import Limits
+from keytide.settings import Settings
+
+
+def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
+    """What the core and the builds obey."""
+    core, build = settings.coordinator, settings.build
+    return (
+        Limits(
+            interval_ms=core.interval_ms,
+            heartbeat_ms=core.heartbeat_ms,
+            pacing_limit_ms=core.pacing_limit_ms,
+            lag_limit_ms=core.lag_limit_ms,
+            trim_interval_ms=core.trim_interval_s * 1000,
+            queue_retention_ms=settings.topics.queue_retention_s * 1000,
+            node_timeout_ms=core.node_timeout_ms,
+            newest_held=settings.indexer.snapshots_kept,
+        ),
+        BuildLimits(
+            concurrent=build.concurrent,
+            concurrent_per_node=build.concurrent_per_node,
+            transaction_limit_ms=build.transaction_limit_s * 1000,
+            restarts=build.restarts,
+            rebuild_wait_ms=core.rebuild_wait_s * 1000,
+        ),
+    )
