@@ -172,9 +172,7 @@ class Following:
         """The end of the queue was met."""
         for gap in self._gaps.values():
             gap.since = now if gap.since is None else gap.since
-        first = self._assembler.first_pending()
-        if first is not None and (self._incomplete is None or self._incomplete[0] != first):
-            self._incomplete = (first, now)
+        self._give_up_parts(now)
 
     def watch(self, now: int) -> None:
         """Check what has a limit in time.
@@ -192,7 +190,6 @@ class Following:
                     f"the mutation queue is at incarnation {self.deaf}, and the system dictionary at {known}"
                 )
             return  # what is missing may lie further on
-        self._give_up_parts(now)
         open_gaps = sorted(self._gaps.items())
         late = [p for p, gap in open_gaps if gap.since is not None and now - gap.since > limit]
         if not late:
@@ -318,13 +315,12 @@ class Following:
         return min(place for place in places if place is not None)
 
     def _give_up_parts(self, now: int) -> None:
-        """A sender that died within a message leaves parts that nobody completes; they are sent anew."""
-        if self._incomplete is None:
-            return
-        first, since = self._incomplete
-        if first != self._assembler.first_pending():
-            self._incomplete = None
-        elif now - since > self.limits.part_ms:
+        """A sender that died within a message leaves parts that nobody completes; they are sent anew. Judged
+        at the end of the queue only: a node that was held up may have the others still to read."""
+        first = self._assembler.first_pending()
+        if first is None or self._incomplete is None or first != self._incomplete[0]:
+            self._incomplete = None if first is None else (first, now)
+        elif now - self._incomplete[1] > self.limits.part_ms:
             self._assembler.forget(first)
             self._incomplete = None
 

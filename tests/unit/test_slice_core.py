@@ -359,9 +359,23 @@ def test_a_dead_senders_parts_hold_the_position_for_a_time_only() -> None:
     decide(core, 1_005_000)
     assert core.applied.queue_position == 0
     decide(core, 1_005_001)
+    core.handle(CaughtUp(1_005_001))
     stamp(core, 2, 2)
     decide(core, 1_005_002)
     assert core.applied.queue_position == 2
+
+
+def test_parts_that_are_still_to_be_read_are_not_given_up() -> None:
+    """A node that was held up within a message, for longer than the limit, reads the rest of it."""
+    core = live()
+    parts = split(encode(batch([seg(0, 30)])), 200, "p", 1)
+    core.handle(MutationData(parts[0], 0))
+    core.handle(CaughtUp(1_000_000))
+    decide(core, 2_000_000)
+    for number, part in enumerate(parts[1:], 1):
+        core.handle(MutationData(part, number))
+    stamp(core, 1, 30)
+    assert commits(decide(core, 2_000_001))[0][1] == {0: 30}
 
 
 def test_a_record_that_comes_twice_counts_once() -> None:
