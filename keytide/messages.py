@@ -487,7 +487,8 @@ class Assembler:
     """Puts parts together again, one instance per queue partition that is read.
 
     Parts of one message arrive in order from one sender; other senders' messages may lie between them. A part
-    that does not continue what is held starts anew (a resend).
+    that is held already is a copy and ignored; one that does not continue what is held starts anew (a
+    resend).
     """
 
     def __init__(self) -> None:
@@ -504,6 +505,8 @@ class Assembler:
         if not isinstance(message, Part):
             return message, position
         number, first, pieces = self._pending.get(message.sender, (-1, -1, []))
+        if number == message.number and message.part < len(pieces):
+            return None
         if message.part == 0:
             number, first, pieces = message.number, position, []
         elif number != message.number or len(pieces) != message.part:
