@@ -99,7 +99,11 @@ function glance({ indexes, builds, nodes, stability }) {
     ["Builds under way", running, "", ""],
   ];
   const health = document.getElementById("health");
+  const lost = indexes.filter((one) => one.lost.length).length;
+  const doubted = Object.values(stability.keyspaces).some((one) => one.examining);
   const [word, kind] = failed ? ["an index has failed", "bad"]
+    : doubted ? ["a source's history is examined", "bad"]
+    : lost ? ["slices are lost", "bad"]
     : live < nodes.length ? ["a node is away", "warn"]
     : !nodes.length ? ["no indexer nodes", "warn"] : ["all is well", "good"];
   health.textContent = word;
@@ -108,11 +112,16 @@ function glance({ indexes, builds, nodes, stability }) {
     make("dt", {}, name), make("dd", {}, String(value), more ? make("small", {}, ` ${more}`) : ""))));
 }
 
+function slices(byIndex) {
+  return Object.entries(byIndex).map(([name, lost]) => `slice${lost.length > 1 ? "s" : ""} ${lost.join(", ")} of ${name}`).join(" and ");
+}
+
 function oneBuild(build) {
   const over = FINISHED.includes(build.state);
   const mood = build.state === "READY" ? "done" : build.state === "FAILED" ? "bad" : "";
   const parts = build.documents_total || over ? [`${number(build.documents_done)} of ${number(build.documents_total)} documents`] : [];
   if (build.rate) parts.push(`${number(Math.round(build.rate))} per second`);
+  if (build.slices) parts.unshift(`rebuilds ${slices(build.slices)}`);
   if (build.eta_s !== null) parts.push(`${duration(build.eta_s * 1000)} to go`);
   if (over && build.finished_at) parts.push(`took ${duration(build.finished_at - build.started_at)}`);
   const waits = !over && build.waiting_for ? `waits for ${build.waiting_for}` : "";
@@ -153,6 +162,7 @@ function indexesPart({ indexes }) {
     }
     return table(columns, indexes.map((one) => [
       [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices`), sub(one.reason, "error"),
+        one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
       state(one.state), number(one.entries), bytes(one.bytes), one.lag_documents === null ? "–" : number(one.lag_documents),
       number(one.snapshot), number(one.skipped),
@@ -172,6 +182,9 @@ function stabilityPart({ stability }) {
     if (!rows.length) return make("p", { class: "empty" }, "No keyspace has an index yet.");
     return table(columns, rows.map(([name, one]) => [
       [make("strong", {}, name), sub(`${one.partitions} partitions`),
+        one.examining ? sub(`timestamps wait, its history is examined: ${one.examining}`, "error") : null,
+        one.last_rollback ? sub(`rolled back ${one.rollbacks === 1 ? "once" : `${one.rollbacks} times`}, last on ${new Date(one.last_rollback.at).toLocaleString("en-GB")}`) : null,
+        one.lagging.length ? sub(`${one.lagging.length} slices lag, timestamps do not wait for them`, "error") : null,
         one.partitions_reported < one.partitions && one.issuing
           ? sub(`${one.partitions - one.partitions_reported} not reported by a projector`, "error") : null].filter(Boolean),
       number(one.snapshot), one.issuing ? duration(one.issued_ms_ago) : "idle", duration(one.issuing ? one.staleness_ms : null),
@@ -186,7 +199,8 @@ function nodesPart({ nodes }) {
   show("nodes", nodes, () => {
     if (!nodes.length) return make("p", { class: "empty" }, "No indexer node has been heard. Start one: ", make("code", {}, "python -m indexer"));
     return table(columns, nodes.map((one) => [
-      [make("strong", {}, one.id), sub(one.url), one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null].filter(Boolean),
+      [make("strong", {}, one.id), sub(one.url), one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null,
+        one.lost ? sub(`${one.lost} slices have lost their data`, "error") : null].filter(Boolean),
       state(one.live ? "live" : "lost"), number(one.slices), number(one.entries), bytes(one.memory), bytes(one.disk_free),
       one.heard_ms_ago === null ? "never" : `${duration(one.heard_ms_ago)} ago`,
     ]));

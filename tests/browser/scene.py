@@ -72,6 +72,7 @@ class Scene:
         self.leads = True
         self.number = 800
         self.states = dict.fromkeys(NODES, "LIVE")
+        self.lost: set[tuple[str, int]] = set()
         self.end = FLIGHTS
         self.pulsed_at = 0
         self.running: dict[str, int] = {}
@@ -128,7 +129,20 @@ class Scene:
         for node in nodes:
             slices = [
                 SliceStatus(
-                    i.id, n, self.states[node], "", position, held, 0, 42_097, 5_900_000, 1, 12, 0, 0, 0
+                    i.id,
+                    n,
+                    "LOST" if (i.name, n) in self.lost else self.states[node],
+                    "",
+                    position,
+                    held,
+                    0,
+                    42_097,
+                    5_900_000,
+                    1,
+                    12,
+                    0,
+                    0,
+                    0,
                 )
                 for i in self.leader.dictionary.catalog.indexes()
                 for n, placed in enumerate(i.placement)
@@ -179,7 +193,8 @@ class Scene:
 
 
 def busy_day(**settings: Any) -> Scene:
-    """Two indexes READY, one being built, one waiting for its turn, one FAILED; two nodes."""
+    """Two indexes READY, one of them without a slice, one being built, one waiting for its turn, one FAILED;
+    two nodes."""
     scene = Scene(**settings)
     for node in NODES:
         scene.beat(0, -1, (node,))
@@ -197,6 +212,7 @@ def busy_day(**settings: Any) -> Scene:
     scene.running[scene.build("by_carrier", "RUNNING", 120_000)] = 120_000
     scene.sql("CREATE INDEX by_origin ON flights (origin) WITH (slices=2)")
     scene.handle(Tick(now_ms()))
+    scene.lost.add(("late_arrivals", 3))
     scene.beat(FLIGHTS)
     return scene
 

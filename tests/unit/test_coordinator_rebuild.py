@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator import metrics, views
 from coordinator.buildbook import BuildLimits
 from coordinator.events import (
     BuildPrepared,
@@ -111,6 +112,11 @@ def test_a_lost_slice_is_rebuilt_alone() -> None:
     assert (index.state, index.slice_builds, world.keyspace().version) == ("READY", {}, 1)
 
     assert prepared(world, build) == [StartDriver(build)]
+    shown = views.index(world.leader, world.index("by_city"), world.now)
+    assert (shown["lost"], shown["rebuilds"]) == ([1], [build])
+    assert views.build(world.leader, world.build(build), world.now)["slices"] == {"by_city": [1]}
+    (one,) = [s for s in views.index_slices(world.leader, world.index("by_city")) if s["slice"] == 1]
+    assert (one["state"], one["reason"], one["rebuild"]) == ("LOST", "its folder is gone", build)
     index, record = world.index("by_city"), world.build(build)
     assert (index.state, index.slice_builds, index.version) == ("READY", {1: build}, 1)
     assert (index.build_of(0), index.build_of(1)) == ("b8", build)
@@ -131,6 +137,9 @@ def test_a_lost_slice_is_rebuilt_alone() -> None:
     assert world.tick(500) == [DeleteTopics((backfill(build),)), RemoveBuildFolder(build)]
     assert world.build(build).state == "READY"
     assert world.notes[-1].kind == "slices-rebuilt"
+    page = metrics.render(world.leader, world.now)
+    assert b"keytide_rebuilds_total 1.0" in page
+    assert b'keytide_slices_lost{index="by_city"} 0.0' in page
     assert "slices 1 of by_city" in world.notes[-1].text
     assert [one for one in live(world, {}, 5_000) if isinstance(one, PrepareBuild)] == []
 

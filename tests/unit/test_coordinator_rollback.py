@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from coordinator import metrics, views
 from coordinator.buildbook import BuildLimits
 from coordinator.ddl import ConflictError
 from coordinator.events import (
@@ -238,6 +239,32 @@ def test_timestamps_go_on_at_what_was_gone_back_to_once_it_is_written() -> None:
     world.progress(1, 143, 61)
     world.tick(2_500)
     assert stamps(world)[-1].timestamp.offsets() == {0: 143, 1: 61}
+
+
+def test_it_is_shown() -> None:
+    world = serving()
+    lost(world)
+    shown = views.stability(world.leader, world.now)["keyspaces"]["people"]
+    assert (shown["issuing"], shown["last_rollback"], shown["rollbacks"]) == (False, None, 0)
+    assert "its place is not on the log" in shown["examining"]
+    number, stamp = stamp_of(world, 140)
+    examined(world, number, stamp, lost={0: Place(145, 4)})
+    shown = views.stability(world.leader, world.now)["keyspaces"]["people"]
+    assert (shown["issuing"], shown["examining"], shown["rollbacks"], shown["incarnation"]) == (
+        True,
+        None,
+        1,
+        1,
+    )
+    last = shown["last_rollback"]
+    assert (last["snapshot"], last["cause"], last["lost"]) == (
+        number,
+        "truncated",
+        {"0": {"offset": 145, "epoch": 4}},
+    )
+    assert "rolled back (incarnation 1) to snapshot" in last["text"]
+    assert world.notes[-1].kind == "rolled-back"
+    assert b"keytide_rollbacks_total 1.0" in metrics.render(world.leader, world.now)
 
 
 def test_reports_of_another_incarnation_do_not_count() -> None:
