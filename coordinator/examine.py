@@ -1,8 +1,8 @@
 """Looking for the newest stability timestamp that is still on the log (see `coordinator.rollback`).
 
 Timestamps are tried newest first: those that the leader remembers, then those in the control topic, read
-backwards in chunks. What Kafka says of one rules out all that lie past the place where the histories part, so
-few questions are asked.
+backwards in chunks. Kafka is asked once for the past of the topic as far back as the remembered timestamps
+need it, and once more for all of it when they are not enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keytide.clock import now_ms
 from keytide.errors import KeytideError
 from keytide.history import History
 from keytide.kafka import KafkaUnavailableError, TopicReader, admin, describe_topics, list_offsets
-from keytide.kafka_history import diverging
+from keytide.kafka_history import LogHistory, log_history
 from keytide.messages import Published, StabilityTimestamp, decode
 from keytide.settings import Settings
 from keytide.timestamp import Place, Timestamp
@@ -69,17 +69,46 @@ def examine(settings: Settings, job: ExamineHistory) -> HistoryExamined:
         topic_id, partitions = (info.id, info.partitions) if info else ("", 0)
         return HistoryExamined(job.keyspace, topic_id, partitions, -1, Timestamp(), {}, "", now_ms())
 
-    def ask(places: Mapping[int, Place]) -> dict[int, Place]:
-        wanted = {partition: place for partition, place in places.items() if place.offset}
-        return diverging(settings, job.keyspace, wanted, TIMEOUT_S) if wanted else {}
+    log_now = _Log(settings, job.keyspace, [*(stamp.places for _, stamp in job.stamps), job.stood])
+    if log_now.history.topic_id != info.id:  # it was deleted between the two looks
+        return HistoryExamined(
+            job.keyspace, log_now.history.topic_id, 0, -1, Timestamp(), {}, "the topic changes", now_ms()
+        )
 
     def candidates() -> Iterator[tuple[int, Timestamp]]:
         yield from job.stamps
         oldest = job.stamps[-1][0] if job.stamps else None
         yield from control_backwards(settings, job.keyspace, job.topic_id, job.history, oldest)
 
-    found = newest_on_log(candidates(), job.stood, ask)
+    found = newest_on_log(candidates(), job.stood, log_now.diverging)
     return HistoryExamined(job.keyspace, info.id, info.partitions, *found, "", now_ms())
+
+
+class _Log:
+    """The past of a topic's partitions, asked for as far back as it is needed.
+
+    Args:
+        places: of which it is needed first.
+    """
+
+    def __init__(self, settings: Settings, topic: str, places: Iterable[Mapping[int, Place]]) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._down_to: dict[int, int] = {}
+        for one in places:
+            for partition, place in one.items():
+                if place.epoch >= 0:
+                    self._down_to[partition] = min(place.epoch, self._down_to.get(partition, place.epoch))
+        self.history: LogHistory = log_history(settings, topic, TIMEOUT_S, down_to=self._down_to)
+
+    def diverging(self, places: Mapping[int, Place]) -> dict[int, Place]:
+        """The partitions whose place is not on the log any more, with where the histories part."""
+        if any(0 <= place.epoch < self._down_to.get(p, 0) for p, place in places.items()):
+            again = log_history(self._settings, self._topic, TIMEOUT_S)
+            if again.topic_id != self.history.topic_id:
+                raise KafkaUnavailableError(f"topic {self._topic} changes while it is examined")
+            self.history, self._down_to = again, {}
+        return self.history.diverging(places)
 
 
 def control_backwards(
