@@ -272,7 +272,10 @@ class LocalCluster:
                     child.start()
             if self._embedded is not None and not self._embedded.running and "kafka" not in self._held:
                 self._say("Kafka ended; starting it again")
-                self._embedded.start()
+                try:
+                    self._embedded.start()
+                except KeytideError as error:  # its disk is full, say: it is tried again
+                    self._say(error.message)
 
     def _read_state(self) -> dict[str, Any]:
         try:

@@ -53,9 +53,9 @@ class Builder:
             self.drop(target.name)
             run.count(drops=1)
 
-    def create(self, name: str, shape: Shape) -> Target:
-        """CREATE INDEX, deferred; waits until the name is free."""
-        options = f"slices={self._chance.choice((1, 2, 4))}, defer_build=true"
+    def create(self, name: str, shape: Shape, slices: int = 0) -> Target:
+        """CREATE INDEX, deferred; with some number of slices if none is given."""
+        options = f"slices={slices or self._chance.choice((1, 2, 4))}, defer_build=true"
         statement = f"CREATE INDEX {name} ON {self._keyspace} {shape.clauses.format(options=options)}"
         try:
             self._run.admin("POST", "/v1/statements", {"statement": statement})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from keytide.messages import BuildEnd, Part, UnreadableMessageError, decode
-
 LIMIT_S = 15.0
 
 
@@ -24,9 +22,6 @@ def queues(bootstrap: str, cluster: str, kind: str) -> list[TopicPartition]:
 def copy_tails(bootstrap: str, cluster: str, kind: str, count: int, index: str = "") -> int:
     """Append the last `count` messages of each queue partition to it again, in their order; how many.
 
-    Parts of messages are left out: Kafka itself never repeats half a message within another one, and that is
-    what a copy beside a sender at work could do. So is `BuildEnd`, which no driver sends.
-
     Args:
         index: only queues in whose name this occurs.
     """
@@ -41,21 +36,13 @@ def copy_tails(bootstrap: str, cluster: str, kind: str, count: int, index: str =
                 continue
             low, high = consumer.get_watermark_offsets(place, timeout=LIMIT_S)
             for value in _read(consumer, place, max(low, high - count), high):
-                if _whole(value):
-                    producer.produce(place.topic, value, partition=place.partition)
-                    copied += 1
+                producer.produce(place.topic, value, partition=place.partition)
+                copied += 1
         if producer.flush(LIMIT_S):
             raise TimeoutError("the copies were not taken")
     finally:
         consumer.close()
     return copied
-
-
-def _whole(value: bytes) -> bool:
-    try:
-        return not isinstance(decode(value), Part | BuildEnd)
-    except UnreadableMessageError:
-        return False
 
 
 def _read(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[bytes]:

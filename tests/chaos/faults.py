@@ -12,6 +12,7 @@ import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from keytide.cli.admin import Admin
 from keytide.errors import KeytideError
 from keytide.kafka_admin import list_offsets
 from tests.chaos.copies import copy_tails
@@ -196,9 +197,10 @@ def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
 def state_of(run: Run, name: str) -> list[str]:
     """What the coordinator says of an index that stands still."""
     try:
-        index = run.admin("GET", f"/v1/indexes/{name}", limit=5)
-        stability = run.admin("GET", "/v1/stability", limit=5)
-        events = run.admin("GET", "/v1/events", limit=5)
+        with Admin(run.coordinator) as admin:
+            index = admin.call("GET", f"/v1/indexes/{name}")
+            stability = admin.call("GET", "/v1/stability")
+            events = admin.call("GET", "/v1/events")
     except KeytideError as error:
         return [f"the coordinator: {error}"]
     return [str(index), str(stability), *(str(event) for event in events[-15:])]

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,14 +122,9 @@ def stopped(processes: Iterable[psutil.Process]) -> Iterator[None]:
         send(held, signal.SIGCONT)
 
 
-@contextmanager
-def slowed(
-    find: Callable[[], Iterable[psutil.Process]], seconds: float, share: float, pause: Callable[[float], None]
-) -> Iterator[None]:
-    """Let processes run for `share` of the time only, in turns of 0.1 s, for so long; then the block runs."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def slow(find: Callable[[], Iterable[psutil.Process]], share: float, over: threading.Event) -> None:
+    """Let processes run for `share` of the time only, in turns of 0.1 s, until `over` is set."""
+    while not over.is_set():
         with stopped(find()):
-            pause(0.1 * (1 - share))
-        pause(0.1 * share)
-    yield
+            over.wait(0.1 * (1 - share))
+        over.wait(0.1 * share)

@@ -1,0 +1,188 @@
+"""The crash matrix (ACCEPTANCE 2): a process dies at a named place in its code, as by kill -9, while
+documents are written and scanned, and while an index is built. It is started again; everything finishes, no
+scan differs from the source, and no build begins from its beginning.
+
+`KEYTIDE_MATRIX=all` strikes at every place, the first and the second time that it is reached; without it, the
+places that have failed in other systems.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster import LocalCluster
+from keytide.sync_points import POINTS
+from tests.chaos.scene import Batches, Scene
+from tests.chaos.shapes import SHAPES
+from tests.integration.world import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
+
+SETTINGS = {
+    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
+    "KEYTIDE_INDEXER__DELTA_ENTRIES": "1000",
+    "KEYTIDE_INDEXER__DELTA_AGE_S": "1",
+    "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
+    "KEYTIDE_PROJECTOR__COMMIT_INTERVAL_MS": "300",
+}
+FOLD_WORKER = frozenset(
+    {
+        *("fold-undo-written", "fold-filter-moved", "fold-before-commit", "fold-committed"),
+        "fold-checksums-written",
+    }
+)
+"""Places in the fold worker: the node lives, and starts another."""
+OF_ROLLBACKS = frozenset(name for name in POINTS if "roll" in name or "step-back" in name)
+ONCE = frozenset({"coordinator-build-end", "driver-passed"})
+"""Places that one process reaches once in a build."""
+OF_BUILDS = frozenset(name for name in POINTS if name.startswith(("driver-", "load-"))) | {
+    "switch-over",
+    "coordinator-build-end",
+}
+SAMPLE_LIVE = [
+    ("projector-acknowledged", 1),
+    ("delta-committed", 2),
+    ("fold-committed", 1),
+    ("fold-settled", 1),
+]
+SAMPLE_BUILDING = [
+    *(
+        ("driver-before-batch-end", 2),
+        ("load-committed", 1),
+        ("switch-over", 2),
+        ("coordinator-build-end", 1),
+    ),
+]
+ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
+
+
+def _cells(points: Iterable[str]) -> list[tuple[str, int]]:
+    return [(point, count) for point in sorted(points) for count in (1, 2) if count == 1 or point not in ONCE]
+
+
+def part_of(point: str) -> str:
+    """The part of the cluster that is armed for a place: the one that reaches it, or starts what does."""
+    first = point.split("-")[0]
+    return {"projector": "projector-1", "coordinator": "coordinator", "driver": "coordinator"}.get(
+        first, "node-1"
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def scene(cluster: LocalCluster) -> Iterator[Scene]:
+    with Scene(cluster, "matrix") as scene:
+        targets = scene.index("city_n", "tag")
+        scene.ready(scene.build(targets), targets)
+        yield scene
+
+
+class Strike:
+    """Arms a part by starting it again, waits until something in it has died at the place, and lets the part
+    live on."""
+
+    def __init__(self, scene: Scene, point: str, count: int, folder: Path) -> None:
+        self._cluster = scene.cluster
+        self._scene = scene
+        self._part = part_of(point)
+        self._point = point
+        self._struck = folder / f"{point}-{count}"
+        self._armed = f"{point}:once={self._struck}:{count}"
+
+    @property
+    def struck(self) -> bool:
+        return self._struck.exists()
+
+    def arm(self) -> None:
+        """Start the part again, armed."""
+        self._scene.run.note(f"arming {self._part} with {self._armed}")
+        self._cluster.arm(self._part, self._armed)
+        child = self._cluster.services[self._part]
+        child.terminate()
+        child.start()
+
+    def recover(self) -> None:
+        """After the strike: the part is started again if it died; what is only below it comes by itself."""
+        child = self._cluster.services[self._part]
+        if self._point not in FOLD_WORKER and not self._point.startswith("driver-"):
+            wait_for(lambda: not child.running, f"{self._part} is dead", 10)
+        self._scene.run.note(f"{self._point} was struck")
+        self._cluster.arm(self._part, "")
+        if not child.running:
+            child.start()
+        self._cluster.wait_ready(self._part)
+
+
+@contextmanager
+def provoked(scene: Scene, strike: Strike, point: str) -> Iterator[None]:
+    """While the block runs, the coordinator has to write its dictionary, if that is what the place needs."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not strike.struck and not over.is_set():
+            scene.builder.create(f"{scene.keyspace}_provoked", SHAPES["city"], 1)
+            scene.builder.drop(f"{scene.keyspace}_provoked")
+
+    thread = threading.Thread(target=scene.run.guarded(work), daemon=True)
+    if point.endswith("-write"):
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join(60)
+
+
+def _recovered(scene: Scene, strike: Strike, point: str, count: int) -> None:
+    with provoked(scene, strike, point):
+        wait_for(lambda: strike.struck, f"{point} is reached for the {count}. time", 60)
+        strike.recover()
+
+
+@pytest.mark.parametrize(
+    ("point", "count"), _cells(POINTS - OF_ROLLBACKS - OF_BUILDS) if ALL else SAMPLE_LIVE
+)
+def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path: Path) -> None:
+    strike = Strike(scene, point, count, tmp_path)
+    strike.arm()
+    _recovered(scene, strike, point, count)
+    took = scene.look(f"after a crash at {point}")
+    print(f"{point}:{count} fresh again after {took:.1f} s")
+
+
+@pytest.mark.parametrize(("point", "count"), _cells(POINTS - OF_ROLLBACKS) if ALL else SAMPLE_BUILDING)
+def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
+    with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=10_000, per_second=200) as scene:
+        (target,) = scene.index("by_id")
+        strike = Strike(scene, point, count, tmp_path)
+        if point in OF_BUILDS:
+            strike.arm()
+        build = scene.build([target])
+        with Batches(cluster, build) as batches:
+            if point not in OF_BUILDS:
+                wait_for(lambda: scene.run.build_state(build)["documents_done"] > 0, "the build reads", 60)
+                strike.arm()
+            _recovered(scene, strike, point, count)
+            struck_in = scene.run.build_state(build)["state"]
+            scene.ready(build, [target])
+            assert batches.again() <= 1, f"done again after a crash: {batches.runs}"
+        assert struck_in != "READY" or point in ("switch-over", "snapshot-acknowledged"), "struck too late"
+        scene.look(f"after a crash at {point} in a build")
+        scene.run.withdraw(target)
+        scene.builder.drop(target.name)
