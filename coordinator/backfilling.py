@@ -15,6 +15,8 @@ WRITE_INTERVAL_MS = 1_000
 EXIT_GRACE_MS = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
 MAX_BACK_OFF_MS = 30_000
+DOUBT_MS = 3_000
+"""Before a driver's word that its build can never work is final: sources are looked at every second."""
 NEVER_AGAIN = 3
 """Exit status of a driver that knows that its build can never work."""
 
@@ -32,6 +34,9 @@ class Backfilling:
         if now - run.written_at >= WRITE_INTERVAL_MS:
             run.written_at = now
             self._book.put(record)
+        if run.failing:
+            doubted = record.keyspace in self._book.halted or now - run.failing_at < DOUBT_MS
+            return [] if doubted else self._book.fail(record, run.failing, now)
         if run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
             return self._died(record, "it ended before it had passed the load timestamp", now)
         return []
@@ -66,8 +71,8 @@ class Backfilling:
         record = _counted(record, message.documents)
         self._book.note_progress(record)
         run.count(now, record.documents_done)
-        if message.state == "FAILED" and record.keyspace not in self._book.halted:
-            return self._book.fail(record, message.error or "the Spark driver gave no reason", now)
+        if message.state == "FAILED":
+            return self._never(record, message.error, now)
         if message.state != "PASSED" or run.sampling:
             return []
         if reached(record):
@@ -106,13 +111,22 @@ class Backfilling:
         record = self._book.find(event.build, "BACKFILL")
         if record is None or self._book.run(event.build).sampling:
             return []
-        if event.status == NEVER_AGAIN and record.keyspace not in self._book.halted:
-            return self._book.fail(record, event.tail or "the Spark driver gave no reason", event.now)
+        if event.status == NEVER_AGAIN or self._book.run(event.build).failing:
+            return self._never(record, event.tail, event.now)
         if event.status == 0:
             self._book.run(event.build).exited_at = event.now
             return []
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
         return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+
+    def _never(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """The driver says that its build can never work. It may be the first to see that the source has lost
+        records: then the build is to begin again, not to fail. So its word is kept until others have had time
+        to notice."""
+        run = self._book.run(record.id)
+        if not run.failing:
+            run.failing, run.failing_at = reason or "the Spark driver gave no reason", now
+        return []
 
     def _died(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
         run = self._book.run(record.id)

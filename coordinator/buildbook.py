@@ -63,6 +63,8 @@ class Run:
         sampling: the driver has passed, the source's end is being looked up.
         reported_at: `sent_at` of the newest report, so that an older one does not count.
         restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
+        failing: the driver says that its build can never work: why; "" when it does not.
+        failing_at: since when.
         exited_at: when the driver ended well without having said PASSED.
         written_at: when progress was last written.
         history: (ms, documents done) of the last reports, for the rate.
@@ -77,6 +79,8 @@ class Run:
     reported_at: int = 0
     restarts: int = 0
     restarts_batches: int = -1
+    failing: str = ""
+    failing_at: int = 0
     exited_at: int = 0
     written_at: int = 0
     history: list[tuple[int, int]] = field(default_factory=list)

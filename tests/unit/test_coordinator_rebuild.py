@@ -223,7 +223,8 @@ def test_a_rebuild_that_fails_is_tried_again_with_growing_pauses_and_then_the_in
     for attempt in range(3):
         assert world.build(build).attempt == attempt
         prepared(world, build)
-        out = world.handle(DriverExited(build, 3, "no Java", world.now))
+        world.handle(DriverExited(build, 3, "no Java", world.now))
+        out = world.tick(3_000)
         assert out == [StopDriver(build), DeleteTopics((backfill(build),)), RemoveBuildFolder(build)]
         assert (world.build(build).state, world.index("by_city").state) == ("FAILED", "READY")
         failed_at = world.now
