@@ -50,6 +50,8 @@ class FakeCluster:
         stamps: (offset in control, message) of every timestamp heard, in order.
         published: every common number heard.
         silent: nodes that say nothing for now.
+        states: slice number -> state in heartbeats, LIVE when not named.
+        horizon: queue horizon of every slice.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class FakeCluster:
         self.stamps: list[tuple[int, StabilityTimestamp]] = []
         self.published: list[Published] = []
         self.silent: set[str] = set()
+        self.states: dict[int, str] = {}
+        self.horizon = -1
         self._nodes = nodes
         self._held: dict[str, int] = {}
         self._topics = Topics(settings.cluster)
@@ -123,9 +127,13 @@ class FakeCluster:
             self.stamps.append((number, message))
             for node in self._nodes:
                 slices = self._slices(node)
-                if slices and node not in self.silent:
+                if slices and node not in self.silent and message.incarnation >= self._incarnation():
                     self._held[node] = number
                     self.report(Acknowledged(node, message.keyspace, message.incarnation, number, slices))
+
+    def _incarnation(self) -> int:
+        keyspace = self._catalog.catalog.keyspace(self.keyspace)
+        return keyspace.incarnation if keyspace else 0
 
     def _slices(self, node: str) -> list[tuple[str, int]]:
         return [
@@ -138,7 +146,7 @@ class FakeCluster:
     def _beat(self) -> None:
         keyspace = self._catalog.catalog.keyspace(self.keyspace)
         if keyspace is not None:
-            self.send_progress(keyspace.version, keyspace.topic_id)
+            self.send_progress(keyspace.version, keyspace.topic_id, keyspace.incarnation)
             for partition, offset in self.acked.items():
                 self.report(Activated(self.keyspace, "p1", partition, keyspace.version, offset, 0))
         for node in self._nodes:
@@ -146,19 +154,35 @@ class FakeCluster:
                 number = self._held.get(node, -1)
                 slices = [
                     SliceStatus(
-                        index, one, "LIVE", "", Timestamp.of(self.acked), number, -1, 10, 100, 1, 0, 0, 0, 0
+                        index,
+                        one,
+                        self.states.get(one, "LIVE"),
+                        "",
+                        Timestamp.of(self.acked),
+                        number,
+                        -1,
+                        10,
+                        100,
+                        1,
+                        0,
+                        0,
+                        0,
+                        0,
+                        incarnation=keyspace.incarnation if keyspace else 0,
+                        queue_horizon=self.horizon,
                     )
                     for index, one in self._slices(node)
                 ]
                 self.report(NodeHeartbeat(node, f"http://127.0.0.1/{node}", 1, now_ms(), slices, 1, 1, 0))
 
-    def send_progress(self, version: int, topic_id: str) -> None:
+    def send_progress(self, version: int, topic_id: str, incarnation: int = 0) -> None:
         """The projector's progress as it is now."""
         partitions = [
             PartitionProgress(partition, offset, 0, offset, now_ms(), version)
             for partition, offset in self.acked.items()
         ]
-        self.report(Progress(self.keyspace, "p1", topic_id, 0, partitions, sum(self.acked.values()), {}))
+        documents = sum(self.acked.values())
+        self.report(Progress(self.keyspace, "p1", topic_id, incarnation, partitions, documents, {}))
 
 
 def started_drivers(file: Path) -> list[tuple[int, str]]:

@@ -13,15 +13,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from coordinator.events import ExamineHistory
+from coordinator.examine import examine
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child
 from keytide.catalog import Catalog
-from keytide.kafka import CatalogReader, TopicReader
-from keytide.messages import BuildEnd, decode
+from keytide.history import History
+from keytide.kafka import CatalogReader, TopicReader, list_offsets
+from keytide.messages import BuildEnd, HistoryLost, decode
 from keytide.settings import Settings, load_settings
 from tests.integration.conftest import TopicFactory
 from tests.integration.fakes import DRIVER, FakeCluster, started_drivers
@@ -325,6 +328,184 @@ def test_kafka_may_go_away_and_come_back(tmp_path: Path) -> None:
             assert made.child.running
         finally:
             made.close()
+
+
+def produce(coordinator: Coordinator, partition: int, count: int) -> None:
+    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap})
+    for number in range(count):
+        source.produce(coordinator.keyspace, key=f"x{number}", value=b"{}", partition=partition)
+    assert source.flush(30) == 0
+
+
+def test_a_projectors_word_rolls_back_to_the_newest_timestamp_on_the_log(coordinator: Coordinator) -> None:
+    """Timestamps up to 7 were issued, and the log has 5: a place past its end stands for records that were
+    lost (a real loss needs three brokers)."""
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    produce(coordinator, 0, 2)
+    fake.acked = {0: 5, 1: 2}
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == fake.acked, "a timestamp at the log's end")
+    fake.acked = {0: 7, 1: 2}
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == fake.acked, "a timestamp past the log's end")
+    keyspace = coordinator.catalog().keyspace(coordinator.keyspace)
+    assert keyspace is not None
+    fake.acked = {0: 5, 1: 2}
+    fake.report(
+        HistoryLost(coordinator.keyspace, "p1", 0, 0, keyspace.topic_id, 8, 0, "its place is past the end")
+    )
+    wait_for(lambda: fake.stamps[-1][1].incarnation == 1, "timestamps of the new incarnation")
+    (record,) = coordinator.catalog().rollbacks(coordinator.keyspace)
+    assert (record.timestamp.offsets(), record.cause) == ({0: 5, 1: 2}, "truncated")
+    assert record.lost[0].offset == 5
+    at_cut = [n for n, one in fake.stamps if one.incarnation == 0 and one.timestamp.offsets()[0] <= 5]
+    assert record.number == max(at_cut)
+    first = next(one for _, one in fake.stamps if one.incarnation == 1)
+    assert first.timestamp.offsets() == {0: 5, 1: 2}
+    produce(coordinator, 0, 1)
+    fake.acked = {0: 6, 1: 2}
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == fake.acked, "news in the new history")
+    wait_for(lambda: fake.published[-1].incarnation == 1, "a common number in the new history")
+    shown = coordinator.get("/v1/stability")["keyspaces"][coordinator.keyspace]
+    assert (shown["incarnation"], shown["last_rollback"]["snapshot"]) == (1, record.number)
+    assert coordinator.get("/v1/indexes/by_city")["state"] == "READY"
+
+    # The next leader goes on from it.
+    coordinator.child.kill()
+    coordinator.start()
+    wait_for(lambda: fake.stamps[-1][1].term == 2, "timestamps of the next term")
+    assert all(one.incarnation == 1 for _, one in fake.stamps if one.term == 2)
+    assert all(one.timestamp.offsets()[0] == 6 for _, one in fake.stamps if one.term == 2)
+
+
+def test_a_history_that_only_the_control_topic_remembers(coordinator: Coordinator) -> None:
+    """A leader that has forgotten older timestamps finds them in the control topic."""
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == {0: 3, 1: 2}, "a timestamp on the log")
+    fake.acked = {0: 9, 1: 2}
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == fake.acked, "one past the log's end")
+    stamps = [(n, one.timestamp) for n, one in fake.stamps]
+    oldest = min(n for n, one in stamps if one.offsets()[0] == 9)
+    found = examine(
+        coordinator.settings,
+        ExamineHistory(
+            coordinator.keyspace, stamps[-1][1].topic_id, History(), (dict_item(stamps, oldest),), {}
+        ),
+    )
+    best = max(n for n, one in stamps if n < oldest)
+    assert (found.number, found.timestamp.offsets()) == (best, {0: 3, 1: 2})
+
+
+def dict_item(stamps: list[tuple[int, Any]], number: int) -> tuple[int, Any]:
+    return number, dict(stamps)[number]
+
+
+def test_a_topic_that_is_deleted_and_made_anew_begins_from_nothing(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    wait_for(lambda: fake.published, "a common number")
+    coordinator.admin.delete_topics([coordinator.keyspace])[coordinator.keyspace].result(30)
+
+    def kinds() -> list[str]:
+        return [event["kind"] for event in coordinator.get("/v1/events?limit=1000")]
+
+    wait_for(lambda: "topic-gone" in kinds(), "that the topic is gone")
+    assert coordinator.catalog().rollbacks(coordinator.keyspace) == []
+    fake.acked = {0: 0, 1: 0, 2: 0}
+    wait_for(lambda: _made(coordinator, 3), "the new topic")
+    wait_for(lambda: fake.stamps[-1][1].incarnation == 1, "timestamps of the new incarnation")
+    (record,) = coordinator.catalog().rollbacks(coordinator.keyspace)
+    assert (record.number, record.cause, record.timestamp.offsets()) == (-1, "recreated", {})
+    keyspace = coordinator.catalog().keyspace(coordinator.keyspace)
+    assert keyspace is not None
+    assert (keyspace.partitions, keyspace.topic_id, keyspace.incarnation) == (3, record.topic_id, 1)
+    first = next(one for _, one in fake.stamps if one.incarnation == 1)
+    assert first.timestamp.offsets() == {}
+    produce(coordinator, 2, 4)
+    fake.acked = {0: 0, 1: 0, 2: 4}
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == fake.acked, "news of the new topic")
+    assert coordinator.get("/v1/indexes/by_city")["state"] == "READY"
+
+
+def _made(coordinator: Coordinator, partitions: int) -> bool:
+    try:
+        topic = NewTopic(coordinator.keyspace, partitions, 1)
+        coordinator.admin.create_topics([topic])[coordinator.keyspace].result(30)
+    except KafkaException:  # its deletion is not over
+        return False
+    return True
+
+
+def test_queues_are_trimmed_below_what_slices_need(coordinator: Coordinator) -> None:
+    coordinator.child.terminate()
+    coordinator.child = coordinator.make("trimming", KEYTIDE_COORDINATOR__TRIM_INTERVAL_S="1")
+    coordinator.start()
+    fake = coordinator.fake("n1", "n2")
+    coordinator.ready_index(fake)
+    index = coordinator.get("/v1/indexes/by_city")["id"]
+    queue = f"{coordinator.cluster}.mutations.{index}"
+    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap})
+    for number in range(30):
+        source.produce(queue, value=b"x", partition=number % 3)
+    assert source.flush(30) == 0
+
+    def begins() -> dict[int, int]:
+        return list_offsets(coordinator.admin, queue, range(3), earliest=True)
+
+    assert begins() == {0: 0, 1: 0, 2: 0}
+    fake.horizon = 4
+    wait_for(lambda: begins() == {0: 4, 1: 4, 2: 4}, "the trimming")
+    page = coordinator.call("GET", "/metrics").text
+    wait_for(
+        lambda: "keytide_trimmed_queue_records_total 12.0" in coordinator.call("GET", "/metrics").text, page
+    )
+    fake.horizon = 10  # the end: everything goes
+    wait_for(lambda: begins() == {0: 10, 1: 10, 2: 10}, "the trimming to the end")
+
+
+def test_a_lost_slice_is_rebuilt_by_a_driver_of_its_own(coordinator: Coordinator) -> None:
+    coordinator.child.terminate()
+    coordinator.child = coordinator.make("rebuilding", KEYTIDE_COORDINATOR__REBUILD_WAIT_S="0")
+    coordinator.start()
+    fake = coordinator.fake("n1", "n2")
+    coordinator.ready_index(fake)
+    index_id = coordinator.get("/v1/indexes/by_city")["id"]
+    queue = f"{coordinator.cluster}.mutations.{index_id}"
+    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap})
+    for _ in range(7):
+        source.produce(queue, value=b"x", partition=1)
+    assert source.flush(30) == 0
+    fake.states = {1: "LOST"}
+    build = wait_for(
+        lambda: next((one["id"] for one in coordinator.get("/v1/builds") if one["slices"]), None), "a rebuild"
+    )
+    wait_for(lambda: coordinator.driver_starts(build), "its driver")
+    record = written_build(coordinator, build)
+    assert record.slices == {index_id: [1]}
+    assert record.queue_positions == {index_id: {1: 7}}
+    assert record.low_watermark == {0: 3, 1: 2}
+    index = coordinator.get("/v1/indexes/by_city")
+    assert (index["state"], index["lost"], index["rebuilds"]) == ("READY", [1], [build])
+    number = fake.published[-1].numbers[index_id]
+    wait_for(lambda: fake.published[-1].numbers[index_id] > number, "common numbers of the others")
+
+    fake.driver(build, "PASSED", 1, fake.acked)
+    wait_for(lambda: coordinator.get(f"/v1/builds/{build}")["state"] == "CATCHUP", "CATCHUP")
+    backfill = f"{coordinator.cluster}.backfill.{index_id}.{build}"
+    reader = TopicReader(coordinator.settings, backfill, dict.fromkeys(range(3), 0))
+    ends: list[Any] = []
+
+    def read() -> bool:
+        ends.extend(decode(record.value() or b"") for record in reader.poll(0.1))
+        return len(ends) >= 1
+
+    wait_for(read, "the end of the build")
+    reader.close()
+    assert [(end.slice, end.queue_position) for end in ends] == [(1, 7)]
+    fake.states = {}
+    wait_for(lambda: coordinator.get(f"/v1/builds/{build}")["state"] == "READY", "READY")
+    wait_for(lambda: backfill not in coordinator.topics(), "the queue's removal")
+    assert coordinator.get("/v1/indexes/by_city")["lost"] == []
 
 
 def status_of(child: Child) -> tuple[int, int, str]:

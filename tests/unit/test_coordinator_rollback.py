@@ -141,8 +141,11 @@ def test_a_look_that_was_late_to_arrive_accuses_nobody() -> None:
     world.now += 3_000
     assert world.handle(SourceSampled(facts((150, 62), at=began), "", world.now)) == []
     world.common(180, 70)
-    # Sampled before the last one was taken in.
     assert world.handle(SourceSampled(facts((150, 62), at=began + 1), "", world.now)) == []
+    # Sampled before the timestamp that was noted with the last one.
+    assert world.handle(SourceSampled(facts((150, 62), at=began + 2), "", world.now)) == []
+    (ask,) = world.handle(SourceSampled(facts((150, 62), at=world.now), "", world.now))
+    assert isinstance(ask, ExamineHistory)
 
 
 def test_a_topic_that_is_gone_is_waited_for() -> None:
@@ -441,6 +444,20 @@ def test_a_build_under_way_begins_again() -> None:
     assert world.build(str(again)).incarnation == 1
 
 
+def test_what_was_prepared_before_a_rollback_is_prepared_again() -> None:
+    world = serving()
+    world.sql("CREATE INDEX other ON people (name) WITH (slices=1)")
+    build = world.index("other").build
+    assert build is not None
+    assert [type(one) for one in world.tick()] == [PrepareBuild]
+    lost(world)
+    number, stamp = stamp_of(world, 150)
+    examined(world, number, stamp)
+    assert world.handle(BuildPrepared(build, facts((500, 500)), world.now)) == []
+    assert world.build(build).state == "QUEUED"
+    assert [type(one) for one in world.tick()] == [PrepareBuild]
+
+
 def test_a_build_that_begins_again_too_often_fails() -> None:
     world = started(World(BuildLimits(restarts=0)))
     lost(world)
@@ -608,6 +625,14 @@ def test_a_rollback_is_confirmed_only_by_its_own_write() -> None:
     world.leader.handle(HistoryExamined("people", "t1", 2, number, stamp, {0: Place(145, 4)}, "", world.now))
     world.leader.handle(RollbackWritten("people", 0, world.now))
     assert world.leader.core.streams["people"].halted
+    # A false alarm meanwhile does not set it free.
+    world.handle(SourceSampled(facts((140, 61), at=world.now), "", world.now))
+    world.now += 1_000
+    world.handle(SourceSampled(facts((130, 61), at=world.now), "", world.now))
+    examined(world, number, stamp)
+    assert world.notes[-1].kind == "history-whole"
+    assert world.leader.core.streams["people"].halted
+    assert world.leader.builds.book.halted == {"people"}
     world.leader.handle(RollbackWritten("people", 1, world.now))
     assert not world.leader.core.streams["people"].halted
 

@@ -129,6 +129,20 @@ def test_a_node_that_is_silent_for_too_long_counts_no_more() -> None:
     assert [note.kind for note in world.notes[-2:]] == ["queue-expired", "queues-trimmed"]
 
 
+def test_by_age_too_nothing_goes_while_another_replica_cannot_say() -> None:
+    world = serving()
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, placement=[["n1"], ["n2", "n1"], ["n1"]]))
+    world.tick(1_000)
+    world.now += HOUR + 20_000
+    beat(world, {0: 70, 2: 90}, ("n1",))
+    assert 1 not in trims(world.tick(1_000))
+    done(world, {0: 70, 2: 90})
+    mine = [replace(status(world, 1, "LIVE"), queue_horizon=40)]
+    world.handle(Reported(NodeHeartbeat("n1", "", 1, world.now, mine, 0, 0, 0), world.now))
+    assert trims(world.tick(1_000)) == {1: (40, world.now - HOUR)}
+
+
 def test_a_node_that_this_leader_never_heard_is_given_as_long() -> None:
     world = serving()
     beat(world, {0: 1, 2: 1}, ("n1",))
