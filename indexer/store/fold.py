@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 A fold reads the frozen delta from end to end and writes its rows into the base: puts are put, markers delete,
-rows that say what the base says already are left out. The state of the slice, the counts, the sequence number
-and the name of the undo file go into the same transaction, so a kill at any moment leaves the base before the
-fold or after it.
+and what was there before comes back from the same call. The state of the slice, the counts, the sequence
+number and the name of the undo file go into the same transaction, so a kill at any moment leaves the base
+before the fold or after it.
 
 Steps, and what a kill between them leaves:
 1. what the rows overwrite goes to an undo file (`undo`), which reaches the disk: no state names it yet;
@@ -211,8 +211,9 @@ def _merge(base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: F
                 previous = (into.get(UNDO_KEY, db=meta) or b"").decode()
                 state, counts = (into.get(key, db=meta) or b"" for key in (STATE_KEY, COUNTS_KEY))
                 # Of this opening: what a worker of an earlier one may still write has another name.
-                name = f"{job.owner}-{job.sequence}"
-                undo.finish(name, previous, before, job.now, state, counts, sync=job.fsync)
+                file = f"{job.owner}-{job.sequence}"
+                undo.finish(file, previous, before, job.now, state, counts, sync=job.fsync)
+                name = file
         finally:
             if undo is not None and not name:
                 undo.give_up()
@@ -236,25 +237,15 @@ def _merge_table(
     rows = source.iternext()
     while block := list(islice(rows, _BLOCK)):
         _leave_room(undo, job)
-        old = dict(cursor.getmulti([key for key, _ in block]))
-        puts = [row for row in block if row[1] != _REMOVED]
-        gone: list[bytes] = []
-        new = puts
-        if old:
-            if len(puts) < len(block):
-                gone = [key for key, value in block if value == _REMOVED and key in old]
-            puts = [(key, value) for key, value in puts if old.get(key) != value]
-            new = [row for row in puts if row[0] not in old]
+        replace, pop = cursor.replace, cursor.pop
+        was = [pop(key) if value == _REMOVED else replace(key, value) for key, value in block]
         if undo is not None:
-            was = old.items()
-            if len(gone) + len(puts) - len(new) < len(old):  # some stay as they are
-                changed = {*gone, *(key for key, _ in puts)}
-                was = {key: value for key, value in was if key in changed}.items()
-            undo.add(table, sorted(was), [key for key, _ in new])
-        cursor.putmulti(puts)
-        for key in gone:
-            if cursor.set_key(key):
-                cursor.delete()
+            rows_and_old = list(zip(block, was, strict=True))
+            undo.add(
+                table,
+                [(row[0], old) for row, old in rows_and_old if old is not None and old != row[1]],
+                [row[0] for row, old in rows_and_old if old is None and row[1] != _REMOVED],
+            )
 
 
 def _check_owner(transaction: lmdb.Transaction[bytes], meta: Any, job: FoldJob) -> None:

@@ -189,7 +189,7 @@ class PageFile:
         needed = -(-(size + _PAGE.size) // meta.page_bytes)
         data = self.page(number, meta, needed)
         itself, _, flags, lower, upper = _PAGE.unpack_from(data)
-        count = lower | upper << 16
+        count = int(lower | upper << 16)
         if (itself, flags) != (number, _OVERFLOW) or not needed <= count <= meta.last:
             raise DamagedError(f"page {number} of {self.path} is none of the free list")
         self._free_list(data[_PAGE.size : _PAGE.size + size], found)

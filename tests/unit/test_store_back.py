@@ -411,7 +411,7 @@ def test_a_disk_that_is_full_leaves_the_state_before_or_after_a_step(
     store.close()
 
 
-def test_rows_that_say_what_the_base_says_are_not_written_again(tmp_path: Path, folds: FoldWorker) -> None:
+def test_rows_that_say_what_the_base_says_are_in_no_undo_file(tmp_path: Path, folds: FoldWorker) -> None:
     """The same keys again: only the versions change, and only they are in the undo file."""
     store = lmdb_store(tmp_path / "slice", folds)
     versions = documents(0, 50)
