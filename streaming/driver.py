@@ -13,8 +13,8 @@ started. Slices still need the end of a micro-batch 0 to know where they stand, 
 
 A rollback of the keyspace makes what was read worthless (R28): the coordinator starts the build again under
 another id, and a driver whose build began under an older incarnation ends. Lost history may also show here
-first, as offsets that are gone or a topic that was made anew; then the driver waits a while for the rollback
-before it says that the build has failed.
+first, as offsets that are gone or a topic that was made anew; the driver says that its build has failed, and
+the coordinator finds out which it is.
 
 Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
 another; a third one reports. What they share is in `Status`.
@@ -56,9 +56,6 @@ log = logging.getLogger(__name__)
 LOCK_LIMIT_S = 15.0
 ACTIVATION_LIMIT_S = 10.0
 """With nothing to read, this long for projectors to activate the build before Spark is started."""
-ROLLBACK_LIMIT_S = 20.0
-"""A source without what the build needs may have lost history: the coordinator rolls back within this time,
-or the build has failed."""
 POLL_S = 0.1
 
 
@@ -99,8 +96,6 @@ class Driver:
             failure = failures.diagnose(error)
             log.error("build %s: %s: %s", self._id, failure.reason, failure.message)
             log.debug("build %s", self._id, exc_info=error)
-            if failure.never and failure.reason in failures.OF_HISTORY and self._started_again(failure):
-                return core.EXIT_STOPPED
             self._status.enter(
                 "FAILED" if failure.never else "RUNNING", f"{failure.reason}: {failure.message}"
             )
@@ -108,20 +103,6 @@ class Driver:
         finally:
             reporter.close()
             self._catalog.close()
-
-    def _started_again(self, failure: failures.Failure) -> bool:
-        """Wait for a rollback that may be under way; whether this build is not wanted any more."""
-        self._status.enter("RUNNING", f"{failure.message}; waiting whether the keyspace is rolled back")
-        deadline = time.monotonic() + ROLLBACK_LIMIT_S
-        try:
-            while time.monotonic() < deadline:
-                self._follow()
-        except StoppedError:
-            log.info("build %s: not wanted any more", self._id)
-            return True
-        except RetryableError as error:
-            log.warning("build %s: the metadata cannot be read: %s", self._id, error)
-        return False
 
     def _report(self) -> BuildProgress:
         return self._status.report(self._id, self._batches.run if self._batches else "", now_ms())

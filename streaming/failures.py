@@ -17,8 +17,6 @@ from streaming.checkpoint import CheckpointError
 from streaming.spark import JARS_VARIABLE
 
 DETAIL_CHARACTERS = 500
-OF_HISTORY = frozenset({"source-changed", "offsets-lost"})
-"""Reasons that may be the first sign of a rollback."""
 
 
 class Failure(NamedTuple):

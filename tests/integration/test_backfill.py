@@ -492,22 +492,6 @@ def test_one_slice_is_rebuilt_alone(kafka: EmbeddedKafka, source: Source, tmp_pa
     assert {p for p, _, _ in build.records(build.topics.backfill("by_a-1", BUILD))} == {1}
 
 
-def test_a_driver_waits_for_the_rollback_that_explains_what_is_gone(
-    kafka: EmbeddedKafka, source: Source, tmp_path: Path
-) -> None:
-    """The topic is made anew under a driver: the build has not failed when the keyspace is rolled back."""
-    source.write(changes(1, 1_000))
-    build = Build(kafka, source, tmp_path, {})
-    build.put(msgspec.structs.replace(build.keyspace, topic_id="another"))
-    build.change(build.record)
-    with build.driver() as process:
-        build.wait_until(process, lambda: any("waiting" in report.error for report in build.reports()))
-        build.put(msgspec.structs.replace(build.keyspace, incarnation=1))
-        build.change(build.record)
-        assert build.wait(process) == 143
-    assert not any(report.state == "FAILED" for report in build.reports())
-
-
 def test_nothing_to_read(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -> None:
     """Every slice gets the end of an empty micro-batch, so that the build can end; Spark is not needed."""
     source.write(changes(1, 50))
