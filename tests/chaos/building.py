@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from keytide.errors import CallerError, KeytideError
 from tests.chaos.run import Run, Target
@@ -72,6 +73,10 @@ class Builder:
             if state["state"] == "READY":
                 return True
             if state["state"] in OVER:
+                again = self._again(state)
+                if again:
+                    build = again
+                    continue
                 if state["state"] == "FAILED" and DIED not in (state["error"] or ""):
                     self._run.fail(f"build {build} failed: {state['error']}")
                 self._run.count(builds_given_up=1)
@@ -80,6 +85,13 @@ class Builder:
             waited += 0.3
             if waited > BUILD_LIMIT_S:
                 self._run.fail(f"build {build} is not over after {BUILD_LIMIT_S:.0f} s", [str(state)])
+
+    def _again(self, state: dict[str, Any]) -> str:
+        """The build in place of one that ended because its keyspace was rolled back; "" for none."""
+        if not self._run.rolled_back or not state["indexes"]:
+            return ""
+        newest = str(self._run.admin("GET", f"/v1/indexes/{state['indexes'][0]}")["build"] or "")
+        return newest if newest != state["id"] else ""
 
     def _cancel(self, build: str) -> None:
         try:

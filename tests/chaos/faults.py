@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 from confluent_kafka import KafkaException
@@ -18,13 +20,19 @@ from keytide.kafka_admin import list_offsets
 from tests.chaos.copies import copy_tails
 from tests.chaos.processes import Processes, family, send, stopped
 from tests.chaos.run import Run
+from tests.chaos.truncating import cut
 
-FRESH_LIMIT_S = 120.0
+FRESH_LIMIT_S = 180.0
 STALL_S = (12.0, 18.0)
 """Longer than every time-out of a cluster with `run.SETTINGS`: nodes 3 s, sessions 6 s, transactions 10 s."""
 
 
-KINDS = ("kill", "term", "stop", "nodes", "all", "broker", "broker-stop", "fold", "spark", "second", "copies")
+KINDS = (
+    *("kill", "term", "stop", "nodes", "all", "broker", "broker-stop", "fold", "spark", "second", "copies"),
+    *("lose", "damage", "truncate"),
+)
+HAS_NOTHING = (psutil.Error, LookupError, ValueError, OSError, StopIteration, KafkaException, KeytideError)
+"""What a fault may raise that finds nothing to strike just now."""
 
 
 class Faults:
@@ -52,7 +60,7 @@ class Faults:
                 self._broker,
                 self._broker_stop,
             ),
-            *(self._fold, self._spark, self._second, self._copies),
+            *(self._fold, self._spark, self._second, self._copies, self._lose, self._damage, self._truncate),
         )
         self._table: dict[str, Callable[[], str]] = dict(zip(KINDS, works, strict=True))
         self._kinds = kinds
@@ -65,7 +73,7 @@ class Faults:
                 kind = self._chance.choice(self._kinds)
                 try:
                     what = self._table[kind]()
-                except (psutil.Error, StopIteration, KafkaException, TimeoutError, KeytideError) as error:
+                except HAS_NOTHING as error:
                     self._run.note(f"fault {kind} had nothing to strike: {type(error).__name__} {error}")
                     continue
                 if what:
@@ -164,6 +172,59 @@ class Faults:
         copied = copy_tails(self._run.bootstrap, self._run.cluster, kind, self._chance.choice((5, 50, 500)))
         return f"{copied} messages of the {kind} queues appended to them again"
 
+    # --- what is lost ------------------------------------------------------------------------------------
+
+    def _slice_folder(self) -> tuple[str, psutil.Process, Path]:
+        """A node, and the folder of one of its slices that hold something."""
+        nodes = [(name, one) for name, one in self._processes.services().items() if name.startswith("node-")]
+        name, process = self._chance.choice(nodes)
+        folders = Path(process.environ()["KEYTIDE_DATA_DIR"]).glob("nodes/*/slices/*/[0-9]*")
+        return name, process, self._chance.choice(sorted(folder for folder in folders if folder.is_dir()))
+
+    def _lose(self) -> str:
+        name, process, folder = self._slice_folder()
+        with stopped(family(process)):
+            shutil.rmtree(folder)
+            send(family(process), signal.SIGKILL)
+        return f"{name} is killed and has lost {folder.parent.name}/{folder.name}"
+
+    def _damage(self) -> str:
+        """Bytes of one file of a slice are others after a kill."""
+        name, process, folder = self._slice_folder()
+        with stopped(family(process)):
+            files = sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_blocks)
+            file = self._chance.choice(files)
+            used = file.stat().st_blocks * 512
+            at = self._chance.randrange(min(used, file.stat().st_size) or 1)
+            with file.open("r+b") as opened:
+                opened.seek(at)
+                opened.write(self._chance.randbytes(min(64, max(1, file.stat().st_size - at))))
+            send(family(process), signal.SIGKILL)
+        return f"{name} is killed and {folder.parent.name}/{folder.name}/{file.name} is damaged at {at}"
+
+    def _truncate(self) -> str:
+        """A topic loses acknowledged records, as by an unclean election."""
+        broker = self._processes.services()["kafka"]
+        settings = Path(broker.cmdline()[-1]).read_text().splitlines()
+        logs = next(Path(line.split("=", 1)[1]) for line in settings if line.startswith("log.dirs="))
+        topic = self._chance.choice(sorted(self._run.truths))
+        partition, lose = self._chance.randrange(4), self._chance.randrange(10, 300)
+        self._run.rolled_back = True
+        truth = self._run.truths[topic]
+        with stopped([broker]), truth.cutting(partition, lambda: cut(logs, topic, partition, lose)) as lost:
+            send([broker], signal.SIGKILL)
+            deadline = time.monotonic() + 60
+            while not self._answers() and time.monotonic() < deadline:
+                self._run.pause(0.2)
+        return f"{topic}[{partition}] has lost what it had from {lost.end} to {lost.had}"
+
+    def _answers(self) -> bool:
+        admin = AdminClient({"bootstrap.servers": self._run.bootstrap, "log_level": 0})
+        try:
+            return "kafka" in self._processes.services() and bool(admin.list_topics(timeout=2).brokers)
+        except KafkaException:
+            return False
+
 
 def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
     """Wait until a stable scan of every index shows all that the source has now; seconds that it took."""
@@ -186,7 +247,7 @@ def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
                     client.count(target.name, at_least=at_least, timeout_ms=3_000)
                 break
             except KeytideError as error:
-                if error.status not in (502, 503, 504) and run.offered(target):
+                if error.status not in (409, 502, 503, 504) and run.offered(target):
                     run.fail(f"{target.name} {when}: {error.status} {error.problem_type} {error}")
                 run.pause(0.2)
             except (KafkaException, TimeoutError):

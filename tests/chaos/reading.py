@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaProducer
@@ -12,7 +13,7 @@ from keytide.client import Client
 from keytide.client import Row as Answered
 from keytide.errors import KeytideError
 from tests.chaos.run import ANSWER_MS, Run, Target
-from tests.chaos.truth import Row, Selection, TooOldError, difference, row_text, story
+from tests.chaos.truth import Places, Row, Selection, TooOldError, difference, row_text, story
 from tests.oracle import MISSING, compare
 
 WAITS = frozenset({410, 429, 502, 503, 504})
@@ -50,12 +51,17 @@ class Reader:
                     self._scan(client, target, sort)
             except KeytideError as error:
                 self._run.refused(error)
-                if error.status not in WAITS and self._run.offered(target):
+                if error.problem_type == "history-changed" and self._run.rolled_back:
+                    self._session.pop(target.keyspace, None)
+                elif error.status not in WAITS and self._run.offered(target):
                     self._run.fail(
                         f"{sort} of {target.name} was answered {error.status} {error.problem_type}: {error}"
                     )
                 self._run.pause(0.1)
             except KafkaError:
+                with suppress(KafkaError):
+                    if self._producer is not None:
+                        self._producer.close(timeout=1)
                 self._producer = None
                 self._run.pause(0.5)
 
@@ -79,7 +85,8 @@ class Reader:
             client.session, seen = self._session.get(target.keyspace, (None, {}))
         limit = chosen.limit or (chance.choice((20, 100, 400)) if sort != "scan" else 100_000)
         page = client.page(target.name, **{**request, "limit": limit})
-        snapshot, offsets = page.snapshot, {int(p): place["offset"] for p, place in page.timestamp.items()}
+        snapshot, places = page.snapshot, _places(page.timestamp)
+        offsets = {p: offset for p, (offset, _) in places.items()}
         rows = [_found(row) for row in page.rows]
         pages = 1
         while page.page is not None and chosen.limit is None:
@@ -99,21 +106,21 @@ class Reader:
         )
         if client.session is not None:
             self._session[target.keyspace] = client.session, offsets
-        self._compare(target, chosen, rows, offsets, snapshot)
+        self._compare(target, chosen, rows, places, snapshot)
 
     def _count(self, client: Client, target: Target) -> None:
         selection = self._selection("count")
         request = {name: value for name, value in selection.request.items() if name != "reverse"}
         answer = client.count(target.name, timeout_ms=ANSWER_MS, **request)
-        offsets = {int(p): place["offset"] for p, place in answer.timestamp.items()}
+        places = _places(answer.timestamp)
         self._run.count(scans=1, counts=1)
-        expected = self._expected(target, offsets)
+        expected = self._expected(target, places)
         if expected is None:
             return
         wanted = sum(selection.keeps is None or selection.keeps(row.key[0]) for row in expected)
         if answer.count != wanted and self._run.offered(target):
             self._run.fail(
-                f"count of {target.name} {request} at snapshot {answer.snapshot}, {offsets}: {answer.count}, "
+                f"count of {target.name} {request} at snapshot {answer.snapshot}, {places}: {answer.count}, "
                 f"and the source says {wanted}"
             )
 
@@ -172,17 +179,17 @@ class Reader:
                 f"{target.name}: {whose} demanded {before}, and the answer is from {now} (Monotonic)"
             )
 
-    def _expected(self, target: Target, offsets: Offsets) -> list[Row] | None:
+    def _expected(self, target: Target, places: Places) -> list[Row] | None:
         try:
-            return self._run.truths[target.keyspace].rows(target.shape, offsets)
+            return self._run.truths[target.keyspace].rows(target.shape, places)
         except TooOldError:
             self._run.count(too_old_to_compare=1)
             return None
 
     def _compare(
-        self, target: Target, chosen: Selection, rows: list[Row], offsets: Offsets, snapshot: int | None
+        self, target: Target, chosen: Selection, rows: list[Row], places: Places, snapshot: int | None
     ) -> None:
-        expected = self._expected(target, offsets)
+        expected = self._expected(target, places)
         if expected is None:
             return
         wrong = difference(expected, rows, target.shape, chosen)
@@ -191,7 +198,7 @@ class Reader:
             return
         asked = {**chosen.request, "limit": chosen.limit}
         lines = [
-            f"{len(rows)} rows were answered at snapshot {snapshot}, {offsets}; asked for {asked}",
+            f"{len(rows)} rows were answered at snapshot {snapshot}, {places}; asked for {asked}",
             *wrong[:8],
         ]
         lines += tell(self._run, target.keyspace, wrong)
@@ -209,6 +216,10 @@ def tell(run: Run, keyspace: str, wrong: list[str]) -> list[str]:
         except KafkaError as error:
             lines.append(f"    cannot be read: {error}")
     return lines
+
+
+def _places(timestamp: dict[str, dict[str, int]]) -> Places:
+    return {int(p): (place["offset"], place["epoch"]) for p, place in timestamp.items()}
 
 
 def _found(row: Answered) -> Row:

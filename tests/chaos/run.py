@@ -65,6 +65,7 @@ class Run:
         self.log: list[str] = []
         self.recoveries: dict[str, list[float]] = {}
         self.last = ""
+        self.rolled_back = False
         self.problem: Problem | None = None
         self._nodes: list[str] = []
         self._targets: dict[str, Target] = {}

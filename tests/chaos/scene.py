@@ -101,6 +101,11 @@ class Scene:
         self.right()
         return took
 
+    def renew(self) -> None:
+        """The source is another one than it was: read it anew. Only with no readers."""
+        self.run.truths[self.keyspace].close()
+        self.run.truths[self.keyspace] = Truth(self.cluster.bootstrap, self.keyspace)
+
     def right(self) -> None:
         """Nothing that was compared until now differed."""
         assert self.run.problem is None, self.told()

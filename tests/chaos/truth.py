@@ -6,7 +6,8 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 
 from tests.chaos.shapes import Entry, Shape, entries_of
+from tests.chaos.truncating import Cut
 from tests.oracle import MISSING, compare
 
 WINDOW_S = 180.0
 """For how long records are kept one by one: an answer with an older timestamp cannot be compared."""
 Offsets = Mapping[int, int]
+Places = Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class _Version:
 
 
 class TooOldError(Exception):
-    """The timestamp lies before what is still kept record by record."""
+    """The timestamp lies before what is still kept record by record, or on a branch of history that was
+    lost."""
 
 
 def row_text(key: list[Any], include: Mapping[str, Any]) -> str:
@@ -74,30 +78,73 @@ class Truth:
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.topic = topic
-        self._consumer = KafkaConsumer(
-            bootstrap_servers=bootstrap,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            isolation_level="read_committed",
-        )
+        self._bootstrap = bootstrap
+        self._consumer = self._connect()
+        self._losing = threading.Event()
         self._lock = threading.Lock()
         self._places: list[TopicPartition] = []
         self._below: dict[int, dict[str, _Version]] = {}
         self._folded: dict[int, int] = {}
         self._tail: dict[int, list[_Version]] = {}
+        self._partings: list[tuple[int, int, int]] = []
         self.records = 0
 
     def close(self) -> None:
         with self._lock:
             self._consumer.close()
 
-    def rows(self, shape: Shape, offsets: Offsets) -> list[Row]:
+    def _connect(self) -> KafkaConsumer:
+        return KafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        )
+
+    @contextmanager
+    def cutting(self, partition: int, lost: Callable[[], Cut]) -> Iterator[Cut]:
+        """The source loses its end in a partition.
+
+        Args:
+            lost: makes it lose it; the broker stands still.
+
+        The block brings the broker back: what is written from then on has a newer leader epoch, and is read
+        when the block is over.
+        """
+        self._losing.set()
+        with self._lock:
+            self._losing.clear()
+            cut = lost()
+            tail = self._tail.setdefault(partition, [])
+            if self._folded.get(partition, 0) > cut.end:
+                raise ValueError(f"what {self.topic}[{partition}] has lost is folded already")
+            self._partings.append((partition, cut.end, cut.epoch))
+            del tail[bisect_left(tail, cut.end, key=lambda one: one.offset) :]
+            at = {place: self._consumer.position(place) for place in self._places}
+            place = TopicPartition(self.topic, partition)
+            if place in at:
+                at[place] = min(at[place], cut.end)
+            yield cut
+            self._consumer.close(timeout_ms=1_000)
+            self._consumer = self._connect()
+            self._consumer.assign(self._places)
+            for place, position in at.items():
+                self._consumer.seek(place, position)
+
+    def rows(self, shape: Shape, places: Places) -> list[Row]:
         """All rows of an index of this kind at a timestamp, in no order.
+
+        Args:
+            places: (next offset, leader epoch) of each partition.
 
         Raises:
             TooOldError: the timestamp is too far back.
         """
+        offsets = {partition: offset for partition, (offset, _) in places.items()}
         with self._lock:
+            for partition, end, epoch in self._partings:
+                if places.get(partition, (0, 0))[0] > end and places[partition][1] <= epoch:
+                    raise TooOldError(f"{self.topic}[{partition}] at {places[partition]}, which was lost")
             self._read(offsets)
             newest: dict[str, tuple[tuple[int, int, int], _Version]] = {}
             for partition, tail in self._tail.items():
@@ -123,6 +170,8 @@ class Truth:
             for place, position in at.items():
                 self._consumer.seek(place, position)
         while any(self._consumer.position(place) < end for place, end in wanted.items()):
+            if self._losing.is_set():
+                raise TooOldError(f"{self.topic} is losing records")
             for place, records in self._consumer.poll(timeout_ms=500, max_records=5_000).items():
                 tail = self._tail.setdefault(place.partition, [])
                 now = time.monotonic()
@@ -130,10 +179,7 @@ class Truth:
                     self.records += 1
                     if record.key is None:
                         continue
-                    id_ = record.key.decode(errors="surrogateescape")
-                    found = entries_of(record.key, record.value)
-                    made = {name: [_row(entry, id_) for entry in entries] for name, entries in found.items()}
-                    tail.append(_Version(record.offset, record.timestamp, now, id_, made))
+                    tail.append(_version(record, now))
         self._fold()
 
     def _fold(self) -> None:
@@ -148,6 +194,13 @@ class Truth:
                 below[version.id] = version
             self._folded[partition] = tail[cut].offset
             del tail[:cut]
+
+
+def _version(record: Any, now: float) -> _Version:
+    id_ = record.key.decode(errors="surrogateescape")
+    found = entries_of(record.key, record.value)
+    rows = {name: [_row(entry, id_) for entry in entries] for name, entries in found.items()}
+    return _Version(record.offset, record.timestamp, now, id_, rows)
 
 
 def _row(entry: Entry, id_: str) -> Row:

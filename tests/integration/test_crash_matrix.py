@@ -20,6 +20,7 @@ from deploy.cluster import LocalCluster
 from keytide.sync_points import POINTS
 from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES
+from tests.chaos.truncating import cut
 from tests.integration.world import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
@@ -62,6 +63,7 @@ SAMPLE_BUILDING = [
         ("coordinator-build-end", 1),
     ),
 ]
+SAMPLE_ROLLBACK = [("step-back-half", 1)]
 ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
 
 
@@ -168,7 +170,7 @@ def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path
 
 @pytest.mark.parametrize(("point", "count"), _cells(POINTS - OF_ROLLBACKS) if ALL else SAMPLE_BUILDING)
 def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
-    with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=10_000, per_second=200) as scene:
+    with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=6_000, per_second=150) as scene:
         (target,) = scene.index("by_id")
         strike = Strike(scene, point, count, tmp_path)
         if point in OF_BUILDS:
@@ -186,3 +188,35 @@ def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, t
         scene.look(f"after a crash at {point} in a build")
         scene.run.withdraw(target)
         scene.builder.drop(target.name)
+
+
+@pytest.mark.parametrize(("point", "count"), [("", 0), *(_cells(OF_ROLLBACKS) if ALL else SAMPLE_ROLLBACK)])
+def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
+    """The source loses acknowledged records that bases hold already."""
+    name = f"rollback_{point}_{count}".replace("-", "_")
+    with Scene(cluster, name, per_second=300, readers=0) as scene:
+        targets = scene.index("city_n", "tag")
+        scene.ready(scene.build(targets), targets)
+        strike = Strike(scene, point, count, tmp_path) if point else None
+        if strike is not None:
+            strike.arm()
+        scene.run.pause(6)  # folds bring to the bases what will be lost
+        scene.look("before the loss")
+        cluster.broker.kill()
+        lost = cut(cluster.data_dir / "kafka" / "data", name, 1, 300)
+        cluster.broker.start()
+        scene.run.note(f"{name}[1] ends at {lost.end}, and ended at {lost.had}")
+        wait_for(lambda: strike is None or strike.struck, f"{point} is reached for the {count}. time", 90)
+        if strike is not None:
+            strike.recover()
+        wait_for(lambda: _incarnation(scene) == 1, "the keyspace is rolled back", 90)
+        scene.renew()
+        scene.look("after a rollback")
+        for target in targets:
+            scene.run.withdraw(target)
+            scene.builder.drop(target.name)
+
+
+def _incarnation(scene: Scene) -> int:
+    keyspaces = scene.run.admin("GET", "/v1/stability")["keyspaces"]
+    return int(keyspaces[scene.keyspace]["incarnation"])

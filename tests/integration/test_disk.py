@@ -1,0 +1,177 @@
+"""Full disks: under a node, under the coordinator's builds, under Kafka. What cannot be written waits and
+says why, scans go on, and everything goes on by itself when there is room, with zero differences.
+
+Each of the three has a small tmpfs of its own, filled with ballast. Mounting needs root: without it the tests
+are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cluster import LocalCluster
+from keytide.errors import KeytideError
+from tests.chaos.scene import Scene
+from tests.integration.world import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
+
+MIB = 1024 * 1024
+SETTINGS = {
+    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_BUILD__RESTARTS": "50",
+    "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
+    "KEYTIDE_INDEXER__DELTA_ENTRIES": "1000",
+    "KEYTIDE_INDEXER__DELTA_AGE_S": "1",
+    "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
+}
+NODE_RESERVE = 256 * MIB
+"""What a node leaves free; folds may use three quarters of it."""
+
+
+class SmallDisk:
+    """A file system of its own on a folder."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        self._size = size
+        self._ballast = folder / "ballast"
+
+    def mount(self) -> None:
+        self.folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", str(self.folder)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            pytest.skip(f"a small disk needs the right to mount one: {run.stderr.strip()}")
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+    @contextmanager
+    def full(self, left: int) -> Iterator[None]:
+        """While the block runs, only so many bytes are free."""
+        with self._ballast.open("wb") as file:
+            while (more := shutil.disk_usage(self.folder).free - left) > 0:
+                file.write(bytes(min(more, MIB)))
+                file.flush()
+        try:
+            yield
+        finally:
+            self._ballast.unlink()
+
+
+Disks = dict[str, SmallDisk]
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
+    folder = tmp_path_factory.mktemp("cluster")
+    disks = {
+        "node": SmallDisk(folder / "node-1", NODE_RESERVE + 300 * MIB),
+        "builds": SmallDisk(folder / "coordinator" / "builds", 64 * MIB),
+        "kafka": SmallDisk(folder / "kafka", 600 * MIB),
+    }
+    with ExitStack() as stack:
+        for disk in disks.values():
+            disk.mount()
+            stack.callback(disk.unmount)
+        yield disks
+
+
+@pytest.fixture(scope="module")
+def cluster(disks: Disks) -> Iterator[LocalCluster]:
+    folder = disks["node"].folder.parent
+    with LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def scene(cluster: LocalCluster) -> Iterator[Scene]:
+    with Scene(cluster, "disks", per_second=200) as scene:
+        targets = scene.index("city_n", "tag")
+        scene.ready(scene.build(targets), targets)
+        yield scene
+
+
+def _reasons(scene: Scene) -> list[str]:
+    """What the slices of the indexes say that they wait for."""
+    names = [target.name for target in scene.run.targets()]
+    states = [one for name in names for one in scene.run.admin("GET", f"/v1/indexes/{name}")["slice_states"]]
+    return [reason for state in states if (reason := _reason(state))]
+
+
+def _reason(state: dict[str, Any]) -> str:
+    return " ".join(str(state.get(name) or "") for name in ("reason", "waiting_for")).strip()
+
+
+def _answered(scene: Scene) -> None:
+    """Scans of what is published go on."""
+    for number, target in enumerate(scene.run.targets()):
+        with scene.run.client(number) as client:
+            assert client.count(target.name, timeout_ms=5_000).count > 0
+
+
+@pytest.mark.parametrize("left", [150 * MIB, 20 * MIB], ids=["deltas", "deltas and bases"])
+def test_a_node_with_a_full_disk(scene: Scene, disks: Disks, left: int) -> None:
+    with disks["node"].full(left):
+        wait_for(
+            lambda: any("full" in reason for reason in _reasons(scene)), "the slices say why they wait", 60
+        )
+        _answered(scene)
+    scene.look("after the node's disk was full")
+    wait_for(lambda: not _reasons(scene), "the slices wait for nothing any more", 30)
+
+
+def test_a_node_that_is_killed_while_its_disk_is_full(
+    scene: Scene, disks: Disks, cluster: LocalCluster
+) -> None:
+    with disks["node"].full(20 * MIB):
+        wait_for(
+            lambda: any("full" in reason for reason in _reasons(scene)), "the slices say why they wait", 60
+        )
+        cluster.services["node-1"].kill()
+        cluster.services["node-1"].start()
+        cluster.wait_ready("node-1")
+    scene.look("after a node was killed on a full disk")
+
+
+def test_builds_on_a_full_disk(scene: Scene, disks: Disks) -> None:
+    (target,) = scene.index("by_id")
+    with disks["builds"].full(0):
+        build = scene.build([target])
+        wait_for(lambda: "space" in str(_events(scene, build)), "an event says what the build lacks", 90)
+        _answered(scene)
+        assert scene.run.build_state(build)["state"] == "BACKFILL"
+    scene.ready(build, [target])
+    scene.look("after a build on a full disk")
+    scene.run.withdraw(target)
+    scene.builder.drop(target.name)
+
+
+def _events(scene: Scene, build: str) -> list[str]:
+    try:
+        events = scene.run.admin("GET", "/v1/events")
+        state = scene.run.build_state(build)
+    except KeytideError:
+        return []
+    return [str(event) for event in events if build in str(event)] + [str(state["waiting_for"])]
+
+
+def test_kafka_on_a_full_disk(scene: Scene, disks: Disks, cluster: LocalCluster) -> None:
+    """A broker whose only disk is full ends itself. Nothing moves, and scans of what is published go on."""
+    with disks["kafka"].full(0):
+        wait_for(lambda: not cluster.broker.running, "the broker gives up", 90)
+        _answered(scene)
+        for child in cluster.services.values():
+            assert child.running, f"{child.name} ended: {child.tail()}"
+    cluster.broker.start()
+    scene.look("after Kafka's disk was full")
