@@ -1,0 +1,125 @@
+"""The chaos driver's own eyes: every kind of difference is seen, and nothing is seen where there is none."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytide.cli.admin import Admin
+from keytide.errors import RetryableError
+from tests.chaos.run import Run, StoppedError
+from tests.chaos.shapes import SHAPES, Changes, entries_of
+from tests.chaos.truncating import Cut, batches, cut
+from tests.chaos.truth import Row, Selection, difference, row_text
+from tests.oracle import MISSING, compare
+
+SHAPE = SHAPES["city_n"]
+ALL = Selection()
+
+
+def row(key: list[Any], id_: str, **include: Any) -> Row:
+    return Row(key, id_, row_text(key, include))
+
+
+ROWS = [
+    row([None, 5], "a"),
+    row(["Bonn", 9], "b", note="x"),
+    row(["Bonn", 9], "c"),
+    row(["Bonn", MISSING], "d"),
+    row(["Köln", 1], "e", mood=None),
+]
+
+
+def test_what_is_right_is_right() -> None:
+    assert difference(ROWS, ROWS, SHAPE, ALL) == []
+    assert difference(ROWS[::-1], ROWS, SHAPE, ALL) == []
+    assert difference(ROWS, ROWS[::-1], SHAPE, Selection(reverse=True)) == []
+    assert difference(ROWS, ROWS[:2], SHAPE, Selection(limit=2)) == []
+    bonn = Selection(keeps=lambda part: compare(part, "Bonn") == 0)
+    assert difference(ROWS, ROWS[1:4], SHAPE, bonn) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "selection", "word"),
+    [
+        (ROWS[:-1], ALL, "missing: ('e'"),
+        ([*ROWS, row(["Ulm", 1], "f")], ALL, "extra: ('f'"),
+        ([*ROWS[:4], row(["Köln", 2], "e", mood=None)], ALL, "extra: ('e'"),
+        ([*ROWS[:4], row(["Köln", 1], "e")], ALL, "extra: ('e'"),
+        ([*ROWS[:4], row(["Köln", 1.0], "e", mood=None)], ALL, "extra: ('e'"),
+        ([*ROWS[:3], row(["Bonn", None], "d"), ROWS[4]], ALL, "extra: ('d'"),
+        ([*ROWS[:3], ROWS[2], *ROWS[3:]], ALL, "rows come twice"),
+        ([ROWS[0], ROWS[2], ROWS[1], *ROWS[3:]], ALL, "out of order"),
+        ([*ROWS[:1], ROWS[3], *ROWS[1:3], ROWS[4]], ALL, "out of order"),
+        (ROWS, Selection(reverse=True), "out of order"),
+        (ROWS[1:3], Selection(limit=2), "missing: ('a'"),
+        (ROWS[:1], Selection(limit=2), "1 rows, 2 expected"),
+        (ROWS, Selection(keeps=lambda part: compare(part, "Bonn") == 0), "extra: ('a'"),
+    ],
+)
+def test_every_kind_of_difference_is_seen(found: list[Row], selection: Selection, word: str) -> None:
+    assert word in "\n".join(difference(ROWS, found, SHAPE, selection))
+
+
+def test_documents_are_of_all_sorts_and_the_same_for_the_same_seed() -> None:
+    first, second = (Changes(random.Random(3), 200) for _ in range(2))
+    made = [first.next() for _ in range(5_000)]
+    assert made == [second.next() for _ in range(5_000)]
+    held = [entries_of(key, value) for key, value in made]
+    assert {name for entries in held for name in entries} == set(SHAPES)
+    assert sum(value is None for _, value in made) > 100
+    assert sum(value is not None and not entries for (_, value), entries in zip(made, held, strict=True)) > 50
+    assert any(len(value or b"") > 100_000 for _, value in made)
+
+
+def test_what_the_shapes_hold() -> None:
+    value = {"city": "Bonn", "n": 7, "tags": ["a", "b", "a"], "note": "x"}
+    entries = entries_of(b"d1", json.dumps(value).encode())
+    assert entries["city_n"] == [(["Bonn", 7], {"note": "x"})]
+    assert [key for key, _ in entries["tag"]] == [["a"], ["b"]]
+    assert entries["mood"] == [([MISSING, 7], {})]
+    assert "by_id" not in entries
+    assert entries_of(b"d1", b'{"city": "' + b"x" * 20_000 + b'"}').keys() == {"mood"}
+    for key, bad in ((b"d1", None), (b"", b"{}"), (b"d1", b"[1]"), (b"d1", b'{"n": NaN}'), (b"\xff", b"{}")):
+        assert entries_of(key, bad) == {}
+
+
+def _batch(base: int, count: int, epoch: int) -> bytes:
+    body = struct.pack(">ibIhi", epoch, 2, 0, 0, count - 1) + bytes(30 + count)
+    return struct.pack(">qi", base, len(body)) + body
+
+
+def test_a_log_is_cut_between_batches(tmp_path: Path) -> None:
+    folder = tmp_path / "topic-1"
+    folder.mkdir()
+    segment = folder / "00000000000000000000.log"
+    whole = [_batch(0, 10, 0), _batch(10, 5, 0), _batch(15, 1, 3)]
+    segment.write_bytes(b"".join(whole) + bytes(100))
+    (folder / "00000000000000000000.index").touch()
+    assert [found[1:] for found in batches(segment)] == [(0, 10), (10, 15), (15, 16)]
+    assert cut(tmp_path, "topic", 1, 3) == Cut(end=10, had=16, epoch=3)
+    assert segment.read_bytes() == whole[0]
+    assert [file.name for file in folder.iterdir()] == [segment.name]
+    with pytest.raises(ValueError, match="too many to lose"):
+        cut(tmp_path, "topic", 1, 5)
+
+
+def test_the_first_problem_ends_a_run_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> None:
+        raise RetryableError("nobody there")
+
+    monkeypatch.setattr(Admin, "call", away)
+    run = Run("http://127.0.0.1:1", "127.0.0.1:1", "keytide", 7)
+    assert run.report(None) == []
+    with pytest.raises(StoppedError):
+        run.admin("GET", "/v1/nodes", limit=0.0)
+    run.fail("something else")
+    assert run.problem is not None
+    assert "nobody there" in run.problem.what
+    assert "seed 7" in run.report(None)[0]
+    assert run.summary()["differences"] == 1
