@@ -238,17 +238,11 @@ def test_a_node_that_was_away_longer_than_its_queues_reach_is_rebuilt(world: Wor
         _check_all(world)
         scene.mark()
         world.cluster.kill(node)
-        ends = _queue_offsets(world, scene, lost, end=True)
-
-        def trimmed() -> bool:
-            begins = _queue_offsets(world, scene, lost, end=False)
-            return all(begins[key] > ends[key] for key in lost)
-
-        wait_for(trimmed, "what the node would read next is deleted", 10 * RETENTION_S)
+        _wait_trimmed(world, scene, lost)
         scene.others_go_on(lost)
         world.cluster.restart(node)
         wait_for(lambda: set(scene.lost()) == lost, "the slices are LOST")
-        assert all("no longer" in reason for reason in scene.lost().values()), scene.lost()
+        assert all("away for longer" in reason for reason in scene.lost().values()), scene.lost()
         build = scene.wait_rebuild()
         scene.others_go_on(lost)
         scene.check_over(build, lost)
@@ -265,12 +259,16 @@ def _damage(file: Path) -> None:
             data.write(bytes([byte[0] ^ 0xFF]))
 
 
-def _queue_offsets(world: World, scene: Scene, slices: set[Slice], *, end: bool) -> dict[Slice, int]:
-    """First or next offset of the mutation queue of each slice."""
+def _wait_trimmed(world: World, scene: Scene, slices: set[Slice]) -> None:
+    """Wait until everything that is in the mutation queues of these slices now is deleted, and more."""
     topics = Topics(world.cluster.name)
-    places = {key: TopicPartition(topics.mutations(scene.ids[key[0]]), key[1]) for key in slices}
+    places = [TopicPartition(topics.mutations(scene.ids[name]), number) for name, number in slices]
     consumer = KafkaConsumer(bootstrap_servers=world.bootstrap)
-    look = consumer.end_offsets if end else consumer.beginning_offsets
-    found = look(list(places.values()))
+    ends = consumer.end_offsets(places)
+
+    def trimmed() -> bool:
+        begins = consumer.beginning_offsets(places)
+        return all(begins[place] > ends[place] for place in places)
+
+    wait_for(trimmed, "what the node would read next is deleted", 10 * RETENTION_S)
     consumer.close()
-    return {key: found[place] for key, place in places.items()}
