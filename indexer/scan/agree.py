@@ -43,6 +43,10 @@ CATALOG_LAG_S: Final = 0.5
 """How far behind the coordinator a node's catalog may be on a busy machine before a scan is turned away."""
 
 
+_ENDED: Final = ("READY", "FAILED", "CANCELLED")
+"""States of a build that is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """A gathered read of one agreed snapshot, and the story of the choice."""
@@ -97,7 +101,7 @@ class Agreement:
         lost: dict[int, dict[str, str]] = {}
         pause = FIRST_PAUSE_S
         while True:
-            stamp = await self._choose(index, question, seen, patience, waited_for)
+            stamp = await self._choose(index, slices, question, seen, patience, waited_for)
             index = await self._rebuilt(index, slices, patience, waited_for)
             nodes = {number: self._place(index.placement[number], lacking.get(number)) for number in slices}
             target = Target(
@@ -136,9 +140,15 @@ class Agreement:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _choose(
-        self, index: Scannable, question: Question, seen: Seen, patience: Patience, waited_for: list[str]
+        self,
+        index: Scannable,
+        slices: Sequence[int],
+        question: Question,
+        seen: Seen,
+        patience: Patience,
+        waited_for: list[str],
     ) -> Stamp:
-        """The newest published snapshot, once it satisfies the question."""
+        """The newest published snapshot, once it satisfies the question. What is lost is not waited for."""
         at_least = check_partitions(question.at_least, index.partitions)
         tip = question.consistency == "tip"
         if tip and (at_least or question.max_staleness_ms is not None):
@@ -156,6 +166,7 @@ class Agreement:
                 stamp, lacking = self._look(index, question, seen, at_least)
                 if lacking is None and stamp is not None:
                     return stamp
+                self._check_known_lost(index, slices)
                 _note(waited_for, str(lacking))
                 if not patience.left:
                     break
@@ -203,6 +214,21 @@ class Agreement:
             next_step="try again in a moment; see `keytide status`",
             rolled_back_to=newest.number if newest.number >= 0 else None,
         )
+
+    def _check_known_lost(self, index: Scannable, slices: Sequence[int]) -> None:
+        """Raise if some of the slices are known to be lost: here, or because a rebuild of them goes on."""
+        lost = {
+            number: ""
+            for number in slices
+            if number in index.rebuilds and index.rebuilds[number].state not in _ENDED
+        }
+        for number in slices:
+            trouble = self._view.trouble(index.id, number)
+            alone = index.placement[number] == [self._view.node_id]
+            if alone and trouble is not None and trouble.state == "LOST":
+                lost[number] = trouble.reason
+        if lost:
+            raise index.without(lost, next(filter(None, lost.values()), ""))
 
     def _check_lost(
         self, index: Scannable, missing: SnapshotMissingError, lost: dict[int, dict[str, str]]

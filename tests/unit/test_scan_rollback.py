@@ -353,6 +353,28 @@ def world_number(world: World) -> int:
     return max(world.stamps)
 
 
+@pytest.mark.parametrize("known", ["here", "by its rebuild"])
+def test_a_lost_slice_is_named_where_no_snapshot_is_common_either(known: str) -> None:
+    """As after a restart of a node that finds one of its slices damaged."""
+    world = World(BY_CITY)
+    number = 0 if known == "here" else 1
+    lose(world, number)
+    if known != "here":
+        rebuild(world, "QUEUED", [number])
+
+    async def test(services: ByNode) -> None:
+        error = await raises(IndexNotReadyError, ask(services["n0"]))
+        assert error.extra["slices"] == [number]
+        assert error.extra["reason"] == ("its disk is gone" if known == "here" else "")
+        rebuild(world, "READY", [number])
+        for view in world.views.values():
+            view.troubles.clear()
+        error = await raises(IndexNotReadyError, ask(services["n0"], timeout_ms=20))
+        assert "slices" not in error.extra
+
+    run(test, world)
+
+
 def test_a_rebuild_that_has_just_ended_is_waited_for() -> None:
     world = World(BY_CITY)
     world.commit(10, {"by_city": people(40)})
