@@ -5,7 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.buildbook import BuildBook, BuildLimits
-from coordinator.events import DriverExited, Instruction, Note, SampleSource, SourceSampled, StartDriver
+from coordinator.events import (
+    NO_ROOM,
+    DriverExited,
+    Instruction,
+    Note,
+    SampleSource,
+    SourceSampled,
+    StartDriver,
+)
 from coordinator.source import open_transactions, reached, target, unbuildable, waiting_words
 from keytide.catalog import BuildRecord
 from keytide.messages import Activated, BuildProgress
@@ -15,6 +23,8 @@ WRITE_INTERVAL_MS = 1_000
 EXIT_GRACE_MS = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
 MAX_BACK_OFF_MS = 30_000
+NO_ROOM_PAUSE_MS = 5_000
+"""Between looks whether there is room for the driver on its disk."""
 DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
 NEVER_AGAIN = 3
@@ -60,7 +70,7 @@ class Backfilling:
         run = self._book.run(message.build) if record else None
         if record is None or run is None or message.sent_at < run.reported_at:
             return []
-        run.reported_at = message.sent_at
+        run.reported_at, run.no_room = message.sent_at, ""
         record = replace(
             record,
             backfill_timestamp=record.backfill_timestamp.merge_max(message.timestamp),
@@ -95,7 +105,7 @@ class Backfilling:
             reason = unbuildable(record, event.facts)
             if not reason:
                 waits = waiting_words(open_transactions(record.load_timestamp, event.facts))
-                self._book.run(record.id).waiting_for = waits
+                self._book.run(record.id).waiting_for = waits or self._book.run(record.id).no_room
                 waited = event.now - record.started_at
                 if waits and waited > self._limits.transaction_limit_ms:
                     reason = (
@@ -116,8 +126,17 @@ class Backfilling:
         if event.status == 0:
             self._book.run(event.build).exited_at = event.now
             return []
+        if event.status == NO_ROOM:
+            return self._no_room(record, event.tail)
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
         return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+
+    def _no_room(self, record: BuildRecord, reason: str) -> list[Instruction]:
+        """It pauses until there is room; that is no death, however long it takes."""
+        run = self._book.run(record.id)
+        told = [] if run.no_room else [Note("warning", "build-without-room", record.id, reason)]
+        run.no_room = run.waiting_for = reason
+        return [StartDriver(record.id, NO_ROOM_PAUSE_MS), *told]
 
     def _never(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """The driver says that its build can never work. It may be the first to see that the source has lost

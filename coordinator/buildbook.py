@@ -65,6 +65,7 @@ class Run:
         restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
         failing: the driver says that its build can never work: why; "" when it does not.
         failing_at: since when.
+        no_room: the driver waits for room on its disk: why, in words; "" when it does not.
         exited_at: when the driver ended well without having said PASSED.
         written_at: when progress was last written.
         history: (ms, documents done) of the last reports, for the rate.
@@ -81,6 +82,7 @@ class Run:
     restarts_batches: int = -1
     failing: str = ""
     failing_at: int = 0
+    no_room: str = ""
     exited_at: int = 0
     written_at: int = 0
     history: list[tuple[int, int]] = field(default_factory=list)

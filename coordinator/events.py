@@ -131,12 +131,17 @@ class TopicsDeleted:
     now: int
 
 
+NO_ROOM = 74
+"""In place of a driver's exit status (as EX_IOERR); drivers themselves never use it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriverExited:
     """The Spark driver of a build has ended.
 
     Attributes:
-        status: exit status; negative: the signal that ended it.
+        status: exit status; negative: the signal that ended it. `NO_ROOM`: it was not started, for its disk
+            is full.
         tail: the last lines of its log.
     """
 

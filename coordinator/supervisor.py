@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.events import DriverExited
+from coordinator.events import NO_ROOM, DriverExited
 from keytide.clock import now_ms
 from keytide.parent_death import die_with_parent
 from keytide.settings import Settings
@@ -35,6 +35,9 @@ POLL_S = 0.1
 STOP_LIMIT_S = 5.0
 """A driver that is asked to end is killed after this."""
 TAIL_LINES = 15
+ROOM_BYTES = 64 << 20
+"""A driver is not started with less room for its checkpoint and shuffles: on a full disk it would die without
+a word, for its log is there too."""
 LOG_NAME = "driver.log"
 
 
@@ -116,6 +119,14 @@ class Supervisor:
         path = self.folder(build) / LOG_NAME
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(path.parent).free
+            if free < ROOM_BYTES:
+                text = (
+                    f"the disk of {path.parent} is full: {free >> 20} MiB left, {ROOM_BYTES >> 20} are needed"
+                )
+                log.warning("the driver of build %s waits: %s", build, text)
+                self._post(DriverExited(build, NO_ROOM, text, now_ms()))
+                return
             with path.open("ab") as out:
                 start = out.tell()
                 process = subprocess.Popen(

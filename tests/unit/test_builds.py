@@ -11,6 +11,7 @@ from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
 from coordinator.ddl import ConflictError, NoSuchKeyspaceError
 from coordinator.dictionary import NoSuchIndexError
 from coordinator.events import (
+    NO_ROOM,
     DeleteTopics,
     DriverExited,
     Instruction,
@@ -341,6 +342,22 @@ def test_a_driver_that_knows_that_it_can_never_work_is_not_started_again() -> No
     assert other.handle(DriverExited("b8", 1, "a trace", other.now)) == []
     assert StopDriver("b8") in other.tick(3_000)
     assert other.build("b8").error == "data was lost"
+
+
+def test_a_driver_without_room_waits_for_it_and_is_not_counted_as_dead() -> None:
+    world = started(World(BuildLimits(restarts=1)))
+    full = DriverExited("b8", NO_ROOM, "the disk is full", world.now)
+    note = Note("warning", "build-without-room", "b8", "the disk is full")
+    for _ in range(20):
+        assert world.handle(full) == [StartDriver("b8", 5_000)]
+        world.handle(SourceSampled(facts((100, 50)), "", world.now))
+        assert world.leader.builds.book.run("b8").waiting_for == "the disk is full"
+    assert world.notes.count(note) == 1
+    world.driver("b8", "RUNNING", 1, (30, 20))
+    world.handle(SourceSampled(facts((100, 50)), "", world.now))
+    assert world.leader.builds.book.run("b8").waiting_for == ""
+    world.handle(full)
+    assert world.notes.count(note) == 2
 
 
 def test_a_driver_that_ends_without_a_word_is_started_again() -> None:

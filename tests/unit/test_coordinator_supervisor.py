@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
-from coordinator.events import DriverExited
+from coordinator.events import NO_ROOM, DriverExited
 from coordinator.supervisor import Supervisor, environment
 from keytide.settings import load_settings
 
@@ -99,6 +101,21 @@ def test_a_second_start_is_the_same_driver(watched: Watched) -> None:
     supervisor.close()
     assert log.read_text() == "up\n"
     assert watched.ends == []
+
+
+def test_no_driver_is_started_on_a_full_disk(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(NamedTuple):
+        free: int = 5 << 20
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Full())
+    supervisor = watched.running("print('up')")
+    supervisor.start("b7", 0)
+    assert (watched.end().status, "5 MiB left" in watched.end().tail) == (NO_ROOM, True)
+    assert not (watched.folder / "builds" / "b7" / "driver.log").exists()
+    monkeypatch.undo()
+    supervisor.start("b7", 0)
+    wait_for(lambda: len(watched.ends) == 2, "an end")
+    assert watched.ends[1].status == 0
 
 
 def test_stop_ends_the_driver_and_what_it_started(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
