@@ -28,7 +28,6 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_BUILD__RESTARTS": "50",
     "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "1000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "1",
@@ -77,7 +76,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
     folder = tmp_path_factory.mktemp("cluster")
     disks = {
         "node": SmallDisk(folder / "node-1", NODE_RESERVE + 300 * MIB),
-        "builds": SmallDisk(folder / "coordinator" / "builds", 64 * MIB),
+        "builds": SmallDisk(folder / "coordinator" / "builds", 300 * MIB),
         "kafka": SmallDisk(folder / "kafka", 600 * MIB),
     }
     with ExitStack() as stack:
@@ -148,7 +147,7 @@ def test_builds_on_a_full_disk(scene: Scene, disks: Disks) -> None:
     (target,) = scene.index("by_id")
     with disks["builds"].full(0):
         build = scene.build([target])
-        wait_for(lambda: "space" in str(_events(scene, build)), "an event says what the build lacks", 90)
+        wait_for(lambda: "full" in str(_events(scene, build)), "an event says what the build lacks", 90)
         _answered(scene)
         assert scene.run.build_state(build)["state"] == "BACKFILL"
     scene.ready(build, [target])
