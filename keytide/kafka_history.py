@@ -6,8 +6,7 @@ per branch; rounds are few, for an epoch begins only when a leader changes. Ever
 epoch that the metadata said, so that a leader which was replaced, and does not know it yet, refuses.
 
 librdkafka does this for its own positions only and cannot be asked, so the requests go out by kafka-python.
-Its names for SASL and TLS are others: `python_client` translates them. What it cannot do (OAUTHBEARER, PKCS12
-key stores) leaves the check of offsets alone, and says so once.
+Where that cannot reach the cluster (see `keytide.kafka_python`), offsets alone are checked.
 
 A client is made for each call, and a call is rare: a partition is taken over, a leader has changed, a loss is
 examined. Times are in seconds.
@@ -17,9 +16,8 @@ from __future__ import annotations
 
 import base64
 import logging
-import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -30,18 +28,24 @@ from kafka.protocol.metadata import MetadataRequest
 
 from keytide.kafka import consumer
 from keytide.kafka_admin import KafkaUnavailableError, admin, describe_topics, list_offsets
+from keytide.kafka_python import python_client
 from keytide.log_history import LogHistory, PartitionHistory
 from keytide.settings import Settings
 from keytide.timestamp import Place
 
-__all__ = ["LogHistory", "PartitionHistory", "diverging", "holds_records", "log_history", "python_client"]
+__all__ = [
+    "LogHistory",
+    "PartitionHistory",
+    "diverging",
+    "holds_records",
+    "log_history",
+    "partings",
+]
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.1
 _EARLIEST, _LATEST = -2, -1
-_PLAIN_MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
-_told: set[str] = set()
 
 
 def diverging(
@@ -52,11 +56,35 @@ def diverging(
     *,
     record_ends: Mapping[int, int] | None = None,
 ) -> dict[int, Place]:
-    """The partitions whose place is no longer on the log, with where the histories part.
+    """The partitions whose place is no longer on the log, with where the histories part. That the topic is
+    still the same one is the caller's to know.
 
     Args:
         places: partition -> next offset, and the epoch of the last record below it (-1 unknown: then only
             the offset is held against the high watermark).
+        record_ends: see `partings`.
+
+    Raises:
+        KafkaUnavailableError: no answer within `timeout`.
+    """
+    deadline = time.monotonic() + timeout
+    epochs = {partition: place.epoch for partition, place in places.items()}
+    history = log_history(settings, topic, timeout, down_to=epochs, partitions=places)
+    return partings(settings, topic, history, places, deadline - time.monotonic(), record_ends=record_ends)
+
+
+def partings(
+    settings: Settings,
+    topic: str,
+    history: LogHistory,
+    places: Mapping[int, Place],
+    timeout: float,
+    *,
+    record_ends: Mapping[int, int] | None = None,
+) -> dict[int, Place]:
+    """As `diverging`, of a history that was looked up.
+
+    Args:
         record_ends: partition -> where the last record below the place ends. A reader's position may lie
             past it, behind transaction markers, which may be of a later epoch than the record. Such a place
             is right if the record is on the log and nothing that can be read lies between.
@@ -65,13 +93,11 @@ def diverging(
         KafkaUnavailableError: no answer within `timeout`.
     """
     deadline = time.monotonic() + timeout
-    epochs = {partition: place.epoch for partition, place in places.items() if place.epoch >= 0}
-    history = log_history(settings, topic, timeout, down_to=epochs)
     found = history.diverging(places)
     for partition, parting in list(found.items()):
-        place, end = places[partition], (record_ends or {}).get(partition, places[partition].offset)
-        known = history.partitions.get(partition)
-        if known is None or place.offset > known.high or end > parting.offset:
+        place, known = places[partition], history.partitions.get(partition)
+        end = (record_ends or {}).get(partition, place.offset)
+        if known is None or end > parting.offset or place.offset > known.high:
             continue
         if known.parting(Place(end, place.epoch)) is None and not holds_records(
             settings, topic, partition, end, place.offset, deadline - time.monotonic()
@@ -81,12 +107,18 @@ def diverging(
 
 
 def log_history(
-    settings: Settings, topic: str, timeout: float, *, down_to: Mapping[int, int] | None = None
+    settings: Settings,
+    topic: str,
+    timeout: float,
+    *,
+    down_to: Mapping[int, int] | None = None,
+    partitions: Iterable[int] | None = None,
 ) -> LogHistory:
-    """The past of every partition of a topic; empty when there is no such topic.
+    """The past of partitions of a topic; empty when there is no such topic.
 
     Args:
         down_to: partition -> epoch below which nothing need be known; 0 where it does not say.
+        partitions: all when None. One that the topic has not is missing in the answer.
 
     Raises:
         KafkaUnavailableError: no answer within `timeout` (a partition has no leader, Kafka is away).
@@ -98,7 +130,7 @@ def log_history(
     while True:
         try:
             with _Client(config, topic, deadline) as client:
-                return client.history(dict(down_to or {}))
+                return client.history(down_to or {}, None if partitions is None else set(partitions))
         except (errors.KafkaError, OSError) as error:  # (some of them say what was refused, some where)
             reason = f"{type(error).__name__} {error}".strip()
             if time.monotonic() + RETRY_S > deadline:
@@ -144,75 +176,9 @@ def _by_offsets(settings: Settings, topic: str, timeout: float) -> LogHistory:
     numbers = range(info.partitions)
     low = list_offsets(client, topic, numbers, earliest=True, timeout=timeout)
     high = list_offsets(client, topic, numbers, read_committed=False, timeout=timeout)
-    return LogHistory(info.id, {number: PartitionHistory(low[number], high[number]) for number in numbers})
-
-
-# --- the other client's names -------------------------------------------------------------------------------
-
-
-def python_client(settings: Settings) -> dict[str, Any] | None:
-    """kafka-python's configuration for the cluster that `[kafka]` names; None when it has no words for it.
-
-    Raises:
-        OSError: a certificate or key file cannot be read.
-    """
-    said = {name: str(value) for name, value in (settings.kafka.model_extra or {}).items()}
-    protocol = said.get("security.protocol", "plaintext").upper()
-    config: dict[str, Any] = {
-        "bootstrap_servers": settings.kafka.bootstrap.split(","),
-        "security_protocol": protocol,
-        "client_id": said.get("client.id", "keytide"),
-    }
-    if protocol.startswith("SASL"):
-        mechanism = (said.get("sasl.mechanisms") or said.get("sasl.mechanism") or "GSSAPI").upper()
-        config["sasl_mechanism"] = mechanism
-        if mechanism in _PLAIN_MECHANISMS:
-            config["sasl_plain_username"] = said.get("sasl.username", "")
-            config["sasl_plain_password"] = said.get("sasl.password", "")
-        elif mechanism == "GSSAPI":
-            config["sasl_kerberos_service_name"] = said.get("sasl.kerberos.service.name", "kafka")
-        else:
-            _tell_offsets_only(f"sasl.mechanism={mechanism}")
-            return None
-    if protocol.endswith("SSL"):
-        stores = {"ssl.keystore.location", "ssl.certificate.pem", "ssl.key.pem", "ssl.engine.location"}
-        if unknown := sorted(stores & said.keys()):
-            _tell_offsets_only(", ".join(unknown))
-            return None
-        config["ssl_context"] = _tls(said)
-    return config
-
-
-def _tell_offsets_only(what: str) -> None:
-    if what not in _told:
-        _told.add(what)
-        log.error(
-            "leader epochs cannot be asked for with %s: only offsets past the end of a log are noticed as "
-            "lost; use PLAIN, SCRAM or GSSAPI, and keys in PEM files",
-            what,
-        )
-
-
-def _tls(said: Mapping[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority = said.get("ssl.ca.location", "probe")
-    if "ssl.ca.pem" in said:
-        context = ssl.create_default_context(cadata=said["ssl.ca.pem"])
-    elif authority != "probe":
-        context = ssl.create_default_context(cafile=authority)
-    if "ssl.certificate.location" in said:
-        context.load_cert_chain(
-            said["ssl.certificate.location"], said.get("ssl.key.location"), said.get("ssl.key.password")
-        )
-    if "ssl.crl.location" in said:
-        context.load_verify_locations(cafile=said["ssl.crl.location"])
-        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-    if said.get("ssl.endpoint.identification.algorithm", "https").lower() == "none":
-        context.check_hostname = False
-    if said.get("enable.ssl.certificate.verification", "true").lower() == "false":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+    stable = list_offsets(client, topic, numbers, timeout=timeout)
+    partitions = {n: PartitionHistory(low[n], high[n], stable=stable[n]) for n in numbers}
+    return LogHistory(info.id, partitions)
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -243,21 +209,21 @@ class _Client:
             raise errors.KafkaTimeoutError("no time left")
         return max(1, int(1000 * left))
 
-    def history(self, down_to: Mapping[int, int]) -> LogHistory:
+    def history(self, down_to: Mapping[int, int], wanted: Container[int] | None) -> LogHistory:
         self._client.check_version(timeout_ms=self._left())
-        topic_id, leaders = self._leaders()
+        topic_id, leaders = self._leaders(wanted)
         if not topic_id:
             return LogHistory()
         low = self._offsets(leaders, _EARLIEST)
         chains = self._chains(leaders, low, down_to)
-        high = self._offsets(leaders, _LATEST)
+        high, stable = self._offsets(leaders, _LATEST), self._offsets(leaders, _LATEST, committed=True)
         partitions = {
-            number: PartitionHistory(low[number], high[number], leader.epoch, chains[number])
+            number: PartitionHistory(low[number], high[number], leader.epoch, chains[number], stable[number])
             for number, leader in sorted(leaders.items())
         }
         return LogHistory(topic_id, partitions)
 
-    def _leaders(self) -> tuple[str, dict[int, _Leader]]:
+    def _leaders(self, wanted: Container[int] | None) -> tuple[str, dict[int, _Leader]]:
         topic = MetadataRequest.MetadataRequestTopic(name=self._topic)
         node = self._client.least_loaded_node()
         answer = self._ask(node, MetadataRequest(topics=[topic], allow_auto_topic_creation=False))
@@ -267,9 +233,11 @@ class _Client:
         _check(told.error_code, self._topic)
         leaders: dict[int, _Leader] = {}
         for one in told.partitions:
+            if wanted is not None and one.partition_index not in wanted:
+                continue
             _check(one.error_code, f"{self._topic} [{one.partition_index}]")
             leaders[one.partition_index] = _Leader(one.leader_id, one.leader_epoch)
-        topic_id = base64.urlsafe_b64encode(told.topic_id.bytes).rstrip(b"=").decode()
+        topic_id = base64.b64encode(told.topic_id.bytes).rstrip(b"=").decode()
         return topic_id, leaders
 
     def _chains(
@@ -312,7 +280,9 @@ class _Client:
                     found[one.partition] = (one.leader_epoch, one.end_offset)
         return found
 
-    def _offsets(self, leaders: Mapping[int, _Leader], which: int) -> dict[int, int]:
+    def _offsets(
+        self, leaders: Mapping[int, _Leader], which: int, *, committed: bool = False
+    ) -> dict[int, int]:
         found: dict[int, int] = {}
         of_topic = ListOffsetsRequest.ListOffsetsTopic
         for node, numbers in _by_node(leaders, leaders).items():
@@ -323,7 +293,9 @@ class _Client:
                 for number in numbers
             ]
             request = ListOffsetsRequest(
-                replica_id=-1, isolation_level=0, topics=[of_topic(name=self._topic, partitions=places)]
+                replica_id=-1,
+                isolation_level=int(committed),
+                topics=[of_topic(name=self._topic, partitions=places)],
             )
             for topic in self._ask(node, request).topics:
                 for one in topic.partitions:

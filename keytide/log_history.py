@@ -28,12 +28,14 @@ class PartitionHistory:
         leader_epoch: of its leader now.
         branches: (epoch, end) in ascending order, down to some epoch or to the first offset; empty when they
             are not to be had (then offsets alone are judged).
+        stable: its end for read_committed readers.
     """
 
     low: int
     high: int
     leader_epoch: int = -1
     branches: tuple[tuple[int, int], ...] = ()
+    stable: int = 0
 
     def parting(self, place: Place) -> Place | None:
         """None when the place is on this log; else where its history and the log's part, as (first offset
@@ -53,6 +55,11 @@ class PartitionHistory:
         if epoch != place.epoch:
             end = min(end, place.offset - 1)  # the record below it is another one here, if there is one
         return Place(min(end, place.offset), self._after(place.epoch))
+
+    def epoch_below(self, offset: int) -> int:
+        """The epoch of the record below an offset of this log, -1 when it is not known. For a position that
+        lies past its last record, that of the marker there (the branches must go down far enough)."""
+        return next((epoch for epoch, end in self.branches if end >= offset > 0), -1)
 
     def _after(self, epoch: int) -> int:
         """The first epoch of this log past `epoch`: what the place's branch was replaced by."""

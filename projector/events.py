@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Phase = Literal["WAITING", "DRAINING", "LOCATING", "COMMITTING", "RUNNING", "IDLE", "STOPPED"]
+Phase = Literal["WAITING", "DRAINING", "LOCATING", "COMMITTING", "RUNNING", "CHECKING", "IDLE", "STOPPED"]
 
 
 class Key(NamedTuple):
@@ -23,10 +23,15 @@ class Key(NamedTuple):
 
 class Reached(NamedTuple):
     """Where a poll brought a partition: next offset, and the leader epoch of the last record below it (-1
-    unknown)."""
+    unknown).
+
+    Attributes:
+        tail: offsets between that record and `end`: transaction markers, which may be of a later epoch.
+    """
 
     end: int
     epoch: int
+    tail: int = 0
 
 
 # --- events --------------------------------------------------------------------------------------------
@@ -39,35 +44,57 @@ class KeyspaceChanged(NamedTuple):
         version: newest catalog version.
         emits_from: smallest version among the indexes that emit, 0 when none does: a partition at version v
             emits if 0 < emits_from <= v.
+        incarnation: counts rollbacks; with a higher one every partition is taken over again (R30).
+        topic_id: of the source topic; with another one too.
     """
 
     keyspace: str
     version: int
     emits_from: int
+    incarnation: int = 0
+    topic_id: str = ""
 
 
 class Assigned(NamedTuple):
-    """The group gave us a partition.
+    """The group gave us a partition, and its place is on the log.
 
     Attributes:
-        offset: its committed next offset; None when it never had a commit.
+        offset: its committed next offset, or where a rollback has cut before it; None when it never had a
+            commit.
         version: catalog version in the commit; 0 when there is none.
-        epoch: leader epoch in the commit.
+        epoch: leader epoch of the last record below `offset`.
+        incarnation: under which it is read from here on; a later one than the catalog's waits for the
+            catalog.
+        tail: as in `Reached`.
+        leader_epoch: of the leader that was asked about the place, -1 when none could be.
     """
 
     key: Key
     offset: int | None
     version: int
     epoch: int
+    incarnation: int = 0
+    tail: int = 0
+    leader_epoch: int = -1
 
 
 class Refused(NamedTuple):
-    """A partition that we own but must not read: its history is not the one of its commit (R15)."""
+    """A partition that we own but must not read: its history is not the one of its place (R15).
+
+    Attributes:
+        offset, epoch, incarnation: where it stands.
+        lost: what was read is no longer on the log; False while the topic only is not there.
+        topic_id: of the topic as it is now.
+    """
 
     key: Key
     offset: int
     version: int
     reason: str
+    epoch: int = -1
+    incarnation: int = 0
+    lost: bool = False
+    topic_id: str = ""
 
 
 class Revoked(NamedTuple):
@@ -77,10 +104,36 @@ class Revoked(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Answer to `Locate`: live reading begins here."""
+    """Answer to `Locate`: live reading begins here, above a record of this leader epoch."""
 
     key: Key
     offset: int
+    epoch: int = -1
+
+
+class Doubted(NamedTuple):
+    """The leader has changed, or the place cannot be read: is what was read still on the log? (R15)
+
+    Attributes:
+        epoch: of the records that came, -1 when none did.
+    """
+
+    key: Key
+    epoch: int = -1
+
+
+class Checked(NamedTuple):
+    """The place is on the log of this leader: the answer to `Check`, and news of a partition that is idle.
+
+    Attributes:
+        offset: the place that was looked at.
+        epoch: of what lies below it on the log, transaction markers included; -1 when that is not known.
+    """
+
+    key: Key
+    leader_epoch: int
+    offset: int = -1
+    epoch: int = -1
 
 
 class Polled(NamedTuple):
@@ -117,6 +170,7 @@ class CommitDone(NamedTuple):
     offset: int
     epoch: int
     version: int
+    incarnation: int = 0
 
 
 class CommitFailed(NamedTuple):
@@ -126,6 +180,7 @@ class CommitFailed(NamedTuple):
     key: Key
     version: int
     fenced: bool
+    incarnation: int = 0
 
 
 class Tick(NamedTuple):
@@ -138,6 +193,8 @@ Event = (
     | Refused
     | Revoked
     | Located
+    | Doubted
+    | Checked
     | Polled
     | Delivered
     | SendFailed
@@ -163,6 +220,19 @@ class ReadFrom(NamedTuple):
     offset: int
 
 
+class TakeOver(NamedTuple):
+    """Give up what is known of the partition, look up its commit again, and answer with `Assigned` or
+    `Refused`: its history has changed."""
+
+    key: Key
+
+
+class Check(NamedTuple):
+    """Ask whether the partition's place is on the log; answer with `Checked` or `Refused`."""
+
+    key: Key
+
+
 class Locate(NamedTuple):
     """Look up where live reading of the partition begins; answer with `Located`."""
 
@@ -177,6 +247,8 @@ class Commit(NamedTuple):
     epoch: int
     version: int
     activation: bool
+    incarnation: int = 0
+    tail: int = 0
 
 
 class Activated(NamedTuple):
@@ -192,4 +264,4 @@ class Rewound(NamedTuple):
     polls: int
 
 
-Instruction = Pause | ReadFrom | Locate | Commit | Activated | Rewound
+Instruction = Pause | ReadFrom | TakeOver | Check | Locate | Commit | Activated | Rewound

@@ -19,14 +19,15 @@ from prometheus_client import Gauge
 from keytide.catalog import Catalog
 from keytide.clock import now_ms
 from keytide.kafka import producer
-from keytide.messages import Activated, PartitionProgress, Progress, encode
+from keytide.messages import Activated, HistoryLost, PartitionProgress, Progress, encode
 from keytide.settings import Settings
 from keytide.topics import Topics
 from projector.events import Key
 from projector.membership import Membership
+from projector.partition import PartitionState
 from projector.pipeline import Pipeline
 from projector.source import Source
-from projector.tracker import PartitionState, Tracker
+from projector.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +100,13 @@ class Reporter:
             for key in book.keys() - partitions.keys():
                 del book[key]
         for keyspace in sorted({key.keyspace for key in partitions}):
-            lines = [self._line(state, members.source) for state in members.states(keyspace)]
-            places = [(line.partition, line.acked, line.version) for line in lines]
             record = catalog.keyspace(keyspace)
-            if record is None or (places == self._told.get(keyspace) and not force):
+            if record is None:
+                continue
+            states = members.states(keyspace, record.incarnation)
+            lines = [self._line(state, members.source) for state in states]
+            places = [(line.partition, line.acked, line.version) for line in lines]
+            if places == self._told.get(keyspace) and not force:
                 continue
             self._told[keyspace] = places
             self._next_progress = now + PROGRESS_INTERVAL_S
@@ -147,6 +151,23 @@ class Reporter:
                     state.version,
                     state.activated_at,
                     state.acked_epoch,
+                )
+            )
+        )
+
+    def history_lost(self, state: PartitionState) -> None:
+        """Tell that what was read of a partition is no longer on the log (R15)."""
+        self._send(
+            encode(
+                HistoryLost(
+                    state.key.keyspace,
+                    self._projector,
+                    state.key.partition,
+                    state.incarnation,
+                    state.topic_id,
+                    state.position,
+                    state.position_epoch,
+                    state.reason,
                 )
             )
         )

@@ -9,6 +9,9 @@ Latency: a record that comes alone goes out at once; the next batch waits until 
 one, so that a busy stream makes full batches. While anything is in flight the thread waits for
 acknowledgements, else for records.
 
+Records of a new leader are not taken before the place that they follow is found to be on its log (R15): an
+election may have lost what was read. They are thrown away and read again after that.
+
 What can be tried again is kept in a set and tried in a later turn (takeovers, first places, activations);
 what cannot raises, and the process ends: its partitions move to another, which begins at the last commit.
 """
@@ -20,7 +23,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event as Flag
 
 from confluent_kafka import KafkaException
@@ -29,12 +32,14 @@ from keytide.catalog import IndexRecord
 from keytide.clock import now_ms
 from keytide.kafka import CatalogReader, KafkaUnavailableError
 from keytide.settings import Settings
+from keytide.sync_points import reach
 from projector import report
 from projector.core import SourceBatch
 from projector.events import Delivered, Key, Polled, Reached, SendFailed
 from projector.harvest import Harvest
 from projector.membership import Membership
-from projector.pipeline import Limits, Outgoing, Pipeline, batches_of
+from projector.partition import PartitionState
+from projector.pipeline import Columns, Limits, Outgoing, Pipeline, batches_of
 from projector.sender import Sender
 
 log = logging.getLogger(__name__)
@@ -80,7 +85,6 @@ class Projector:
         self._quiet: set[Key] = set()
         """Partitions that no segment was sent for since the last heartbeat."""
         self._emitting: dict[str, IndexRecord] = {}
-        self._rejoin = False
         self._backoff, self._resume_at = 0.0, 0.0
         self._blocked_since: float | None = None
         self._held = False
@@ -132,8 +136,7 @@ class Projector:
     def _turn(self) -> None:
         now = self._clock()
         self._sender.poll(0)
-        if self._rejoin or self._members.source.seeking_for > SEEK_LIMIT_S:
-            self._rejoin = False
+        if self._members.source.seeking_for > SEEK_LIMIT_S:
             log.warning("joining the group anew")
             self._members.rejoin()
         if now >= self._next_catalog:
@@ -193,7 +196,7 @@ class Projector:
                 for state in self._tracker.running():
                     self._members.source.pause(state.key)
             # What it brings all the same is read again: `_release` seeks.
-            self._rejoin |= bool(self._members.source.read(100, 0.01, 0.0).lost)
+            self._members.source.read(100, 0.01, 0.0)
 
     def _release(self) -> None:
         self._blocked_since = None
@@ -217,14 +220,17 @@ class Projector:
 
     def _take_in(self, harvest: Harvest) -> None:
         for key, reason in harvest.lost.items():
-            log.warning("%s cannot be read where it stands: %s", key, reason)
-            self._rejoin = True
+            self._members.doubt(key, -1, reason)
         positions: dict[Key, int] = {}
         for key in harvest.records.keys() | harvest.ends.keys():
             state = self._tracker.partitions.get(key)
             if state is None or state.phase != "RUNNING":
                 continue
             runs = harvest.records.get(key)
+            strange = _of_another_leader(runs or (), state)
+            if strange is not None:
+                self._members.doubt(key, strange, f"records of leader epoch {strange} came")
+                continue
             last = runs[-1].offsets[-1] + 1 if runs else 0
             end = harvest.ends.get(key, 0)
             self._reporter.met_end(key, end if end >= last else None)
@@ -247,22 +253,28 @@ class Projector:
             columns = harvest.records.get(key, ()) if harvest else ()
             batches = batches_of(key, state.position, end, state.position_epoch, columns)
             work.setdefault(key.keyspace, {}).setdefault(state.version, []).extend(batches)
-            reached[key] = Reached(batches[-1].end, batches[-1].epoch)
+            end, read = batches[-1].end, next((b.end for b in reversed(batches) if len(b.offsets)), None)
+            tail = state.position_tail + end - state.position if read is None else end - read
+            reached[key] = Reached(end, batches[-1].epoch, tail)
             self._quiet.discard(key)
         messages: list[Outgoing] = []
         for keyspace, by_version in work.items():
             messages += self._pipeline.emit(catalog, keyspace, by_version, now_ms())
         self._poll += 1
         self._members.handle(Polled(self._poll, len(messages), reached))
+        reach("projector-projected")
         for message in messages:
             if self._poll not in self._tracker.outstanding:
                 break  # a message before this one was refused at once
             self._sender.send(self._poll, message.index_id, message.slice, message.value)
+            reach("projector-sent")
 
     def _delivered(self, poll: int, messages: int, error: str | None) -> None:
         if error is None:
             self._backoff = 0.0
             self._members.handle(Delivered(poll, messages))
+            if poll not in self._tracker.outstanding:
+                reach("projector-acknowledged")
         else:
             if poll in self._tracker.outstanding:
                 log.error("poll %d could not be sent to %s", poll, error)
@@ -295,6 +307,9 @@ class Projector:
         for state in self._tracker.partitions.values():
             if state.phase in ("RUNNING", "IDLE") and report.awaited_by_a_build(catalog, state):
                 self._reporter.activated(state)
+            if state.lost:
+                self._reporter.history_lost(state)
+        self._members.look_ups.look_at_idle()
         for index, seconds in self._sender.stuck(self._reporter.alive_at).items():
             story = "a queue of index %s took nothing for %.0f s while others did: suspended, build it again"
             log.error(story, index, seconds)
@@ -303,3 +318,10 @@ class Projector:
             self._learn()
         self._reporter.progress(catalog, self._members, self._pipeline, force=True)
         self._reporter.metrics(self._pipeline, self._tracker)
+
+
+def _of_another_leader(runs: Sequence[Columns], state: PartitionState) -> int | None:
+    """The first leader epoch of some records whose log was not looked at yet, None when there is none.
+    Epochs only grow along a log: records of an older leader than those before show another log."""
+    known, below = state.checked_epoch, state.position_epoch
+    return next((run.epoch for run in runs if run.epoch > known >= 0 or 0 <= run.epoch < below), None)

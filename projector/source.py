@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -33,6 +32,7 @@ from keytide.settings import Settings
 from keytide.topics import Topics
 from projector.events import Key
 from projector.harvest import Harvest, group
+from projector.places import Committed
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +47,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 _OUTSIDE = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE}
 )
-"""The position is not in the log; librdkafka gives up that partition."""
-
-
-class Committed(NamedTuple):
-    """A commit as the group keeps it; offset None when there is none."""
-
-    offset: int | None
-    epoch: int
-    metadata: str
+"""The position is not in the log, or no longer; librdkafka gives up that partition until the next seek."""
 
 
 class Source:

@@ -15,14 +15,24 @@ After any failed send everything past `acked` is read and sent again (R10).
 A partition works under one catalog `version` at a time, and that version is part of its commit (R13). Its
 life:
 
-    WAITING     the commit names a version that the catalog here does not have yet: nothing is read
+    WAITING     the commit names a version or incarnation that the catalog here does not have yet: nothing is
+                read
     DRAINING    a newer version is in the catalog: nothing is polled until nothing is in flight
     LOCATING    nothing was emitted so far: the shell looks up where live reading begins
     COMMITTING  the fenced commit (position, new version) is under way
     RUNNING     segments are sent for the indexes that emit at `version`
+    CHECKING    the leader has changed: nothing is read until the shell has asked whether `position` is on its
+                log (R15)
     IDLE        no index emits at `version`: nothing is read
-    STOPPED     history is not what the commit says (another topic, offsets lost): nothing is read, and it is
-    told
+    STOPPED     history is not what the place says (another topic, offsets lost): nothing is read, and it is
+                told
+
+A rollback (a higher incarnation in the catalog, or another topic) ends all of these at once, whatever is
+under way: the keyspace's partitions are taken over again, at their commits or at the cut, whichever is
+earlier. What is in flight then still arrives, under the old incarnation, and slices cut it there (R30); a
+commit of the old incarnation that is answered later says nothing of the new life. A projector that has not
+heard yet goes on under the old incarnation: nothing that it sends past the cut counts, and its commits name
+their incarnation, so whoever takes over after it begins at the cut again.
 
 `handle(event)` returns instructions for the shell, which performs them in order and feeds back what came of
 them. The shell reads partitions whose phase is RUNNING and no others; records of any other partition that it
@@ -31,18 +41,18 @@ may still have in hand must be thrown away.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keytide.errors import invariant
 from projector.events import (
     Activated,
     Assigned,
-    Commit,
+    Check,
+    Checked,
     CommitDone,
     CommitFailed,
     Delivered,
+    Doubted,
     Event,
     Instruction,
     Key,
@@ -50,42 +60,23 @@ from projector.events import (
     Locate,
     Located,
     Pause,
-    Phase,
     Polled,
-    Reached,
     ReadFrom,
     Refused,
     Revoked,
     Rewound,
     SendFailed,
+    TakeOver,
     Tick,
 )
-
-
-@dataclass(slots=True)
-class PartitionState:
-    """One source partition that is ours. Offsets are next offsets."""
-
-    key: Key
-    phase: Phase
-    version: int
-    position: int
-    acked: int
-    committed: int
-    position_epoch: int = -1
-    acked_epoch: int = -1
-    activated_at: int = 0
-    """Where `version` began (its commit), or the commit that we took over: a component of the
-    low-watermark."""
-    reason: str = ""
-    commit_pending: bool = False
-    flight: deque[tuple[int, Reached]] = field(default_factory=deque)
-    """Polls in flight in order: (poll, where it ends)."""
+from projector.partition import PartitionState
 
 
 class _View(NamedTuple):
     version: int
     emits_from: int
+    incarnation: int = 0
+    topic_id: str = ""
 
     def emits(self, version: int) -> bool:
         return 0 < self.emits_from <= version
@@ -115,21 +106,21 @@ class Tracker:
             InvariantViolationError: Contiguous or FIFO order is broken.
         """
         match event:
-            case KeyspaceChanged(keyspace, version, emits_from):
-                self._views[keyspace] = _View(version, emits_from)
-                return self._step_all(keyspace)
+            case KeyspaceChanged():
+                return self._changed(event)
             case Assigned():
                 return self._assigned(event)
-            case Refused(key, offset, version, reason):
-                self.partitions[key] = PartitionState(
-                    key, "STOPPED", version, offset, offset, offset, reason=reason
-                )
-                return [Pause(key)]
+            case Refused():
+                return self._refused(event)
             case Revoked(key):
                 self.partitions.pop(key, None)
                 return []
-            case Located(key, offset):
-                return self._located(key, offset)
+            case Located():
+                return self._located(event)
+            case Doubted(key, epoch):
+                return self._doubted(key, epoch)
+            case Checked():
+                return self._checked(event)
             case Polled():
                 return self._polled(event)
             case Delivered(poll, messages):
@@ -138,8 +129,8 @@ class Tracker:
                 return self._rewind() if poll in self.outstanding else []
             case CommitDone():
                 return self._committed(event)
-            case CommitFailed(key, version, fenced):
-                return self._commit_failed(key, version, fenced)
+            case CommitFailed():
+                return self._commit_failed(event)
             case Tick():
                 return self._tick()
 
@@ -158,7 +149,22 @@ class Tracker:
     def _view(self, key: Key) -> _View:
         return self._views.get(key.keyspace, _UNKNOWN)
 
-    # --- assignment and activation
+    # --- assignment, rollback and activation
+
+    def _changed(self, event: KeyspaceChanged) -> list[Instruction]:
+        old = self._views.get(event.keyspace)
+        view = self._views[event.keyspace] = _View(*event[1:])
+        states = self._of(event.keyspace)
+        if old is None or (view.incarnation <= old.incarnation and view.topic_id == old.topic_id):
+            return [instruction for state in states for instruction in self._step(state)]
+        todo: list[Instruction] = []
+        for state in states:
+            del self.partitions[state.key]
+            todo += [Pause(state.key), TakeOver(state.key)]
+        return todo
+
+    def _of(self, keyspace: str) -> list[PartitionState]:
+        return [state for key, state in sorted(self.partitions.items()) if key.keyspace == keyspace]
 
     def _assigned(self, event: Assigned) -> list[Instruction]:
         key = event.key
@@ -172,19 +178,52 @@ class Tracker:
             offset,
             position_epoch=event.epoch,
             acked_epoch=event.epoch,
+            position_tail=event.tail,
+            acked_tail=event.tail,
+            incarnation=event.incarnation,
+            checked_epoch=event.leader_epoch,
             activated_at=max(offset, 0),
         )
         self.partitions[key] = state
         return self._step(state) or [Pause(key)]
 
-    def _step_all(self, keyspace: str) -> list[Instruction]:
-        states = [state for key, state in sorted(self.partitions.items()) if key.keyspace == keyspace]
-        return [instruction for state in states for instruction in self._step(state)]
+    def _refused(self, event: Refused) -> list[Instruction]:
+        """A place that was never taken over, or one that was read from: then what is in flight still
+        counts."""
+        state = self.partitions.get(event.key)
+        if state is None:
+            at = event.offset
+            state = PartitionState(event.key, "STOPPED", event.version, at, at, at, event.epoch, event.epoch)
+            state.incarnation = event.incarnation
+            self.partitions[event.key] = state
+        state.phase, state.reason = "STOPPED", event.reason
+        state.lost, state.topic_id = event.lost, event.topic_id
+        return [Pause(event.key)]
+
+    def _doubted(self, key: Key, epoch: int) -> list[Instruction]:
+        state = self.partitions.get(key)
+        if state is None or state.phase != "RUNNING":
+            return []
+        state.phase, state.doubted_epoch = "CHECKING", epoch
+        return [Pause(key), Check(key)]
+
+    def _checked(self, event: Checked) -> list[Instruction]:
+        state = self.partitions.get(event.key)
+        if state is None or state.phase not in ("CHECKING", "RUNNING"):
+            return []
+        state.checked_epoch = event.leader_epoch
+        state.confirm(event.offset, event.epoch)
+        if state.phase == "RUNNING":
+            return []
+        state.phase = "RUNNING"
+        return self._step(state) or [ReadFrom(state.key, state.position)]
 
     def _step(self, state: PartitionState) -> list[Instruction]:
         """Bring a partition as far as it can go without an answer from outside."""
         key, view = state.key, self._view(state.key)
         match state.phase:
+            case "WAITING" if state.incarnation > view.incarnation:
+                return []
             case "WAITING" if state.version <= view.version and view.version > 0:
                 if state.version < view.version:
                     return [Pause(key), *self._drained(state)]
@@ -210,21 +249,18 @@ class Tracker:
             return [Locate(state.key)]
         return self._commit_activation(state)
 
-    def _located(self, key: Key, offset: int) -> list[Instruction]:
-        state = self.partitions.get(key)
+    def _located(self, event: Located) -> list[Instruction]:
+        state = self.partitions.get(event.key)
         if state is None or state.phase != "LOCATING":
             return []
-        state.position = state.acked = max(offset, state.position)
-        state.position_epoch = state.acked_epoch = -1
+        if event.offset >= state.position:
+            state.at(event.offset, event.epoch)
         return self._commit_activation(state)
 
     def _commit_activation(self, state: PartitionState) -> list[Instruction]:
         """A keyspace whose indexes are all gone needs a commit too: DROP waits for it (R19)."""
         state.phase = "COMMITTING"
-        offset = max(state.position, 0)
-        return [
-            Commit(state.key, offset, state.position_epoch, self._view(state.key).version, activation=True)
-        ]
+        return [state.activation(self._view(state.key).version)]
 
     def _settle(self, state: PartitionState) -> list[Instruction]:
         """The commit for `version` stands: read on, or rest when nothing emits."""
@@ -246,7 +282,7 @@ class Tracker:
                 "Contiguous",
                 lambda s=state, r=reached: f"{s.key} polled to {r.end}, position {s.position}",  # type: ignore[misc]
             )
-            state.position, state.position_epoch = reached
+            state.position, state.position_epoch, state.position_tail = reached
             state.flight.append((event.poll, reached))
         self.outstanding[event.poll] = event.messages
         return self._advance() if event.messages == 0 else []
@@ -267,7 +303,7 @@ class Tracker:
             while flight and self.outstanding.get(flight[0][0], 0) == 0:
                 _, reached = flight.popleft()
                 if reached.end >= state.acked:
-                    state.acked, state.acked_epoch = reached
+                    state.acked, state.acked_epoch, state.acked_tail = reached
             if state.phase == "DRAINING" and not flight:
                 todo += self._step(state)
         for poll in [poll for poll, left in self.outstanding.items() if left == 0]:
@@ -283,8 +319,7 @@ class Tracker:
         todo: list[Instruction] = [Rewound(len(self.outstanding))]
         self.outstanding.clear()
         for _, state in sorted(self.partitions.items()):
-            state.flight.clear()
-            state.position, state.position_epoch = state.acked, state.acked_epoch
+            state.give_up()
             if state.phase == "RUNNING":
                 todo.append(ReadFrom(state.key, state.position))
             elif state.phase == "DRAINING":
@@ -295,7 +330,7 @@ class Tracker:
 
     def _committed(self, event: CommitDone) -> list[Instruction]:
         state = self.partitions.get(event.key)
-        if state is None:
+        if state is None or event.incarnation != state.incarnation:
             return []
         state.commit_pending = False
         state.committed = max(state.committed, event.offset)
@@ -306,15 +341,15 @@ class Tracker:
         state.acked, state.acked_epoch = event.offset, event.epoch
         return self._settle(state) if event.version >= self._view(event.key).version else self._drained(state)
 
-    def _commit_failed(self, key: Key, version: int, fenced: bool) -> list[Instruction]:
-        state = self.partitions.get(key)
-        if state is None:
+    def _commit_failed(self, event: CommitFailed) -> list[Instruction]:
+        state = self.partitions.get(event.key)
+        if state is None or event.incarnation != state.incarnation:
             return []
         state.commit_pending = False
-        if state.phase == "COMMITTING" and version > state.version:
+        if state.phase == "COMMITTING" and event.version > state.version:
             state.phase = "DRAINING"  # the next tick tries again, unless the partition is taken away
             return []
-        return self._rewind() if fenced else []
+        return self._rewind() if event.fenced else []
 
     def _tick(self) -> list[Instruction]:
         todo: list[Instruction] = []
@@ -329,5 +364,5 @@ class Tracker:
                 and not state.commit_pending
             ):
                 state.commit_pending = True
-                todo.append(Commit(key, state.acked, state.acked_epoch, state.version, activation=False))
+                todo.append(state.commit())
         return todo

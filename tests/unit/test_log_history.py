@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytide.kafka_history import python_client
+from keytide.kafka_python import python_client
 from keytide.log_history import LogHistory, PartitionHistory
 from keytide.settings import load_settings
 from keytide.timestamp import Place

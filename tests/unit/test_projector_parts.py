@@ -7,26 +7,36 @@ from itertools import pairwise
 
 import pytest
 from confluent_kafka import KafkaError
+from msgspec.structs import replace
 
-from keytide.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord, encode_record, record_key
+from keytide.catalog import (
+    BuildRecord,
+    Catalog,
+    IndexRecord,
+    KeyspaceRecord,
+    RollbackRecord,
+    encode_record,
+    record_key,
+)
 from keytide.definition import CreateIndex, parse_statement
-from keytide.kafka_admin import TopicInfo
+from keytide.log_history import LogHistory, PartitionHistory
 from keytide.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
 from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 from projector.core import SourceBatch
-from projector.events import Assigned, Key, Located, Refused
+from projector.events import Assigned, Checked, CommitDone, Key, Located, Polled, Reached, Refused
 from projector.membership import Membership
 from projector.pipeline import Columns, Limits, Pipeline, batches_of
 from projector.places import (
-    Extent,
+    Committed,
+    beginning,
+    check,
     decode_metadata,
     encode_metadata,
     first_place,
     take_over,
 )
 from projector.sender import Sender
-from projector.source import Committed
 
 KEY = Key("orders", 1)
 
@@ -48,9 +58,14 @@ def index(id_: str = "a-1", version: int = 1, state: str = "BUILDING", slices: i
     return IndexRecord(id_, statement.definition, state, version, [], f"b-{id_}", 0)  # type: ignore[arg-type]
 
 
-def catalog(*records: IndexRecord | BuildRecord, version: int = 1, topic_id: str = "T") -> Catalog:
+def catalog(
+    *records: IndexRecord | BuildRecord | RollbackRecord,
+    version: int = 1,
+    topic_id: str = "T",
+    incarnation: int = 0,
+) -> Catalog:
     found = Catalog()
-    for record in (*records, KeyspaceRecord("orders", topic_id, 2, version)):
+    for record in (*records, KeyspaceRecord("orders", topic_id, 2, version, incarnation)):
         found.apply(record_key(record), encode_record(record), 0)
     return found
 
@@ -142,37 +157,150 @@ class TestCommits:
         assert decode_metadata(text).v == 0
 
     def test_a_commit_of_this_topic_is_taken_over(self) -> None:
-        commit = Committed(50, 3, encode_metadata(7, "T", 3))
-        got = take_over(KEY, commit, TopicInfo("orders", "T", 2), Extent(0, 60, 60), catalog(index()))
-        assert got == Assigned(KEY, 50, 7, 3)
+        assert taken(25, 3, encode_metadata(7, "T", 3)) == Assigned(KEY, 25, 7, 3, leader_epoch=5)
 
     def test_no_commit_is_no_version(self) -> None:
-        got = take_over(
-            KEY, Committed(None, -1, ""), TopicInfo("orders", "T", 2), Extent(0, 60, 60), catalog(index())
-        )
-        assert got == Assigned(KEY, None, 0, -1)
+        assert taken(None, -1, "") == Assigned(KEY, None, 0, -1, leader_epoch=5)
 
-    @pytest.mark.parametrize(
-        ("commit_id", "topic_id", "catalog_id"), [("T", "U", "T"), ("T", "U", "U"), ("U", "U", "T")]
-    )
-    def test_another_topic_of_that_name_is_refused(
-        self, commit_id: str, topic_id: str, catalog_id: str
-    ) -> None:
-        commit = Committed(50, 3, encode_metadata(7, commit_id, 3))
-        topic = TopicInfo("orders", topic_id, 2)
-        got = take_over(KEY, commit, topic, Extent(0, 60, 60), catalog(index(), topic_id=catalog_id))
+    @pytest.mark.parametrize(("commit_id", "catalog_id"), [("T", "T"), ("U", "T")])
+    def test_another_topic_of_that_name_is_refused(self, commit_id: str, catalog_id: str) -> None:
+        text = encode_metadata(7, commit_id, 3)
+        got = taken(50, 3, text, catalog(index(), topic_id=catalog_id), topic_id="U")
         assert isinstance(got, Refused)
+        assert got.lost
+        assert got.topic_id == "U"
         assert "made anew" in got.reason
 
-    def test_a_log_that_ends_below_the_commit_is_refused(self) -> None:
-        commit = Committed(50, 3, encode_metadata(7, "T", 3))
-        got = take_over(KEY, commit, TopicInfo("orders", "T", 2), Extent(0, 40, 40), catalog(index()))
-        assert isinstance(got, Refused)
-        assert "were lost" in got.reason
+    def test_a_commit_of_a_topic_that_the_dictionary_has_forgotten_means_nothing(self) -> None:
+        text = encode_metadata(7, "T", 3)
+        got = taken(50, 3, text, catalog(index(), topic_id="U"), topic_id="U")
+        assert got == Assigned(KEY, None, 0, -1, leader_epoch=5)
 
-    def test_a_topic_that_is_gone_is_refused(self) -> None:
-        got = take_over(KEY, Committed(50, 3, ""), None, None, catalog(index()))
+    @pytest.mark.parametrize(("offset", "epoch"), [(61, 5), (35, 3), (61, -1), (20, 2)])
+    def test_a_place_that_is_not_on_the_log_is_lost(self, offset: int, epoch: int) -> None:
+        got = taken(offset, epoch, encode_metadata(7, "T", epoch))
         assert isinstance(got, Refused)
+        assert got.lost
+        assert (got.offset, got.epoch) == (offset, epoch)
+        assert "no longer on the log" in got.reason
+
+    def test_a_topic_that_is_gone_is_refused_and_not_lost(self) -> None:
+        got = take_over(
+            KEY, beginning(KEY, Committed(50, 3, ""), catalog()), LogHistory(), Place(0), catalog(index())
+        )
+        assert isinstance(got, Refused)
+        assert not got.lost
+
+    def test_a_partition_that_the_broker_does_not_know_yet_is_not_lost(self) -> None:
+        begin = beginning(KEY, Committed(None, -1, ""), catalog())
+        got = take_over(KEY, begin, LogHistory("T", {}), None, catalog(index()))
+        assert isinstance(got, Refused)
+        assert not got.lost
+
+    def test_markers_of_a_later_epoch_below_the_place_are_named_by_it(self) -> None:
+        got = taken(42, 3, encode_metadata(7, "T", 3, tail=2), parted=False)
+        assert got == Assigned(KEY, 42, 7, 5, leader_epoch=5)
+
+
+LOG = PartitionHistory(low=0, high=60, leader_epoch=5, branches=((1, 10), (3, 30), (5, 60)))
+
+
+def taken(
+    offset: int | None,
+    epoch: int,
+    metadata: str,
+    known: Catalog | None = None,
+    *,
+    topic_id: str = "T",
+    log: PartitionHistory = LOG,
+    parted: bool = True,
+) -> Assigned | Refused:
+    """What becomes of a commit on a log."""
+    known = known or catalog(index(version=7), version=7)
+    begin = beginning(KEY, Committed(offset, epoch, metadata), known)
+    history = LogHistory(topic_id, {KEY.partition: log})
+    parting = history.parting(KEY.partition, begin.place or Place(0)) if parted else None
+    return take_over(KEY, begin, history, parting, known)
+
+
+def rollback(incarnation: int, offset: int, epoch: int = 1, cause: str = "truncated") -> RollbackRecord:
+    timestamp = Timestamp({1: Place(offset, epoch)} if offset else {}, "T")
+    return RollbackRecord("orders", incarnation, 5, timestamp, "T", cause, 0)  # type: ignore[arg-type]
+
+
+class TestRollback:
+    """Where reading goes on after rollbacks, whatever commit is there (R30)."""
+
+    def known(self, *rollbacks: RollbackRecord, topic_id: str = "T") -> Catalog:
+        newest = max((record.incarnation for record in rollbacks), default=0)
+        return catalog(index(version=7), *rollbacks, version=7, topic_id=topic_id, incarnation=newest)
+
+    def test_a_commit_past_the_cut_begins_at_the_cut(self) -> None:
+        got = taken(50, 4, encode_metadata(7, "T", 4, 0), self.known(rollback(1, 8)))
+        assert got == Assigned(KEY, 8, 7, 1, incarnation=1, leader_epoch=5)
+
+    def test_a_commit_below_the_cut_stays(self) -> None:
+        got = taken(25, 3, encode_metadata(7, "T", 3, 0), self.known(rollback(1, 28, 3)))
+        assert got == Assigned(KEY, 25, 7, 3, incarnation=1, leader_epoch=5)
+
+    def test_of_two_rollbacks_the_deeper_cut_counts(self) -> None:
+        known = self.known(rollback(1, 8), rollback(2, 40, 5))
+        assert taken(50, 4, encode_metadata(7, "T", 4, 0), known) == Assigned(KEY, 8, 7, 1, 2, 0, 5)
+        assert taken(50, 5, encode_metadata(7, "T", 5, 1), known) == Assigned(KEY, 40, 7, 5, 2, 0, 5)
+        assert taken(50, 5, encode_metadata(7, "T", 5, 2), known) == Assigned(KEY, 50, 7, 5, 2, 0, 5)
+
+    def test_a_commit_of_a_later_incarnation_waits_for_the_catalog(self) -> None:
+        got = taken(99, 9, encode_metadata(7, "U", 9, 2), self.known(rollback(1, 8)))
+        assert got == Assigned(KEY, 99, 7, 9, incarnation=2)
+
+    def test_a_zombie_commit_that_was_answered_last_is_worth_what_lies_below_the_cut(self) -> None:
+        """The group keeps whichever commit came last; neither loses anything."""
+        known = self.known(rollback(1, 8))
+        zombie = taken(55, 4, encode_metadata(7, "T", 4, 0), known)
+        assert isinstance(zombie, Assigned)
+        assert zombie.offset == 8
+        assert zombie.incarnation == 1
+
+    def test_a_topic_made_anew_is_read_from_its_beginning(self) -> None:
+        known = self.known(rollback(1, 0, cause="recreated"), topic_id="U")
+        got = taken(50, 3, encode_metadata(7, "T", 3, 0), known, topic_id="U")
+        assert got == Assigned(KEY, 0, 7, -1, incarnation=1, leader_epoch=5)
+
+    def test_without_a_commit_a_ready_index_is_fed_from_the_cut(self) -> None:
+        build = BuildRecord(
+            "b-a-1", "orders", ["a-1"], "READY", Timestamp.of({0: 10, 1: 20}), 0, low_watermark={1: 22}
+        )
+        for cut, start in ((0, 0), (15, 15), (40, 22)):
+            known = catalog(index(state="READY"), build, rollback(1, cut), incarnation=1)
+            assert first_place(KEY, LOG, known, has_commit=False) == Located(KEY, start)
+        again = replace(build, incarnation=1, low_watermark={1: 30})
+        known = catalog(index(state="READY"), again, rollback(1, 15), incarnation=1)
+        assert first_place(KEY, LOG, known, has_commit=False) == Located(KEY, 30)
+
+
+class TestCheck:
+    """After a change of leader."""
+
+    def check(self, place: Place, topic_id: str = "T", log: PartitionHistory = LOG) -> Checked | Refused:
+        history = LogHistory(topic_id, {KEY.partition: log})
+        parting = history.parting(KEY.partition, place)
+        return check(KEY, place, 3, history, parting, catalog(index()))
+
+    def test_a_place_on_the_log_goes_on(self) -> None:
+        assert self.check(Place(30, 3)) == Checked(KEY, 5, 30, 3)
+
+    def test_a_place_off_the_log_is_lost(self) -> None:
+        got = self.check(Place(31, 3))
+        assert isinstance(got, Refused)
+        assert (got.lost, got.incarnation, got.offset, got.epoch) == (True, 3, 31, 3)
+
+    def test_another_topic_is_lost(self) -> None:
+        got = self.check(Place(30, 3), topic_id="U")
+        assert isinstance(got, Refused)
+        assert (got.lost, got.topic_id) == (True, "U")
+
+
+ENDS = PartitionHistory(low=3, high=30, stable=25)
 
 
 class TestFirstPlace:
@@ -183,19 +311,19 @@ class TestFirstPlace:
 
     def test_history_is_the_backfills(self) -> None:
         found = catalog(index(), self.build({0: 10, 1: 20}))
-        assert first_place(KEY, Extent(3, 25, 30), found, has_commit=False) == Located(KEY, 25)
+        assert first_place(KEY, ENDS, found, has_commit=False) == Located(KEY, 25)
 
     def test_a_partition_that_came_after_the_build_is_read_from_0(self) -> None:
         found = catalog(index(), self.build({0: 10}))
-        assert first_place(KEY, Extent(3, 25, 30), found, has_commit=False) == Located(KEY, 0)
+        assert first_place(KEY, ENDS, found, has_commit=False) == Located(KEY, 0)
 
     def test_a_lost_commit_goes_on_from_the_first_activation(self) -> None:
         found = catalog(index(), self.build({0: 10, 1: 20}, low={1: 22}))
-        assert first_place(KEY, Extent(3, 25, 30), found, has_commit=False) == Located(KEY, 22)
+        assert first_place(KEY, ENDS, found, has_commit=False) == Located(KEY, 22)
 
     def test_a_commit_without_indexes_jumps_to_the_end(self) -> None:
         found = catalog(index(), self.build({0: 10, 1: 20}, low={1: 22}))
-        assert first_place(KEY, Extent(3, 25, 30), found, has_commit=True) == Located(KEY, 25)
+        assert first_place(KEY, ENDS, found, has_commit=True) == Located(KEY, 25)
 
 
 class TestSender:
@@ -272,10 +400,10 @@ class TestMembership:
     def members(self, monkeypatch: pytest.MonkeyPatch, commits: dict[Key, Committed]) -> Membership:
         source = _Source(commits)
         monkeypatch.setattr(Membership, "_join", lambda _: source)
-        monkeypatch.setattr("projector.membership.look_up", lambda *_: (self.topics, self.extents))
+        self.history = LogHistory()
+        monkeypatch.setattr("projector.lookups.judge", self.judge)
+        monkeypatch.setattr("projector.lookups.log_history", lambda *_, **__: self.history)
         self.now = 0.0
-        self.topics: dict[str, TopicInfo] = {}
-        self.extents: dict[Key, Extent] = {}
         self.catalog = catalog(index(state="READY"), version=1)
         return Membership(
             load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0}),
@@ -285,8 +413,15 @@ class TestMembership:
             rewound=lambda _: None,
         )
 
-    def there(self, topic_id: str) -> None:
-        self.topics, self.extents = {"orders": TopicInfo("orders", topic_id, 2)}, {KEY: Extent(0, 5, 5)}
+    def judge(
+        self, _settings: object, _topic: str, places: dict[int, Place], _tails: object
+    ) -> tuple[LogHistory, dict[int, Place]]:
+        return self.history, self.history.diverging(places)
+
+    def there(self, topic_id: str, *branches: tuple[int, int]) -> None:
+        branches = branches or ((0, 5),)
+        epoch, end = branches[-1]
+        self.history = LogHistory(topic_id, {KEY.partition: PartitionHistory(0, end, epoch, branches, 5)})
 
     def work(self, members: Membership) -> str:
         self.now += 1
@@ -316,15 +451,106 @@ class TestMembership:
         members.learn(self.catalog, set())
         assert self.work(members) in ("LOCATING", "COMMITTING")
 
-    def test_places_in_the_old_topic_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def running(self, monkeypatch: pytest.MonkeyPatch, *branches: tuple[int, int]) -> Membership:
+        """Running at offset 5, epoch 0, of topic T."""
         members = self.members(monkeypatch, {KEY: Committed(5, 0, encode_metadata(1, "T", 0))})
         members.learn(self.catalog, set())
-        self.there("T")
+        self.there("T", *branches)
         members._assigned([KEY])
         assert self.work(members) == "RUNNING"
+        return members
+
+    def place(self, members: Membership) -> tuple[str, int, int]:
+        state = members.tracker.partitions[KEY]
+        return state.phase, state.position, state.incarnation
+
+    def test_places_in_the_old_topic_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = self.running(monkeypatch)
         members.source.commits.clear()  # type: ignore[attr-defined]  # Kafka forgets them with the topic
-        self.topics, self.extents = {"orders": TopicInfo("orders", "U", 2)}, {KEY: Extent(0, 2, 2)}
+        self.there("U", (0, 2))
         self.catalog = catalog(index("b-2", version=2), version=2, topic_id="U")
         members.learn(self.catalog, set())
         self.work(members)
-        assert members.tracker.partitions[KEY].position <= 2
+        assert members.tracker.partitions[KEY].position <= 5
+
+    def test_a_new_leader_is_asked_before_its_records_are_taken(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        members = self.running(monkeypatch)
+        members.doubt(KEY, 2, "records of leader epoch 2 came")
+        assert members.tracker.partitions[KEY].phase == "CHECKING"
+        assert KEY not in members.source.reading  # type: ignore[attr-defined]
+        assert self.work(members) == "CHECKING", "the leader that answered is older than the records"
+        self.there("T", (0, 5), (2, 8))
+        assert self.work(members) == "RUNNING"
+        assert members.tracker.partitions[KEY].checked_epoch == 2
+
+    def test_lost_records_stop_it_until_the_rollback_and_it_goes_on_at_the_cut(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        members = self.running(monkeypatch)
+        members.doubt(KEY, 2, "records of leader epoch 2 came")
+        self.there("T", (0, 3), (2, 8))
+        assert self.work(members) == "STOPPED"
+        state = members.tracker.partitions[KEY]
+        assert (state.lost, state.position, state.position_epoch) == (True, 5, 0)
+        members.tick()
+        self.catalog = catalog(index(state="READY"), rollback(1, 3, 0), incarnation=1)
+        members.learn(self.catalog, set())
+        assert KEY not in members.tracker.partitions
+        assert self.work(members) == "RUNNING"
+        assert self.place(members) == ("RUNNING", 3, 1)
+        assert members.source.reading == {KEY: 3}  # type: ignore[attr-defined]
+
+    def test_a_rollback_finds_it_activating(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = self.running(monkeypatch)
+        self.catalog = catalog(index(state="READY"), version=2)
+        members.learn(self.catalog, set())
+        assert members.tracker.partitions[KEY].phase == "COMMITTING"
+        self.catalog = catalog(index(state="READY"), rollback(1, 3, 0), version=2, incarnation=1)
+        members.learn(self.catalog, set())
+        assert members._activations == []
+        members.handle(CommitDone(KEY, 5, 0, 2))  # of the old life
+        assert self.work(members) == "COMMITTING"
+        (commit,) = members._activations
+        assert (commit.offset, commit.version, commit.incarnation) == (3, 2, 1)
+        members.handle(CommitDone(KEY, 5, 0, 2))
+        assert self.place(members) == ("COMMITTING", 3, 1)
+        members.handle(CommitDone(KEY, 3, 0, 2, 1))
+        assert self.place(members) == ("RUNNING", 3, 1)
+
+    def test_a_rollback_finds_it_locating(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = self.members(monkeypatch, {})
+        members.learn(self.catalog, set())
+        self.there("T")
+        members._assigned([KEY])
+        members.look_ups._take_over()
+        assert members.tracker.partitions[KEY].phase == "LOCATING"
+        self.catalog = catalog(index(), rollback(1, 3, 0), incarnation=1)
+        members.learn(self.catalog, set())
+        self.there("T", (0, 3), (2, 5))
+        assert self.work(members) == "COMMITTING"
+        assert self.place(members) == ("COMMITTING", 5, 1)
+        assert members.tracker.partitions[KEY].position_epoch == 2
+
+    def test_a_commit_of_a_later_incarnation_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = self.members(monkeypatch, {KEY: Committed(4, 2, encode_metadata(1, "T", 2, 1))})
+        members.learn(self.catalog, set())
+        self.there("T", (0, 3), (2, 8))
+        members._assigned([KEY])
+        assert self.work(members) == "WAITING"
+        self.catalog = catalog(index(state="READY"), rollback(1, 3, 0), incarnation=1)
+        members.learn(self.catalog, set())
+        assert self.work(members) == "RUNNING"
+        assert self.place(members) == ("RUNNING", 4, 1)
+
+    def test_what_idle_places_lie_behind_is_learnt(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        members = self.running(monkeypatch)
+        members.handle(Polled(1, 0, {KEY: Reached(7, 0, 1)}))
+        self.there("T", (0, 6), (2, 7))
+        monkeypatch.setattr("projector.lookups.judge", lambda *_: (self.history, {}))
+        for _ in range(2):
+            members.look_ups.look_at_idle()
+            self.work(members)
+        state = members.tracker.partitions[KEY]
+        assert (state.acked, state.acked_epoch, state.acked_tail) == (7, 2, 0)

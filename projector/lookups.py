@@ -1,0 +1,237 @@
+"""What must be asked of Kafka before a partition may be read: its commit, its log and the log's past.
+
+Theory of operation: partitions wait in three sets, to be *taken over* (the group gave them, or a rollback has
+changed their history), to be *checked* (their leader has changed), to be *located* (a new index begins). They
+are looked after between reads, one request for all of a topic; what has no answer stays in its set and is
+asked again a moment later. Nothing of a partition is read meanwhile.
+
+A leader that was replaced and does not know it yet would say that all is well. In one topic epochs never go
+back, so the answer of a leader older than one that was heard of is no answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from confluent_kafka import KafkaException
+
+from keytide.catalog import Catalog
+from keytide.kafka_admin import KafkaUnavailableError
+from keytide.kafka_history import LogHistory, log_history, partings
+from keytide.settings import Settings
+from keytide.sync_points import reach
+from keytide.timestamp import Place
+from projector.events import Event, Key, Refused
+from projector.places import Beginning, Committed, beginning, check, first_place, take_over
+from projector.tracker import Tracker
+
+log = logging.getLogger(__name__)
+
+LOOKUP_TIMEOUT_S = 5.0
+RETRY_S = 0.2
+_NEWEST_ONLY = 1 << 31
+
+
+class LookUps:
+    """Asks, and tells the tracker.
+
+    Args:
+        settings: where Kafka is.
+        tracker: whose partitions they are.
+        catalog: the catalog as it is now.
+        committed: asks for the group's commits.
+        handle: takes the events that come of it.
+        clock: seconds, monotonic.
+
+    Attributes:
+        lows: first offset in the log by partition, where it may lie past the position: reading begins there,
+            the segment does not.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tracker: Tracker,
+        *,
+        catalog: Callable[[], Catalog],
+        committed: Callable[[list[Key]], dict[Key, Committed]],
+        handle: Callable[[Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.lows: dict[Key, int] = {}
+        self._settings = settings
+        self._tracker = tracker
+        self._catalog, self._committed, self._handle, self._clock = catalog, committed, handle, clock
+        self._to_take: set[Key] = set()
+        self._to_check: set[Key] = set()
+        self._to_locate: set[Key] = set()
+        self._rolled_back: set[Key] = set()
+        self._idle: dict[Key, int] = {}
+        """Partitions whose position lies behind transaction markers, with the position that was seen last."""
+        self._next_try = 0.0
+
+    def take(self, keys: Iterable[Key], *, rolled_back: bool = False) -> None:
+        """Partitions to be taken over; `rolled_back`: once more, because their history has changed."""
+        self._to_take.update(keys)
+        if rolled_back:
+            self._rolled_back.update(keys)
+        self._next_try = 0.0
+
+    def check(self, key: Key) -> None:
+        self._to_check.add(key)
+        self._next_try = 0.0
+
+    def locate(self, key: Key) -> None:
+        self._to_locate.add(key)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """No answer is wanted any more, but for the take-over."""
+        for key in keys:
+            self._to_check.discard(key)
+            self._to_locate.discard(key)
+            self.lows.pop(key, None)
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """The partitions are no longer ours."""
+        self._to_take.difference_update(keys)
+        self.drop(keys)
+
+    def work(self) -> None:
+        """Ask what is to be asked. Cheap when nothing is."""
+        now = self._clock()
+        if now < self._next_try or not (self._to_take or self._to_check or self._to_locate):
+            return
+        self._next_try = now + RETRY_S
+        for task in (self._check, self._take_over, self._locate):
+            try:
+                task()
+            except (KafkaException, KafkaUnavailableError, OSError) as error:
+                log.warning("where to read cannot be looked up now: %s", error)
+
+    # --- taking over
+
+    def _take_over(self) -> None:
+        keys = sorted(self._to_take)
+        if not keys:
+            return
+        commits, catalog = self._committed(keys), self._catalog()
+        for topic, partitions in by_topic(keys).items():
+            begins = {p: beginning(Key(topic, p), commits[Key(topic, p)], catalog) for p in partitions}
+            places = {p: begin.place or Place(0) for p, begin in begins.items()}
+            tails = {p: begin.tail for p, begin in begins.items()}
+            history, parted = judge(self._settings, topic, places, tails)
+            for p, begin in begins.items():
+                same_topic = begin.topic_id in ("", history.topic_id)
+                if not (same_topic and stale(history, p, places[p].epoch)):
+                    self._taken(Key(topic, p), begin, history, parted.get(p))
+        if self._rolled_back and not self._rolled_back & self._to_take:
+            self._rolled_back.clear()
+            reach("projector-rolled-back")
+
+    def _taken(self, key: Key, begin: Beginning, history: LogHistory, parting: Place | None) -> None:
+        event = take_over(key, begin, history, parting, self._catalog())
+        known = history.partitions.get(key.partition)
+        if known is not None:  # (else it is gone, or not known yet to the broker that answered)
+            self._to_take.discard(key)
+            self.lows[key] = known.low
+        if isinstance(event, Refused):
+            state = self._tracker.partitions.get(key)
+            if state is not None and state.reason == event.reason:
+                return  # said already
+            log.error("%s is not read: %s", key, event.reason)
+        else:
+            words = "%s taken over at %s, version %d, incarnation %d%s"
+            cut = ", where a rollback has cut" if begin.cut else ""
+            log.info(words, key, event.offset, event.version, event.incarnation, cut)
+        self._handle(event)
+
+    # --- checking
+
+    def _check(self) -> None:
+        states = {
+            key: state
+            for key in sorted(self._to_check)
+            if (state := self._tracker.partitions.get(key)) is not None
+            and state.phase in ("CHECKING", "RUNNING")
+        }
+        self._to_check.intersection_update(states)
+        for topic, partitions in by_topic(states).items():
+            some = {p: states[Key(topic, p)] for p in partitions}
+            places = {p: Place(state.position, state.position_epoch) for p, state in some.items()}
+            tails = {p: state.position_tail for p, state in some.items()}
+            history, parted = judge(self._settings, topic, places, tails)
+            for p, state in some.items():
+                heard_of = max(state.position_epoch, state.doubted_epoch, state.checked_epoch)
+                if not history.topic_id or stale(history, p, heard_of):
+                    continue
+                self._to_check.discard(state.key)
+                event = check(
+                    state.key, places[p], state.incarnation, history, parted.get(p), self._catalog()
+                )
+                if isinstance(event, Refused):
+                    log.error("%s is not read any more: %s", state.key, event.reason)
+                else:
+                    self.lows[state.key] = history.partitions[p].low
+                    log.info("%s: %d is on the log of leader epoch %d", event.key, event.offset, event[1])
+                self._handle(event)
+
+    def look_at_idle(self) -> None:
+        """Learn the epoch below places that lie behind transaction markers, where nothing has come since the
+        last look: what others judge them by (R31) is then the truth, and not the epoch of an older record."""
+        idle = {state.key: state.position for state in self._tracker.running() if state.position_tail}
+        self._to_check.update(key for key, position in idle.items() if self._idle.get(key) == position)
+        self._idle = idle
+
+    # --- locating
+
+    def _locate(self) -> None:
+        for topic, partitions in by_topic(sorted(self._to_locate)).items():
+            history = log_history(self._settings, topic, LOOKUP_TIMEOUT_S, partitions=partitions)
+            for p in partitions:
+                key = Key(topic, p)
+                self._to_locate.discard(key)  # (the tracker asks again)
+                state, known = self._tracker.partitions.get(key), history.partitions.get(p)
+                if state is None or known is None:
+                    continue
+                self.lows[key] = known.low
+                has_commit = state.committed >= 0
+                self._handle(first_place(key, known, self._catalog(), has_commit=has_commit))
+
+
+def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
+    """Topic -> partitions."""
+    found: dict[str, list[int]] = {}
+    for key in keys:
+        found.setdefault(key.keyspace, []).append(key.partition)
+    return found
+
+
+def judge(
+    settings: Settings, topic: str, places: Mapping[int, Place], tails: Mapping[int, int]
+) -> tuple[LogHistory, dict[int, Place]]:
+    """The history of some partitions of a topic, and which of the places are not on it, with where they part.
+
+    Args:
+        places: a place of offset 0 is always on the log.
+        tails: partition -> offsets below its place that held no record.
+
+    Raises:
+        KafkaUnavailableError: no answer.
+    """
+    deadline = time.monotonic() + LOOKUP_TIMEOUT_S
+    # Down to one below the place's own: so the epoch of markers past its last record is told from it.
+    epochs = {
+        partition: place.epoch - 1 if place.offset else _NEWEST_ONLY for partition, place in places.items()
+    }
+    history = log_history(settings, topic, LOOKUP_TIMEOUT_S, down_to=epochs, partitions=places)
+    ends = {partition: place.offset - tails.get(partition, 0) for partition, place in places.items()}
+    left = deadline - time.monotonic()
+    return history, partings(settings, topic, history, places, left, record_ends=ends)
+
+
+def stale(history: LogHistory, partition: int, epoch: int) -> bool:
+    """Whether the leader that answered is older than one that was heard of."""
+    known = history.partitions.get(partition)
+    return known is not None and 0 <= known.leader_epoch < epoch

@@ -1,0 +1,91 @@
+"""What a projector knows of one source partition (`projector.tracker` moves it). Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from projector.events import Commit, Key, Phase, Reached
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """One source partition that is ours. Offsets are next offsets."""
+
+    key: Key
+    phase: Phase
+    version: int
+    position: int
+    acked: int
+    committed: int
+    position_epoch: int = -1
+    acked_epoch: int = -1
+    position_tail: int = 0
+    """Offsets below `position` that hold no record (`Reached.tail`)."""
+    acked_tail: int = 0
+    incarnation: int = 0
+    """Of the keyspace, when it was taken over: everything that it sends and commits names it."""
+    checked_epoch: int = -1
+    """Leader epoch whose log has `position`: records of a later one are looked at before they are sent; -1
+    when that could not be asked."""
+    doubted_epoch: int = -1
+    """Of the records for whose sake it is CHECKING."""
+    lost: bool = False
+    """STOPPED because what was read is no longer on the log."""
+    topic_id: str = ""
+    """Of the topic that was found when it was STOPPED."""
+    activated_at: int = 0
+    """Where `version` began (its commit), or the commit that we took over: a component of the
+    low-watermark."""
+    reason: str = ""
+    commit_pending: bool = False
+    flight: deque[tuple[int, Reached]] = field(default_factory=deque)
+    """Polls in flight in order: (poll, where it ends)."""
+
+    def commit(self) -> Commit:
+        """The commit of what is acknowledged."""
+        return Commit(
+            self.key,
+            self.acked,
+            self.acked_epoch,
+            self.version,
+            activation=False,
+            incarnation=self.incarnation,
+            tail=self.acked_tail,
+        )
+
+    def activation(self, version: int) -> Commit:
+        """The fenced commit that activates a catalog version (R13); nothing is in flight."""
+        return Commit(
+            self.key,
+            max(self.position, 0),
+            self.position_epoch,
+            version,
+            activation=True,
+            incarnation=self.incarnation,
+            tail=self.position_tail,
+        )
+
+    def give_up(self) -> None:
+        """Forget what is in flight: the next to be read is the first that is not acknowledged."""
+        self.flight.clear()
+        self.position, self.position_epoch, self.position_tail = (
+            self.acked,
+            self.acked_epoch,
+            self.acked_tail,
+        )
+
+    def at(self, offset: int, epoch: int) -> None:
+        """Nothing was sent so far: begin here."""
+        self.position = self.acked = offset
+        self.position_epoch = self.acked_epoch = epoch
+        self.position_tail = self.acked_tail = 0
+
+    def confirm(self, offset: int, epoch: int) -> None:
+        """What lies below `offset` on the log is of this epoch: where that is our place, it no longer depends
+        on the epoch of its last record."""
+        if epoch < 0 or offset != self.position:
+            return
+        self.position_epoch, self.position_tail = epoch, 0
+        if self.acked == offset and not self.flight:
+            self.acked_epoch, self.acked_tail = epoch, 0
