@@ -206,8 +206,12 @@ class Base:
 
     def verify(self) -> None:
         """`SliceStore.verify`, of the pages."""
-        with disk_errors(self._folder):
-            verify_base(self._folder, self.level.environment, self.map_bytes)
+        view = self.level.view()  # keeps the environment open, should the store be closed meanwhile
+        try:
+            with disk_errors(self._folder):
+                verify_base(self._folder, self.level.environment, self.map_bytes)
+        finally:
+            view.release()
 
     def _committed(self, applied: Applied, counts: Counts, head: str) -> None:
         self.applied, self.counts, self.head = applied, counts, head

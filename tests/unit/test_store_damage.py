@@ -14,10 +14,10 @@ from typing import NamedTuple
 import lmdb
 import pytest
 
-from indexer.store.checksums import CHECKSUMS_FILE
+from indexer.store.checksums import CHECKSUMS_FILE, Checksums, compare
 from indexer.store.fold_worker import FoldWorker
 from indexer.store.interface import Held, Row, SkipLine, StoreDamagedError
-from indexer.store.pages import PageFile
+from indexer.store.pages import Meta, PageFile
 from keytide.entry import pack_value
 from keytide.messages import Skip
 from tests.store_kit import SMALL, Version, key, lmdb_store, rows_of, segment, segments, state
@@ -429,3 +429,22 @@ def test_counts_that_are_wrong_are_found_when_there_are_no_checksums(
     (tmp_path / "slice" / CHECKSUMS_FILE).unlink()
     with pytest.raises(StoreDamagedError):
         lmdb_store(tmp_path / "slice", folds, SETTINGS)
+
+
+def test_a_store_may_be_closed_while_it_is_verified(
+    tmp_path: Path, folds: FoldWorker, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(sample.folder, tmp_path / "slice")
+    store = lmdb_store(tmp_path / "slice", folds, SETTINGS)
+    compared: list[int] = []
+
+    def close_then_compare(file: PageFile, sums: Checksums) -> Meta:
+        store.close()
+        compared.append(sums.transaction)
+        return compare(file, sums)
+
+    monkeypatch.setattr("indexer.store.opening.compare", close_then_compare)
+    store.verify()
+    assert compared
+    monkeypatch.undo()
+    lmdb_store(tmp_path / "slice", folds, SETTINGS).close()
