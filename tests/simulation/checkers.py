@@ -1,106 +1,242 @@
-"""What must always hold in the simulated world (DESIGN §5). Each checker raises `BrokenError` with its name.
+"""What must always hold in the simulated world: one checker for each invariant of DESIGN §5, and one for
+liveness. Each raises `BrokenError` with its name; what the code under test asserts itself comes as
+`InvariantViolationError`.
 
-Mirror and the asserted halves of the others are checked by the code under test itself: the store checks
-Mirror after every commit, the core asserts Contiguous, Untorn and Monotonic (`InvariantViolationError`).
+    Untorn               every commit, and every scan, is the source at its timestamp: `committed`, `scanned`
+    Monotonic            a session never goes back unless it is told: `scanned`
+    Stable               all pages of a scan come from one snapshot: `paged`
+    Mirror               forward entries are the inverse of the back index, at every commit: `committed`
+    Published            a published number is held by every slice, but for restarts: `published`
+    Contiguous           what a slice has applied only grows, but for crashes and rollbacks: `committed`
+    BackfillIsInvisible  an index under build is the source at its timestamp, too: `committed`
+    NothingSilent        what cannot be indexed is in the ledger of its slice, and nothing else: `committed`
+    Stuck                after the heal everything drains: `drained`
 """
 
 from __future__ import annotations
 
-from indexer.snapshots import SnapshotRing
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from indexer.slices import SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
+from keytide.history import History
 from keytide.timestamp import Timestamp
-from tests.simulation.oracle import History, entries_at, skips_at
+from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimNode
+
+Rows = dict[bytes, bytes]
 
 
 class BrokenError(Exception):
-    """An invariant is broken in the simulated world."""
+    """An invariant is broken in the simulated world.
 
-    def __init__(self, name: str, story: str) -> None:
+    Attributes:
+        where: (node, index, slice) or the like.
+        ids: documents that are wrong.
+    """
+
+    def __init__(self, name: str, story: str, ids: Iterable[bytes] = ()) -> None:
         super().__init__(f"{name}: {story}")
         self.name = name
+        self.ids = sorted(set(ids))
+
+
+class Oracle:
+    """What an index must hold at a timestamp, said naively: the newest versions below it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def changed(self) -> bool:
+        """Whether the source has lost anything."""
+        return bool(self._source.lost)
+
+    def folds(self, timestamp: Timestamp) -> list[list[Fold]]:
+        """For each partition the folds that its place may mean: one, unless the epoch is not known."""
+        found: list[list[Fold]] = []
+        for partition in range(PARTITIONS):
+            place = timestamp.place(partition)
+            log = self._source.logs[partition]
+            if not self._source.lost:
+                if place.offset > log.end:
+                    raise BrokenError("Untorn", f"{timestamp} is past the end {log.end} of {partition}")
+                found.append([log.folds[place.offset]])
+                continue
+            logs: list[Log] = self._source.branches(timestamp.topic_id, partition, place)
+            if not logs:
+                raise BrokenError("Untorn", f"{place} of partition {partition} is on no branch")
+            folds = [one.folds[place.offset] for one in logs]
+            found.append([fold for n, fold in enumerate(folds) if fold not in folds[:n]])
+        return found
+
+    def difference(self, rows: Rows, timestamp: Timestamp, slices: Iterable[int]) -> str | None:
+        """How `rows` of some slices differ from the source at `timestamp`; None when they do not."""
+        numbers = list(slices)
+        want: Rows = {}
+        for choice in product(*self.folds(timestamp)):
+            want = {
+                key: value
+                for fold in choice
+                for version in fold.values()
+                for number in numbers
+                for key, value in version.rows[number]
+            }
+            if rows == want:
+                return None
+        missing = sorted(want.keys() - rows.keys())
+        extra = sorted(rows.keys() - want.keys())
+        wrong = sorted(key for key in want.keys() & rows.keys() if want[key] != rows[key])
+        return f"missing {missing}, extra {extra}, wrong value {wrong}"
+
+    def skips(self, timestamp: Timestamp, number: int) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+        """Lines that the ledger of a slice must have and may have, of the branch that is known."""
+        must: set[tuple[int, int]] = set()
+        may: set[tuple[int, int]] = set()
+        for partition, folds in enumerate(self.folds(timestamp)):
+            must |= {
+                (partition, version.offset)
+                for version in folds[0].values()
+                if version.made.skip[number] is not None
+            }
+            logs = self._source.branches(timestamp.topic_id, partition, timestamp.place(partition))
+            may |= {
+                (partition, version.offset)
+                for log in logs
+                for version in log.records[: timestamp.offset(partition)]
+                if version.made.skip[number] is not None
+            }
+        return must, may
 
 
 class Checkers:
-    """Watches commits and published numbers.
+    """Watches commits, published numbers and scans."""
 
-    Args:
-        history: the source, as the oracle reads it.
-    """
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._numbers: dict[int, dict[int, int]] = {}
+    def __init__(self, source: Source) -> None:
+        self.oracle = Oracle(source)
+        self._numbers: dict[tuple[int, int], dict[int, int]] = {}
+        self._holders: dict[tuple[str, int, int], list[tuple[int, Any]]] = {}
+        self._published: dict[str, tuple[int, int]] = {}
+        self.asked: dict[str, dict[int, int]] = {}
+        """Index -> where the source ended when it was asked to be built (R24)."""
         self.commits = 0
         self.scans = 0
 
     def committed(
-        self,
-        name: str,
-        before: Timestamp,
-        snapshot: StoreSnapshot,
-        place: tuple[int, int],
-        valid_from: Timestamp | None,
+        self, name: str, number: int, before: Applied, snapshot: StoreSnapshot, valid_from: Timestamp | None
     ) -> None:
-        """After each commit of a slice: it is exactly the source at its timestamp, numbered or not.
+        """After each commit of a slice.
 
         Args:
-            place: (slice, slices).
-            valid_from: from where on that is promised (R25); None when not yet known.
+            number: of the slice.
+            valid_from: from where on equality with the source is promised (R25); None when not yet known.
         """
         applied = snapshot.applied
         self.commits += 1
-        if not applied.timestamp.covers(before):
-            raise BrokenError("Contiguous", f"{name} went from {before} back to {applied.timestamp}")
+        if not applied.timestamp.covers(before.timestamp):
+            raise BrokenError(
+                "Contiguous", f"{name} went from {before.timestamp} back to {applied.timestamp}"
+            )
         self._one_timestamp_per_number(name, applied)
-        moved = applied.timestamp != before or applied.building
-        if moved and valid_from is not None and applied.timestamp.covers(valid_from):
-            self._untorn(name, snapshot, place)
+        rows: Rows = {key: value for block in snapshot.rows() for key, value in block}
+        inverse = {key + docid for docid, held in snapshot.back_rows() for key in held.keys}
+        if rows.keys() != inverse:
+            story = f"only forward {sorted(rows.keys() - inverse)}, only back {sorted(inverse - rows.keys())}"
+            raise BrokenError("Mirror", f"{name}: {story}")
+        moved = applied.timestamp != before.timestamp or applied.building
+        if not moved or valid_from is None or not applied.timestamp.covers(valid_from):
+            return
+        folds = self.oracle.folds(applied.timestamp)
+        if applied.building and any(len(some) > 1 for some in folds):
+            return  # read while the source changed under it: it begins again (R28)
+        difference = self.oracle.difference(rows, applied.timestamp, [number])
+        if difference:
+            kind = "BackfillIsInvisible" if applied.building else "Untorn"
+            raise BrokenError(kind, f"{name} at {applied.timestamp}: {difference}", _ids(difference))
+        lines = {(line.partition, line.offset) for line in snapshot.skips(1_000)}
+        must, may = self.oracle.skips(applied.timestamp, number)
+        if all(len(some) == 1 for some in folds) and not must <= lines <= may:
+            story = f"missing {sorted(must - lines)}, more than there are {sorted(lines - may)}"
+            raise BrokenError("NothingSilent", f"{name} at {applied.timestamp.offsets()}: ledger {story}")
 
-    def published(self, name: str, number: int, ring: SnapshotRing, restarted: bool) -> None:
-        """A number is offered to scans: the slice holds it, unless it restarted since (Published <= held)."""
-        reading = ring.acquire(number)
-        if reading is None and not restarted:
-            raise BrokenError("Published", f"{name} acknowledged {number} and holds {ring.numbers()}")
-        if reading is not None:
-            reading.release()
+    def held(self, node: SimNode, incarnation: int, number: int, key: tuple[str, int]) -> None:
+        """A slice has acknowledged a number."""
+        runner = node.hosting.runners.get(key)
+        self._holders.setdefault((*key, number), []).append((incarnation, runner))
 
-    def scanned(
-        self, name: str, number: int, rows: dict[bytes, bytes], at: Timestamp, place: tuple[int, int]
+    def published(
+        self,
+        index: str,
+        number: int,
+        history: History,
+        slices: Iterable[int],
+        running: Callable[[SliceRunner], bool],
     ) -> None:
-        """A stable scan of a published number, long after its commit."""
-        self.scans += 1
-        want = entries_at(self._history, at.offsets(), *place)
-        if rows != want:
-            raise BrokenError("Stable", f"{name} at {number}: {_difference(rows, want)}")
+        """A number is offered to scans: every slice holds it, unless it restarted since, or a newer number
+        was published before.
 
-    def reached_the_end(self, name: str, applied: Applied, ends: dict[int, int]) -> None:
-        """After faults have healed: everything has drained (liveness)."""
-        if applied.number == UNNUMBERED or applied.timestamp.offsets() != ends:
-            raise BrokenError("Stuck", f"{name} is at {applied}, the source ends at {ends}")
+        Args:
+            history: in which it is published.
+            slices: those that serve: not the ones that are lost.
+            running: whether a slice still lives as it was.
+        """
+        if (history.incarnation, number) <= self._published.get(index, (0, -1)):
+            return
+        self._published[index] = (history.incarnation, number)
+        for one in slices:
+            holders = [
+                runner
+                for incarnation, runner in self._holders.get((index, one, number), ())
+                if history.number_holds(number, incarnation)
+            ]
+            name = f"{index}/{one}"
+            if not holders:
+                raise BrokenError("Published", f"{number} of {index}, which {name} has never held")
+            for runner in holders:
+                if runner is None or not running(runner) or runner.core.incarnation != history.incarnation:
+                    continue
+                reading = runner.ring.acquire(number)
+                if reading is None:
+                    raise BrokenError(
+                        "Published", f"{name} acknowledged {number} and holds {runner.ring.numbers()}"
+                    )
+                reading.release()
+
+    def scanned(self, name: str, rows: Rows, at: Timestamp) -> None:
+        """A stable scan of a whole index, or all pages of one together."""
+        self.scans += 1
+        difference = self.oracle.difference(rows, at, range(SLICES))
+        if difference:
+            raise BrokenError("Untorn", f"scan of {name} at {at}: {difference}", _ids(difference))
+        asked = Timestamp.of(self.asked.get(name, {}))
+        if not self.oracle.changed and not at.covers(asked):
+            raise BrokenError("Loaded", f"{name} is READY at {at}, and was to be built from {asked}")
+
+    def paged(self, name: str, rows: Rows, at: Timestamp) -> None:
+        """All pages of a scan together are one snapshot."""
+        self.scans += 1
+        difference = self.oracle.difference(rows, at, range(SLICES))
+        if difference:
+            raise BrokenError("Stable", f"pages of {name} at {at}: {difference}", _ids(difference))
+
+    def monotonic(self, session: str, seen: Timestamp | None, at: Timestamp) -> None:
+        """What a session sees does not go back."""
+        if seen is not None and not at.covers(seen):
+            raise BrokenError("Monotonic", f"session {session} has seen {seen} and is shown {at}")
 
     def _one_timestamp_per_number(self, name: str, applied: Applied) -> None:
         if applied.number == UNNUMBERED:
             return
         offsets = applied.timestamp.offsets()
-        if self._numbers.setdefault(applied.number, offsets) != offsets:
-            raise BrokenError(
-                "Untorn", f"{name}: number {applied.number} is {offsets} and {self._numbers[applied.number]}"
-            )
-
-    def _untorn(self, name: str, snapshot: StoreSnapshot, place: tuple[int, int]) -> None:
-        offsets = snapshot.timestamp.offsets()
-        rows = {key: value for block in snapshot.rows() for key, value in block}
-        want = entries_at(self._history, offsets, *place)
-        if rows != want:
-            raise BrokenError("Untorn", f"{name} at {offsets}: {_difference(rows, want)}")
-        lines = {(line.partition, line.offset) for line in snapshot.skips(1_000)}
-        allowed = skips_at(self._history, offsets, *place)
-        if not lines <= allowed:
-            raise BrokenError("NothingSilent", f"{name} at {offsets}: skip lines {sorted(lines - allowed)}")
+        known = self._numbers.setdefault((applied.number, applied.incarnation), offsets)
+        if known != offsets:
+            raise BrokenError("Untorn", f"{name}: number {applied.number} is {offsets} and {known}")
 
 
-def _difference(rows: dict[bytes, bytes], want: dict[bytes, bytes]) -> str:
-    missing = sorted(want.keys() - rows.keys())
-    extra = sorted(rows.keys() - want.keys())
-    wrong = sorted(key for key in want.keys() & rows.keys() if want[key] != rows[key])
-    return f"missing {missing}, extra {extra}, wrong value {wrong}"
+def _ids(difference: str) -> list[bytes]:
+    """Document ids that a difference names."""
+    return [docid for docid in IDS if docid.decode() in difference]

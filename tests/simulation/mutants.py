@@ -1,79 +1,330 @@
-"""Planted faults: small changes of the indexer's core, each of which breaks a rule. All must be seen."""
+"""Planted faults in slices, projectors, coordinator, builds and scans. All must be seen (`mutants_rollback`
+has those of rollback)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+from msgspec.structs import replace
 
-from indexer import following
+from coordinator import backfilling, core, finishing, leader
+from coordinator.dictionary import Dictionary
+from coordinator.holdings import Holdings
+from indexer import following, slices
 from indexer.building import Building
-from indexer.events import LoadBatch
+from indexer.events import Apply, LoadBatch
 from indexer.following import Following
 from indexer.queue import Hearing, HeldQueue, Piece
+from indexer.snapshots import SnapshotRing
 from indexer.stamps import PendingStamps
+from indexer.store import memory
 from indexer.store.interface import Applied
-from keytide.messages import Segment
+from keytide.messages import Assembler, Segment
 from keytide.timestamp import Timestamp
+from projector.core import SourceBatch
+from projector.tracker import Tracker
+from tests.simulation import coordinators, drivers, nodes, projectors, readers
+from tests.simulation.planting import Mutant, Patches
 
-Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: list[Mutant] = []
+_Plant = Callable[[Patches], None]
 
 
-def forget_to_split(patch: pytest.MonkeyPatch) -> None:
-    """R11: a segment that a timestamp goes through is applied whole."""
-    patch.setattr(following, "_cut", lambda piece: piece.segment)
+def mutant(rules: str, text: str, **more: Any) -> Callable[[_Plant], _Plant]:
+    """Adds a planted fault to the list."""
+
+    def add(plant: _Plant) -> _Plant:
+        MUTANTS.append(Mutant(plant.__name__, rules, text, plant, **more))
+        return plant
+
+    return add
 
 
-def commit_what_is_not_heard(patch: pytest.MonkeyPatch) -> None:
-    """R1: the newest number is committed, heard or not."""
+# --- snapshots ----------------------------------------------------------------------------------------------
 
+
+@mutant("R1", "the newest number is committed, heard or not")
+def commit_what_is_not_heard(patches: Patches) -> None:
     def take(self: HeldQueue, applied: Timestamp, target: Timestamp) -> list[Piece]:
         return _take(self, applied, self.reachable(target))
 
-    _take = HeldQueue.take
-    patch.setattr(HeldQueue, "covers", lambda self, timestamp: True)
-    patch.setattr(HeldQueue, "take", take)
+    _take = patches.put(HeldQueue, "take", take)
+    patches.put(HeldQueue, "covers", lambda self, timestamp: True)
 
 
-def forget_the_queue_position(patch: pytest.MonkeyPatch) -> None:
-    """R6: a restart reads on behind what was only held."""
-    patch.setattr(Following, "_position", lambda self: self._cursor)
+@mutant("R2", "a timestamp below the position is joined")
+def join_the_past(patches: Patches) -> None:
+    def forget(self: PendingStamps, position: Timestamp, number: int) -> None:
+        _forget(self, Timestamp(), number)
+
+    _forget = patches.put(PendingStamps, "forget", forget)
 
 
-def skip_what_overlaps(patch: pytest.MonkeyPatch) -> None:
-    """R10: a segment that must be trimmed is taken for a duplicate."""
+@mutant("R3", "leaders number their timestamps themselves: two leaders, one number")
+def number_by_the_leader(patches: Patches) -> None:
+    def number_of(world: Any, message: Any, offset: int) -> int:
+        issued = world.issued = getattr(world, "issued", {})
+        counts = getattr(world, "counts", None)
+        if counts is None:
+            counts = world.counts = {}
+        if offset not in issued:
+            if message.term not in counts:
+                counts[message.term] = max((counts.get(message.term - 1, 0), 0))
+            counts[message.term] += 1
+            issued[offset] = counts[message.term]
+        found: int = issued[offset]
+        return found
 
-    def hear(self: HeldQueue, segment: Segment, position: int) -> Hearing:
+    patches.put(coordinators, "number_of", number_of)
+    patches.put(nodes, "number_of", number_of)
+
+
+@mutant("R4", "a full slice waits for a number")
+def never_make_room(patches: Patches) -> None:
+    patches.put(PendingStamps, "make_room", lambda self, position, queue: None)
+
+
+@mutant("R5", "the newest common number is not kept beside the ring")
+def forget_the_published(patches: Patches) -> None:
+    def trim(self: SnapshotRing, now: int) -> None:
+        published, self._published = self._published, -1
+        self._ahead = 1
+        _trim(self, now)
+        self._published = published
+
+    _trim = patches.put(SnapshotRing, "_trim", trim)
+
+
+@mutant("R6", "a restart reads on behind what was only held")
+def forget_the_queue_position(patches: Patches) -> None:
+    patches.put(Following, "_position", lambda self: self._cursor)
+
+
+@mutant("R7", "a timestamp is issued only when it has changed")
+def stamp_only_news(patches: Patches) -> None:
+    def issue(self: Any, name: str, stream: Any, now: int) -> Any:
+        if stream.content is not None and not stream.newsworthy:
+            return []
+        return _issue(self, name, stream, now)
+
+    _issue = patches.put(core.StabilityCore, "_maybe_issue", issue)
+
+
+@mutant("R8", "a number is acknowledged before its commit can be read")
+def acknowledge_early(patches: Patches) -> None:
+    def attempt(self: slices.SliceRunner, instruction: Any, now: int) -> bool:
+        if isinstance(instruction, Apply) and instruction.applied.number >= 0:
+            applied = instruction.applied
+            self._acknowledge(self.keyspace, applied.incarnation, applied.number, self.key)
+        return _attempt(self, instruction, now)
+
+    _attempt = patches.put(slices.SliceRunner, "_try", attempt)
+
+
+@mutant("R8, commit position before entries", "a fold makes the position durable before the entries")
+def position_before_entries(patches: Patches) -> None:
+    def reopened(self: memory.MemorySliceStore) -> memory.MemorySliceStore:
+        newest = self.applied
+        store = _reopened(self)
+        older = store.applied
+        applied = replace(older, queue_position=max(older.queue_position, newest.queue_position))
+        store._state = store._durable = memory.replace(store._durable, applied=applied)
+        return store
+
+    _reopened = patches.put(memory.MemorySliceStore, "reopened", reopened)
+
+
+# --- segments and projectors --------------------------------------------------------------------------------
+
+
+@mutant("R9", "a segment begins at its first record, not where the one before ended")
+def begin_at_the_record(patches: Patches) -> None:
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> list[SourceBatch]:
+        made: list[SourceBatch] = _batches_of(key, start, end, epoch, columns)
+        return [
+            SourceBatch(b.partition, b.epoch, b.offsets[0], b.end, b.offsets, b.ids, b.values, b.times)
+            if b.offsets
+            else b
+            for b in made
+        ]
+
+    _batches_of = patches.put(projectors, "batches_of", batches_of)
+
+
+@mutant("R9", "a segment ends behind its last record, not at the consumer's position")
+def end_at_the_record(patches: Patches) -> None:
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> list[SourceBatch]:
+        columns = list(columns)
+        last = columns[-1].offsets[-1] + 1 if columns else start
+        return _batches_of(key, start, max(start, last), epoch, columns)
+
+    _batches_of = patches.put(projectors, "batches_of", batches_of)
+
+
+@mutant("R10", "a segment that must be trimmed is taken for a duplicate")
+def skip_what_overlaps(patches: Patches) -> None:
+    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Hearing:
         if segment.start < self.heard(segment.partition):
             return Hearing.DUPLICATE
-        return _hear(self, segment, position)
+        return _hear(self, segment, position, limit)
 
-    _hear = HeldQueue.hear
-    patch.setattr(HeldQueue, "hear", hear)
+    _hear = patches.put(HeldQueue, "hear", hear)
 
 
-def jump_over_gaps(patch: pytest.MonkeyPatch) -> None:
-    """R10: a segment beyond the position is taken as if nothing were missing."""
+@mutant("R10, forget to trim", "an overlapping segment is taken whole")
+def forget_to_trim(patches: Patches) -> None:
+    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Hearing:
+        outcome = _hear(self, segment, position, limit)
+        if outcome is Hearing.TRIMMED:
+            lane = self._lanes[segment.partition]
+            piece = lane.pieces.pop()
+            lane.pieces.append(Piece(piece.segment, segment.start, piece.end, position))
+        return outcome
 
-    def hear(self: HeldQueue, segment: Segment, position: int) -> Hearing:
+    _hear = patches.put(HeldQueue, "hear", hear)
+
+
+@mutant("R10, skip a gap", "a segment beyond the position is taken as if nothing were missing")
+def jump_over_gaps(patches: Patches) -> None:
+    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Hearing:
         known = self.heard(segment.partition)
         if segment.start > known:
-            self.hear(Segment(segment.partition, segment.epoch, known, segment.start), position)
-        return _hear(self, segment, position)
+            _hear(self, Segment(segment.partition, segment.epoch, known, segment.start), position, limit)
+        return _hear(self, segment, position, limit)
 
-    _hear = HeldQueue.hear
-    patch.setattr(HeldQueue, "hear", hear)
-
-
-def never_make_room(patch: pytest.MonkeyPatch) -> None:
-    """R4: a full slice waits for a number."""
-    patch.setattr(PendingStamps, "make_room", lambda self, position, queue: None)
+    _hear = patches.put(HeldQueue, "hear", hear)
 
 
-def ignore_winners(patch: pytest.MonkeyPatch) -> None:
-    """R22: whatever chunks have come are loaded, and those of earlier batches are not skipped."""
+@mutant("R10", "after a failed send the projector goes on where it is")
+def never_send_again(patches: Patches) -> None:
+    def rewind(self: Tracker) -> list[Any]:
+        for poll in self.outstanding:
+            self.outstanding[poll] = 0
+        return self._advance()
 
+    patches.put(Tracker, "_rewind", rewind)
+
+
+@mutant("R11", "a segment that a timestamp goes through is applied whole")
+def forget_to_split(patches: Patches) -> None:
+    patches.put(following, "_cut", lambda piece: piece.segment)
+
+
+@mutant("R12", "a version that cannot be projected is left out, and not heard", pipeline=True)
+def leave_out_the_bad(patches: Patches) -> None:
+    from projector import pipeline
+
+    def project(batch: SourceBatch, plan: Any, ids: Any = None, **more: Any) -> Any:
+        good = [n for n, value in enumerate(batch.values) if value is None or value.startswith(b"{")]
+        kept = SourceBatch(
+            batch.partition,
+            batch.epoch,
+            batch.start,
+            batch.end,
+            [batch.offsets[n] for n in good],
+            [batch.ids[n] for n in good],
+            [batch.values[n] for n in good],
+            [batch.times[n] for n in good],
+        )
+        return _project(kept, plan, ids, **more)
+
+    _project = patches.put(pipeline, "project", project)
+
+
+@mutant("R12, NothingSilent", "no line in the ledger for what cannot be projected")
+def keep_silent(patches: Patches) -> None:
+    patches.put(memory._Change, "lines", lambda self, lines: None)
+
+
+@mutant("R13", "a new owner goes on although it does not know the version of the commit yet")
+def do_not_wait_for_the_version(patches: Patches) -> None:
+    def assigned(self: Tracker, event: Any) -> Any:
+        known = self._view(event.key).version
+        return _assigned(self, event._replace(version=min(event.version, known)))
+
+    _assigned = patches.put(Tracker, "_assigned", assigned)
+
+
+@mutant("R13", "an activation is told before its commit is known", faults=("projector-crash", "rebalance"))
+def activate_without_commit(patches: Patches) -> None:
+    def commit(self: Tracker, state: Any) -> list[Any]:
+        version = self._view(state.key).version
+        state.version, state.activated_at = version, max(state.position, 0)
+        state.position = state.acked = state.activated_at
+        return self._settle(state)
+
+    patches.put(Tracker, "_commit_activation", commit)
+
+
+@mutant("R14", "nothing is told while nothing changes")
+def tell_only_changes(patches: Patches) -> None:
+    def report(self: Any, beat: bool = True) -> None:
+        _report(self, beat=False)
+
+    _report = patches.put(projectors.SimProjector, "report", report)
+
+
+@mutant("R17", "several chunks of one version replace each other")
+def equal_replaces(patches: Patches) -> None:
+    def step(before: Any, partition: int, offset: int, time: int, keys: list[bytes]) -> Any:
+        if before is not None and before.partition == partition and offset == before.offset:
+            before = before._replace(offset=offset - 1)
+        return _step(before, partition, offset, time, keys)
+
+    _step = patches.put(memory, "step", step)
+
+
+@mutant("lose a tombstone", "a deletion is not heard")
+def lose_tombstones(patches: Patches) -> None:
+    def version(self: Any, docid: bytes, partition: int, offset: int, time: int, rows: list[Any]) -> None:
+        if rows:
+            _version(self, docid, partition, offset, time, rows)
+
+    _version = patches.put(memory._Change, "_version", version)
+
+
+@mutant("R18", "an index that a projector has left behind stays READY", faults=("queue-away",))
+def keep_the_suspended(patches: Patches) -> None:
+    patches.put(leader.Leader, "_give_up_suspended", lambda self, message, now: [])
+
+
+@mutant("R18", "an unavailable queue stops its keyspace for ever", faults=("queue-away",))
+def wait_for_ever(patches: Patches) -> None:
+    patches.put(projectors, "QUEUE_LIMIT_MS", 1 << 40)
+
+
+@mutant("R19", "index ids are used again", faults=("drop",))
+def reuse_ids(patches: Patches) -> None:
+    patches.put(Dictionary, "number", lambda self: 0)
+
+
+@mutant(
+    "R20",
+    "a restart reads on behind the parts of a message that is not whole",
+    faults=("parts", "slow", "node-crash"),
+)
+def forget_parts(patches: Patches) -> None:
+    patches.put(Assembler, "first_pending", lambda self: None)
+
+
+# --- builds -------------------------------------------------------------------------------------------------
+
+
+@mutant("R21", "only puts are loaded")
+def forget_removals(patches: Patches) -> None:
+    def batch_end(self: Building, end: Any) -> list[Any]:
+        loads = _batch_end(self, end)
+        for load in loads:
+            if isinstance(load, LoadBatch):
+                load.removals.clear()
+        return loads
+
+    _batch_end = patches.put(Building, "_batch_end", batch_end)
+
+
+@mutant("R22", "whatever chunks have come are loaded: of losers, and of batches that are committed")
+def ignore_winners(patches: Patches) -> None:
     def winners(self: Building, end: Any) -> list[Any]:
         return sorted(self._chunks, key=lambda key: (key.attempt, key.sequence))
 
@@ -85,52 +336,116 @@ def ignore_winners(patch: pytest.MonkeyPatch) -> None:
         finally:
             self.applied = applied
 
-    _chunk = Building._chunk
-    patch.setattr(Building, "_winners", winners)
-    patch.setattr(Building, "_chunk", chunk)
+    _chunk = patches.put(Building, "_chunk", chunk)
+    patches.put(Building, "_winners", winners)
 
 
-def end_the_build_early(patch: pytest.MonkeyPatch) -> None:
-    """R22: a batch end is believed although chunks of its winners are missing."""
-
+@mutant("R22", "a batch end is believed although chunks of its winners are missing")
+def load_half(patches: Patches) -> None:
     def winners(self: Building, end: Any) -> list[Any]:
         return [key for key in self._chunks if key.batch == end.batch and key.attempt in end.winners][1:]
 
-    patch.setattr(Building, "_winners", winners)
+    patches.put(Building, "_winners", winners)
 
 
-def forget_removals(patch: pytest.MonkeyPatch) -> None:
-    """R21: only puts are loaded."""
-
+@mutant("R22", "a batch that is committed is loaded again")
+def load_twice(patches: Patches) -> None:
     def batch_end(self: Building, end: Any) -> list[Any]:
-        loads = [one for one in _batch_end(self, end) if isinstance(one, LoadBatch)]
-        for load in loads:
-            load.removals.clear()
-        return loads
+        if end.batch <= self.applied.batch:
+            self.applied = replace(self.applied, batch=end.batch - 1)
+        return _batch_end(self, end)
 
-    _batch_end = Building._batch_end
-    patch.setattr(Building, "_batch_end", batch_end)
+    _batch_end = patches.put(Building, "_batch_end", batch_end)
 
 
-def join_the_past(patch: pytest.MonkeyPatch) -> None:
-    """R2: a timestamp below the position is joined."""
+@mutant("R23", "a build is ended with its first micro-batch")
+def end_early(patches: Patches) -> None:
+    def progress(self: Any, message: Any, now: int) -> Any:
+        return _progress(self, replace(message, state="PASSED") if message.batches else message, now)
 
-    def forget(self: PendingStamps, position: Timestamp, number: int) -> None:
-        _forget(self, Timestamp(), number)
-
-    _forget = PendingStamps.forget
-    patch.setattr(PendingStamps, "forget", forget)
+    _progress = patches.put(backfilling.Backfilling, "progress", progress)
+    patches.put(backfilling, "reached", lambda record: True)
 
 
-MUTANTS: tuple[Mutant, ...] = (
-    forget_to_split,
-    commit_what_is_not_heard,
-    forget_the_queue_position,
-    skip_what_overlaps,
-    jump_over_gaps,
-    never_make_room,
-    ignore_winners,
-    end_the_build_early,
-    forget_removals,
-    join_the_past,
+@mutant("R23, hand over one segment early", "a build ends below its low-watermark")
+def hand_over_early(patches: Patches) -> None:
+    def reached(record: Any) -> bool:
+        low = {p: max(0, offset - 1) for p, offset in record.low_watermark.items()}
+        return _reached(replace(record, low_watermark=low, load_timestamp=_minus_one(record.load_timestamp)))
+
+    def passed(position: Timestamp, build: Any, partitions: int) -> bool:
+        low = {p: max(0, offset - 1) for p, offset in build.low_watermark.items()}
+        build = replace(build, low_watermark=low, load_timestamp=_minus_one(build.load_timestamp))
+        return _passed(position, build, partitions)
+
+    def _minus_one(timestamp: Timestamp) -> Timestamp:
+        return Timestamp.of({p: max(0, o - 1) for p, o in timestamp.offsets().items()}, timestamp.topic_id)
+
+    _reached = patches.put(backfilling, "reached", reached)
+    _passed = patches.put(drivers, "passed", passed)
+
+
+@mutant(
+    "R25",
+    "an index is READY before the source's end after the last micro-batch",
+    faults=("compaction", "late-control"),
 )
+def ready_early(patches: Patches) -> None:
+    def source_ends(self: Any, event: Any) -> Any:
+        facts = event.facts
+        record = self._book.find(event.build, "BACKFILL")
+        if record is not None:
+            reached = record.backfill_timestamp.offsets()
+            event = _replaced(event, facts=_replaced(facts, stable=reached))
+        return _source_ends(self, event)
+
+    from dataclasses import replace as _replaced
+
+    _source_ends = patches.put(finishing.Finishing, "source_ends", source_ends)
+
+
+# --- published numbers and scans ----------------------------------------------------------------------------
+
+
+@mutant("Published, publish the maximum instead of the minimum", "a number counts when one slice holds it")
+def publish_the_maximum(patches: Patches) -> None:
+    def holds(self: Holdings, index: str, count: int, number: int) -> bool:
+        return self._masks.get(index, {}).get(number, 0) > 0
+
+    patches.put(Holdings, "holds", holds)
+    patches.put(Holdings, "lacking", lambda self, *_: [])
+
+
+@mutant("Stable, reuse a page token on another snapshot", "a later page reads the newest snapshot")
+def reuse_tokens(patches: Patches) -> None:
+    def token_of(self: Any, endpoint: Any, pages: Any) -> Any:
+        token = _token_of(self, endpoint, pages)
+        return replace(token, number=max(token.number, endpoint.view.published(token.index) or -1))
+
+    _token_of = patches.put(readers.Readers, "token_of", token_of)
+
+
+@mutant("Monotonic", "a scan does not ask what its session has seen")
+def forget_sessions(patches: Patches) -> None:
+    from indexer.scan import agree
+
+    def unmet(stamp: Any, question: Any, seen: Any, *rest: Any) -> Any:
+        return _unmet(stamp, question, None, *rest)
+
+    _unmet = patches.put(agree, "unmet", unmet)
+
+
+@mutant("Stable", "leases do not hold their snapshots")
+def forget_leases(patches: Patches) -> None:
+    patches.put(SnapshotRing, "lease", lambda self, number, holder, until: number in self._numbered)
+
+
+@mutant("Mirror", "an entry under an old key stays")
+def keep_old_keys(patches: Patches) -> None:
+    def step(before: Any, partition: int, offset: int, time: int, keys: list[bytes]) -> Any:
+        after, taken = _step(before, partition, offset, time, keys)
+        if taken and before is not None and after is not None and before.keys and after.keys:
+            after = after._replace(keys=tuple(dict.fromkeys((*after.keys, before.keys[0]))))
+        return after, taken
+
+    _step = patches.put(memory, "step", step)

@@ -1,248 +1,545 @@
-"""The simulated world: the source, projectors, a leader, two nodes, a build, and what goes wrong with them.
+"""The simulated world: source, projectors, coordinators, nodes, builds, readers, and what befalls them.
 
-`run(seed)` lets a world go on with a random subset of faults for a while, then heals it (no more faults, no
-more writes) and checks that everything drains: first safety, then liveness. The seed decides everything; the
-trace digest tells whether two runs were the same.
+`World(plan).run()` lets the plan's steps happen, then heals (no more faults, no more writes) and lets
+everything drain: first safety, then liveness. The plan decides everything; the trace digest tells whether two
+runs were the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from coordinator.events import DriverExited
+from indexer.scan.gather import SnapshotMissingError
+from indexer.slices import SliceKey, SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
-from keytide.timestamp import Timestamp
-from tests.simulation.building import SimBuild
-from tests.simulation.checkers import Checkers
-from tests.simulation.leading import SimLeader
-from tests.simulation.projecting import SimProjector
-from tests.simulation.schedule import Schedule
-from tests.simulation.slicing import Reopenable, SimNode
-from tests.simulation.topics import PARTITIONS, SLICES, SliceName, Topics
-from tests.simulation.wire import TOPIC_ID
-
-FAULTS = (
-    "node-crash",
-    "projector-crash",
-    "rebalance",
-    "lost",
-    "duplicate",
-    "slow",
-    "parts",
-    "lost-ack",
-    "new-leader",
-    "compaction",
-    "driver",
-    "speculative",
-    "disk-full",
+from keytide.catalog import (
+    BuildRecord,
+    ClusterRecord,
+    IndexRecord,
+    KeyspaceRecord,
+    NodeRecord,
+    Record,
+    record_key,
 )
-STORM_MS = 1_600
-HEAL_MS = 1_400
-REPLAY_MS = 400
-BUILD = "build-1"
-StoreFactory = Callable[[str, Applied], Reopenable]
-"""(name, initial state) -> a store."""
+from keytide.definition import parse_statement
+from keytide.errors import CallerError
+from keytide.history import History
+from keytide.messages import Message, NodeHeartbeat, Published, StabilityTimestamp
+from keytide.timestamp import Timestamp
+from projector.places import Committed, encode_metadata
+from tests.simulation import nodes as node_parts
+from tests.simulation import readers as reader_parts
+from tests.simulation import scales
+from tests.simulation.chance import Chance, Plan
+from tests.simulation.checkers import BrokenError, Checkers
+from tests.simulation.clock import Clock
+from tests.simulation.coordinators import SimCoordinator
+from tests.simulation.drivers import Checkpoint, SimDriver
+from tests.simulation.kafka import Kafka, Reader
+from tests.simulation.nodes import Reopenable, SimNode
+from tests.simulation.projectors import TOPICS, SimProjector
+from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, definition, statement_of
+from tests.simulation.story import story
+
+NODES = ("n0", "n1")
+LONGEST_STEP_MS = 30
+HEAL_ROUNDS = 120
+PATIENT_ROUNDS = 40
+"""After so many rounds of the heal time runs faster: whoever waits for a long limit is not stuck."""
+INDEXES = ("b", "c")
+FIRST = "a"
+FIRST_BUILD = "b0"
+StoreFactory = Callable[[str, SliceKey, Applied], Reopenable]
+"""(node, slice, initial state) -> a store."""
 
 
-def memory_store(name: str, initial: Applied) -> Reopenable:
-    return MemorySliceStore(initial, fold_age_ms=150, check=True)
+def memory_store(_node: str, _key: SliceKey, initial: Applied) -> Reopenable:
+    """Folds often, and steps back over a few folds only."""
+    return MemorySliceStore(initial, fold_age_ms=60, undo_folds=3)
 
 
 class World:
     """Everything, and the clock.
 
-    Args:
-        faults: those that may happen; None for a random subset.
+    Attributes:
+        storm: faults strike, producers write.
+        disks: node -> slice -> what is on its disk.
+        truth: the dictionary as it is, which no part of the cluster knows.
+        seen: what has happened how often.
     """
 
-    def __init__(
-        self, seed: int, faults: tuple[str, ...] | None = None, new_store: StoreFactory = memory_store
-    ) -> None:
-        self.schedule = Schedule(seed)
-        chance = self.schedule.random
-        self.faults = [one for one in FAULTS if chance.random() < 0.6] if faults is None else list(faults)
-        self.topics = Topics(self.schedule)
-        self.checkers = Checkers(self.topics.history)
+    def __init__(self, plan: Plan, new_store: StoreFactory = memory_store) -> None:
+        node_parts.install()
+        reader_parts.install()
+        scales.install()
+        self.plan = plan
+        self.clock = Clock()
+        self.note = self.clock.note
+        self.chance = Chance(plan.seed)
         self.storm = True
-        self.version = 1
-        self.term = 1
-        self.build: SimBuild | None = None
+        self.kafka = Kafka()
+        self.kafka.source.compacted = "compaction" in plan.faults
+        self.checkers = Checkers(self.kafka.source)
         self.seen: Counter[str] = Counter()
-        self._new_store = new_store
-        self._held_since: dict[tuple[str, int, int], int] = {}
-        self._make_queues("a")
-        self.nodes = [SimNode(self, number) for number in range(SLICES)]
-        for node in self.nodes:
-            node.open("a", new_store(f"a-{node.number}", Applied(timestamp=Timestamp({}, TOPIC_ID))))
-        self.leaders = [SimLeader(self, 1, Timestamp({}, TOPIC_ID))]
+        self.new_store = new_store
+        self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in NODES}
+        self.damaged: set[tuple[str, SliceKey]] = set()
+        self.aside: set[tuple[str, SliceKey]] = set()
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self.drivers: dict[str, SimDriver] = {}
+        self.truth = Reader(self.kafka)
+        self._control_term = 0
+        self._away = ("", 0)
+        self._bootstrap()
+        self.truth.read()
+        self.nodes = {name: SimNode(self, name) for name in NODES}
+        self._endpoints: dict[str, Endpoint] = {}
+        self.readers = Readers(self)
+        self.coordinators = [SimCoordinator(self)]
         self.projectors = [SimProjector(self, name) for name in ("p", "q")]
         for projector in self.projectors:
             projector.learn()
         for partition in range(PARTITIONS):
-            self.give(partition, chance.choice(self.projectors))
+            self.give(partition, self.chance.pick(self.projectors))
+
+    def _bootstrap(self) -> None:
+        """A cluster with one index, which is READY."""
+        topic_id = self.kafka.source.topic_id
+        zero = Timestamp.of(dict.fromkeys(range(PARTITIONS), 0), topic_id)
+        copies = 1 if self.plan.replicas else 0
+        placement = [
+            [NODES[(number + copy) % len(NODES)] for copy in range(1 + copies)] for number in range(SLICES)
+        ]
+        records: list[Record] = [
+            ClusterRecord("sim", SECRET.hex(), self.clock.now),
+            *(NodeRecord(name, f"http://{name}", self.clock.now) for name in NODES),
+            BuildRecord(
+                FIRST_BUILD,
+                KEYSPACE,
+                [FIRST],
+                "READY",
+                zero,
+                self.clock.now,
+                low_watermark=zero.offsets(),
+                final_timestamp=zero,
+                ended=True,
+            ),
+            IndexRecord(FIRST, definition(FIRST, copies), "READY", 1, placement, FIRST_BUILD, self.clock.now),
+            KeyspaceRecord(KEYSPACE, topic_id, PARTITIONS, 1),
+        ]
+        self.kafka.metadata += [(record_key(record), record) for record in records]
+        self.kafka.make(TOPICS.mutations(FIRST), SLICES)
+        for number, holders in enumerate(placement):
+            for node in holders:
+                initial = Applied(timestamp=Timestamp({}, topic_id), build=FIRST_BUILD)
+                self.disks[node][FIRST, number] = self.new_store(node, (FIRST, number), initial)
+        for partition in range(PARTITIONS):
+            self.kafka.committed[partition] = Committed(0, -1, encode_metadata(1, topic_id, -1))
 
     # --- what actors ask ----------------------------------------------------------------------------------
 
-    def fault(self, name: str, chance: float) -> bool:
+    def fault(self, name: str, share: float) -> bool:
         """Whether a fault strikes now."""
-        return self.storm and name in self.faults and self.schedule.random.random() < chance
+        return self.storm and name in self.plan.faults and self.chance.happens(share)
 
-    def emitting(self) -> list[tuple[str, int]]:
-        """(index, catalog version from which projectors emit for it)."""
-        return [("a", 1), ("b", 2)] if self.version >= 2 else [("a", 1)]
+    @property
+    def leader(self) -> SimCoordinator:
+        return self.coordinators[-1]
 
-    def valid_from(self, index: str) -> Timestamp | None:
-        """From where on an index must equal the source: without compaction also while it is built."""
-        if index == "a" or "compaction" not in self.faults:
+    def names(self) -> list[str]:
+        """Names of all indexes."""
+        self.truth.read()
+        return [index.name for index in self.truth.catalog.indexes()] or [FIRST]
+
+    def endpoint(self, node: str) -> Endpoint:
+        """The scan endpoint of a node as it lives now."""
+        known, sim = self._endpoints.get(node), self.nodes[node]
+        if known is None or known.lives != sim.lives:
+            known = self._endpoints[node] = Endpoint(self, sim)
+        return known
+
+    def valid_from(self, key: SliceKey, build: str) -> Timestamp | None:
+        """From where on a slice must equal the source: without compaction also while it is built."""
+        if not self.kafka.source.compacted:
             return Timestamp()
-        return self.build.final if self.build else None
+        self.truth.read()
+        record = self.truth.catalog.build(build)
+        return record.final_timestamp if record is not None else None
 
-    def ready(self, index: str, number: int) -> bool:
-        """R25: READY needs a timestamp at or past the source's end after the final micro-batch."""
-        if index == "a":
-            return True
-        final = self.build.final if self.build else None
-        timestamp = getattr(self.topics.control[number], "timestamp", Timestamp())
-        return final is not None and timestamp.covers(final)
+    def away(self, topic: str) -> bool:
+        """Whether a topic takes nothing now."""
+        if topic in self.kafka.deleted and topic == self._away[0]:
+            self._away = ("", 0)
+        return topic == self._away[0] and self.clock.now < self._away[1]
 
-    def committed(self, key: SliceName, before: Timestamp, snapshot: StoreSnapshot) -> None:
+    def broken(self, name: str, story: str) -> None:
+        raise BrokenError(name, story)
+
+    # --- what actors tell ---------------------------------------------------------------------------------
+
+    def report(self, message: Message) -> None:
+        """To the reports topic: lost, late or at once."""
+        if self.fault("lost-report", 0.08):
+            return
+        reports = self.kafka.reports
+        if self.fault("late-report", 0.15):
+            self.clock.after(self.chance.below(150), lambda: reports.append(message))
+        else:
+            reports.append(message)
+        if isinstance(message, NodeHeartbeat) and self.fault("duplicate", 0.05):
+            reports.append(message)
+
+    def committed(self, node: str, key: SliceKey, before: Applied, snapshot: StoreSnapshot) -> None:
+        """A store has committed."""
         applied = snapshot.applied
-        self.schedule.note(
-            f"{key} commit {applied.number} {applied.timestamp.offsets()} {applied.queue_position}"
+        name = f"{node}:{key[0]}/{key[1]}"
+        self.note(
+            "commit", name, applied.number, applied.incarnation, applied.timestamp.offsets(), applied.batch
         )
         if applied.building:
             self.seen["batches"] += 1
+        elif before.building:
+            self.seen["switches"] += 1
         elif applied.number == UNNUMBERED:
-            self.seen["switches" if applied.timestamp == before else "unnumbered"] += 1
-        self.checkers.committed(f"{key}", before, snapshot, (key[1], SLICES), self.valid_from(key[0]))
+            self.seen["unnumbered"] += 1
+        valid_from = self.valid_from(key, applied.build)
+        self.checkers.committed(name, key[1], before, snapshot, valid_from)
 
-    def acknowledged(self, index: str, slice_number: int, number: int, life: int) -> None:
-        self._held_since[index, slice_number, number] = life
-        for leader in self.leaders:
-            leader.acknowledged(index, slice_number, number)
+    def stepped_back(self, node: str, key: SliceKey, before: Applied, after: Applied, done: bool) -> None:
+        """A store was taken back to a state that still holds."""
+        name = f"{node}:{key[0]}/{key[1]}"
+        self.note("back", name, before.timestamp.offsets(), after.timestamp.offsets(), done)
+        self.seen["stepped back" if done else "cannot step back"] += 1
 
-    def check_published(self, index: str, number: int) -> None:
-        self.seen["published"] += 1
-        for node in self.nodes:
-            restarted = self._held_since[index, node.number, number] != node.lives
-            ring = node.runners[index, node.number].ring
-            self.checkers.published(f"{index}/{node.number}", number, ring, restarted)
+    def held(self, node: SimNode, incarnation: int, number: int, key: SliceKey) -> None:
+        self.checkers.held(node, incarnation, number, key)
+
+    def stamped(self, message: StabilityTimestamp | Published) -> None:
+        """A message is in the control topic."""
+        self._control_term = max(self._control_term, message.term)
+
+    def published(self, message: Published) -> None:
+        self.truth.read()
+        if message.term < self._control_term:
+            return  # of a leader that was deposed: nobody heeds it
+        for index, number in sorted(message.numbers.items()):
+            if self.truth.catalog.index(index) is not None:
+                self.seen["published"] += 1
+                history = self._history(message.incarnation)
+                self.checkers.published(index, number, history, self._serving(index), self.runs)
+
+    def _serving(self, index: str) -> list[int]:
+        """The slices of an index that are not lost, as the leader knows it, nor being rebuilt."""
+        leader, record = self.leader.leader, self.truth.catalog.index(index)
+        if record is None:
+            return []
+        serving = []
+        for number, holders in enumerate(record.placement):
+            states = []
+            for node in holders:
+                known = leader.core.nodes.by_id.get(node)
+                status = known.slice(index, number) if known else None
+                states.append(status.state if status else "")
+            build = self.truth.catalog.build(record.build_of(number))
+            filled = build is None or build.state == "READY"
+            if filled and any(state not in ("LOST", "BUILDING") for state in states):
+                serving.append(number)
+        return serving
+
+    def _history(self, incarnation: int) -> History:
+        """The keyspace's rollbacks up to one."""
+        self.truth.read()
+        known = [one for one in self.truth.catalog.rollbacks(KEYSPACE) if one.incarnation <= incarnation]
+        return History(known, incarnation=incarnation)
+
+    def runs(self, runner: SliceRunner) -> bool:
+        """Whether a slice still lives as it was."""
+        return any(node.hosting.runners.get(runner.key) is runner for node in self.nodes.values())
+
+    def snapshot_gone(self, pages: Pages, missing: SnapshotMissingError) -> None:
+        """A later page found its snapshot gone: that needs a reason."""
+        self.truth.read()
+        index = self.truth.catalog.index_by_name(pages.index)
+        history = History.of(self.truth.catalog, KEYSPACE)
+        void = not history.number_holds(pages.number, pages.incarnation)
+        alive = not void and all(self.runs(runner) for runner in pages.runners)
+        if alive and index is not None and index.state == "READY" and self.clock.now < pages.until:
+            raise BrokenError("Stable", f"slice {missing.slice} let go of a leased snapshot of {pages.index}")
+        self.seen["snapshot gone"] += 1
+
+    def wrote(self, coordinator: SimCoordinator, records: Sequence[tuple[str, Record | None]]) -> None:
+        """A transaction of the dictionary was tried."""
+        fate = "wrote" if coordinator.alive else "was fenced"
+        self.note("dictionary", coordinator.term, fate, [key for key, _ in records])
+        self.seen["fenced"] += not coordinator.alive
+
+    # --- builds -------------------------------------------------------------------------------------------
+
+    def start_driver(self, build: str) -> None:
+        if build in self.drivers:
+            return  # the lock on its folder
+        checkpoint = self.checkpoints.setdefault(build, Checkpoint())
+        self.drivers[build] = SimDriver(self, build, checkpoint)
+
+    def stop_driver(self, build: str) -> None:
+        driver = self.drivers.pop(build, None)
+        if driver is not None:
+            driver.crash()
+
+    def _step_drivers(self, crash: bool = False) -> None:
+        for build, driver in sorted(self.drivers.items()):
+            if crash:
+                self.stop_driver(build)
+                self._exited(build, -9)
+            elif not driver.step():
+                self.drivers.pop(build, None)
+                self._exited(build, 0)
+
+    def _exited(self, build: str, status: int) -> None:
+        self.leader.tell(DriverExited(build, status, "", self.clock.now))
+
+    def _build(self) -> None:
+        """CREATE INDEX, or BUILD INDEX again."""
+        leader, now = self.leader, self.clock.now
+        known = {index.name: index for index in leader.leader.dictionary.catalog.indexes()}
+        name = self.chance.pick(INDEXES)
+        try:
+            if name not in known:
+                facts = self.kafka.source.facts(now)
+                leader.ask(leader.leader.execute(parse_statement(statement_of(name)), facts, now))
+            else:
+                leader.ask(leader.leader.build([name], 0, now))
+            self.checkers.asked[name] = self.kafka.source.ends()
+        except CallerError:
+            self.seen["refused"] += 1
+
+    def _drop(self) -> None:
+        try:
+            self.leader.ask(self.leader.leader.drop(self.chance.pick(INDEXES), self.clock.now))
+        except CallerError:
+            self.seen["refused"] += 1
+
+    # --- the group ----------------------------------------------------------------------------------------
 
     def give(self, partition: int, projector: SimProjector) -> None:
         """The group's coordinator gives a partition to a projector; the one before notices later."""
-        previous, generation = self.topics.owner[partition]
-        self.topics.owner[partition] = (projector.name, generation + 1)
+        owner = self.kafka.owner
+        previous, generation = owner[partition]
+        owner[partition] = (projector.name, generation + 1)
         projector.assigned(partition, generation + 1)
         for other in self.projectors if hasattr(self, "projectors") else []:
             if other.name == previous and other is not projector:
-                delay = self.schedule.random.randint(0, 120)
-                self.schedule.after(delay, lambda other=other: other.revoked(partition))  # type: ignore[misc]
+                delay = self.chance.below(200) if self.storm else 1
+                self.clock.after(delay, lambda other=other: other.revoked(partition))  # type: ignore[misc]
 
     # --- what happens -------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """A storm, then calm; everything must have drained."""
-        schedule, chance = self.schedule, self.schedule.random
-        schedule.every(4, 30, lambda: self.topics.write() if self.storm else None)
-        for projector in self.projectors:
-            schedule.every(5, 25, projector.poll)
-            schedule.every(20, 60, projector.tick)
-            schedule.every(20, 60, projector.learn)
-            schedule.every(5, 30, lambda projector=projector: self._report(projector))  # type: ignore[misc]
-        for node in self.nodes:
-            schedule.every(5, 20, node.step)
-        schedule.every(10, 40, lambda: self.leaders[-1].stamp())
-        schedule.every(30, 90, self._old_stamps)
-        schedule.every(20, 100, self._trouble)
-        schedule.every(20, 80, self._scan)
-        schedule.every(2, 10, lambda: self.build.step() if self.build else None)
-        schedule.after(chance.randint(50, 1_000), self._start_build)
-        start = schedule.now
-        schedule.run_until(start + STORM_MS)
+        """The plan, then calm; everything must have drained."""
+        clock, chance = self.clock, self.chance
+        self._warm_up()
+        for action, seed in self.plan.steps:
+            chance.begin(seed)
+            clock.run_until(clock.now + chance.below(LONGEST_STEP_MS))
+            self._act(action)
         self._heal()
-        schedule.run_until(start + STORM_MS + HEAL_MS)
-        self._check_end()
-        for node in self.nodes:
-            node.crash()
-        schedule.run_until(start + STORM_MS + HEAL_MS + REPLAY_MS)
-        self._check_end()
+        self._drain()
+        if self.plan.restart_at_end:
+            for node in self.nodes.values():
+                node.crash()
+            self._drain()
 
-    def _old_stamps(self) -> None:
-        for leader in self.leaders[:-1]:
-            leader.stamp()
+    def _warm_up(self) -> None:
+        """A few documents, and a first snapshot."""
+        self.storm = False
+        for _ in range(5):
+            self.note("write", self.kafka.source.write(self.chance, self.clock.now))
+        for _ in range(3):
+            self._round(25)
+        self.storm = True
 
-    def _report(self, projector: SimProjector) -> None:
-        acked = projector.progress()
-        for leader in self.leaders:
-            leader.progress(acked)
+    def _round(self, ms: int) -> None:
+        """Everybody does all that there is to do."""
+        self.clock.run_until(self.clock.now + ms)
+        for projector in self.projectors:
+            projector.poll(8)
+            projector.tick()
+        self._step_drivers()
+        self.leader.step()
+        for node in self.nodes.values():
+            node.step()
 
-    def _trouble(self) -> None:
-        chance = self.schedule.random
-        if self.fault("node-crash", 0.08):
-            chance.choice(self.nodes).crash()
-        if self.fault("projector-crash", 0.08):
-            chance.choice(self.projectors).crash()
-        if self.fault("rebalance", 0.15):
-            self.give(chance.randrange(PARTITIONS), chance.choice(self.projectors))
-        if self.fault("new-leader", 0.06):
-            self._depose()
-        if self.fault("compaction", 0.5):
-            self.topics.clean()
+    def _act(self, action: str) -> None:
+        chance = self.chance
+        self.seen[action] += 1
+        match action:
+            case "write":
+                self.note("write", self.kafka.source.write(chance, self.clock.now))
+            case "poll":
+                chance.pick(self.projectors).poll()
+            case "tick":
+                chance.pick(self.projectors).tick()
+            case "node":
+                first = chance.below(3)
+                for node in NODES if first == len(NODES) else NODES[first : first + 1]:
+                    self.nodes[node].step()
+            case "lead":
+                self.leader.step()
+                if len(self.coordinators) > 1 and chance.below(2):
+                    self.coordinators[-2].step_if_alive()
+            case "driver":
+                self._step_drivers()
+            case "scan":
+                self.readers.step()
+            case "build":
+                self._build()
+            case _:
+                self.note("fault", action)
+                self._strike(action)
+
+    def _strike(self, fault: str) -> None:
+        chance = self.chance
+        match fault:
+            case "node-crash":
+                self.nodes[chance.pick(NODES)].crash()
+            case "projector-crash":
+                chance.pick(self.projectors).crash()
+            case "driver-crash":
+                self._step_drivers(crash=True)
+            case "rebalance":
+                self.give(chance.below(PARTITIONS), chance.pick(self.projectors))
+            case "new-leader":
+                self._depose()
+            case "compaction":
+                limits = {p: self.kafka.committed[p].offset or 0 for p in range(PARTITIONS)}
+                self.kafka.source.clean(chance, limits)
+            case "election":
+                chance.pick(self.kafka.source.logs).elect()
+            case "drop":
+                self._drop()
+            case "silence":
+                self.nodes[chance.pick(NODES)].silent_until = self.clock.now + chance.below(900)
+            case "truncate":
+                self._note_loss("truncated", self.kafka.source.truncate(chance))
+            case "recreate":
+                self.kafka.source.recreate()
+                self.kafka.committed = [Committed(None, -1, "")] * PARTITIONS
+                self._note_loss("recreated", 0)
+            case "disk-loss" | "damage":
+                node = chance.pick(NODES)
+                if self.disks[node]:
+                    key = chance.pick(sorted(self.disks[node]))
+                    self.note(fault, node, key)
+                    if fault == "damage":
+                        self.damaged.add((node, key))
+                    else:
+                        del self.disks[node][key]
+                        self.nodes[node].crash()
+            case "late-control":
+                self.nodes[chance.pick(NODES)].late_until = self.clock.now + chance.below(900)
+            case "queue-away":
+                self.truth.read()
+                others = [index.id for index in self.truth.catalog.indexes() if index.id != FIRST]
+                if others:
+                    for_ever = 1 << 40 if chance.below(2) else 0
+                    until = self.clock.now + chance.below(3_000) + for_ever
+                    self._away = (TOPICS.mutations(chance.pick(others)), until)
+            case _:
+                raise ValueError(fault)
+
+    def _note_loss(self, what: str, partition: int | None) -> None:
+        if partition is not None:
+            self.note(what, self.kafka.source.topic_id, partition, self.kafka.source.ends())
+            self.seen[what] += 1
 
     def _depose(self) -> None:
-        """A new leader takes over from what control says; the old one does not know yet."""
-        newest = Timestamp({}, TOPIC_ID)
-        for message in self.topics.control:
-            newest = newest.merge_max(getattr(message, "timestamp", Timestamp()))
-        self.term += 1
-        for leader in self.leaders[:-1]:
-            leader.alive = False
-        self.leaders.append(SimLeader(self, self.term, newest))
-
-    def _start_build(self) -> None:
-        """CREATE INDEX b and BUILD."""
-        self._make_queues("b")
-        for node in self.nodes:
-            initial = Applied(timestamp=Timestamp({}, TOPIC_ID), build=BUILD, building=True)
-            node.open("b", self._new_store(f"b-{node.number}", initial))
-        self.version = 2
-        self.build = SimBuild(self, "b", BUILD, 2)
+        """A new leader takes over; the old one does not know yet."""
+        for old in self.coordinators[:-1]:
+            old.stop()
+        for build in sorted(self.drivers):  # they die with their coordinator
+            self.stop_driver(build)
+        self.coordinators.append(SimCoordinator(self))
 
     def _heal(self) -> None:
         self.storm = False
-        for leader in self.leaders[:-1]:
-            leader.alive = False
+        self.note("healed")
+        for old in self.coordinators[:-1]:
+            old.stop()
+        for node in self.nodes.values():
+            node.silent_until = node.late_until = 0
         for partition in range(PARTITIONS):
             self.give(partition, self.projectors[0])
-        self.schedule.note("healed")
 
-    def _scan(self) -> None:
-        """A stable scan of each slice at the number that its node knows as published."""
-        for node in self.nodes:
-            for (index, number_of_slice), runner in sorted(node.runners.items()):
-                number = node.control.published(index)
-                reading = None if number is None else runner.ring.acquire(number)
-                if number is None or reading is None:
-                    continue
-                rows = {key: value for block in reading.rows(b"", None) for key, value in block}
-                name = f"{index}/{number_of_slice}"
-                self.checkers.scanned(name, number, rows, reading.timestamp, (number_of_slice, SLICES))
-                reading.release()
+    def _drain(self) -> None:
+        """Rounds in which everybody does all that there is to do, until nothing is left."""
+        self.chance.begin(self.plan.seed)
+        reason = "nothing was tried"
+        for number in range(HEAL_ROUNDS):
+            self._round(25 if number < PATIENT_ROUNDS else 2_000)
+            reason = self._left() or self._unscannable()
+            if not reason:
+                return
+        raise BrokenError("Stuck", reason)
 
-    def _check_end(self) -> None:
-        for node in self.nodes:
-            for key, runner in sorted(node.runners.items()):
-                self.checkers.reached_the_end(f"{key}", runner.core.applied, self.topics.ends())
+    def _left(self) -> str:
+        """What has not drained yet, "" when everything has."""
+        self.truth.read()
+        catalog = self.truth.catalog
+        for build in catalog.builds():
+            if build.state in ("QUEUED", "BACKFILL", "CATCHUP", "PAUSED"):
+                return f"build {build.id} is {build.state}"
+        ends = self.kafka.source.ends()
+        for index in catalog.indexes():
+            if index.state == "DROPPING" or (index.state in ("DEFERRED", "FAILED") and index.version):
+                return f"index {index.id} is {index.state} and its topics are not gone"
+            if index.state != "READY":
+                continue
+            for number, holders in enumerate(index.placement):
+                for node in holders:
+                    runner = self.nodes[node].hosting.runners.get((index.id, number))
+                    if runner is None:
+                        return f"{index.id}/{number} does not run on {node}"
+                    core = runner.core
+                    reached = core.applied.timestamp
+                    if core.state != "LIVE" or any(reached.offset(p) != end for p, end in ends.items()):
+                        name = f"{index.id}/{number} on {node}"
+                        return f"{name} is {core.state} {core.reason} at {core.applied}, the end is {ends}"
+        return ""
 
-    def _make_queues(self, index: str) -> None:
-        for number in range(SLICES):
-            self.topics.mutations[index, number] = []
-            self.topics.backfill[index, number] = []
+    def _unscannable(self) -> str:
+        """Which READY index cannot be scanned through every node, "" when all can."""
+        session = self.readers.sessions[0]
+        for index in self.truth.catalog.indexes():
+            if index.state != "READY":
+                continue
+            for node in sorted(self.nodes):
+                if not self.readers.scan(self.endpoint(node), index.name, session, paged=False):
+                    return f"{index.name} cannot be scanned through {node}"
+        return ""
 
 
-def run(seed: int, faults: tuple[str, ...] | None = None) -> World:
-    """One history; raises what is broken."""
-    world = World(seed, faults)
-    world.run()
+def run(plan: Plan, new_store: StoreFactory = memory_store) -> World:
+    """One history.
+
+    Raises:
+        FailedError: what is broken, with its story.
+    """
+    world = World(plan, new_store)
+    try:
+        world.run()
+    except Exception as error:
+        raise FailedError(world, error) from error
     return world
+
+
+class FailedError(AssertionError):
+    """A history went wrong; `cause` is the error that it ended in."""
+
+    def __init__(self, world: World, cause: Exception) -> None:
+        super().__init__(story(world, cause))
+        self.world = world
+        self.cause = cause

@@ -1,0 +1,135 @@
+"""Chance and plans: one seed makes a plan, a list of steps, and the plan makes the history.
+
+Theory of operation: every step carries its own 64 bits of chance. Whatever is decided while a step happens
+is drawn from those, so a step that is taken out of a plan does not change what the others do (as far as the
+world lets them): that is what makes shrinking work (`shrink`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+_MASK = (1 << 64) - 1
+_T = TypeVar("_T")
+
+ACTIONS: dict[str, int] = {
+    "write": 36,
+    "poll": 34,
+    "tick": 14,
+    "node": 70,
+    "lead": 34,
+    "driver": 14,
+    "scan": 20,
+    "build": 2,
+}
+"""What goes on in a cluster, with weights."""
+STRIKES: dict[str, int] = {
+    "node-crash": 3,
+    "projector-crash": 3,
+    "driver-crash": 2,
+    "rebalance": 5,
+    "new-leader": 3,
+    "compaction": 10,
+    "election": 2,
+    "drop": 1,
+    "silence": 2,
+    "late-control": 3,
+    "queue-away": 2,
+}
+"""Faults that are steps of their own, with weights."""
+LOSSES: dict[str, int] = {"disk-loss": 1, "damage": 1, "truncate": 3, "recreate": 1}
+"""Faults that lose what was thought to be safe, with weights."""
+WEATHER: tuple[str, ...] = (
+    "lost",
+    "duplicate",
+    "slow",
+    "parts",
+    "lost-report",
+    "late-report",
+    "late-broadcast",
+    "speculative",
+    "disk-full",
+)
+"""Faults that strike whatever goes on."""
+FAULTS: tuple[str, ...] = (*STRIKES, *WEATHER)
+ALL_FAULTS: tuple[str, ...] = (*FAULTS, *LOSSES)
+STEPS = 240
+REGULAR = 40
+"""Longest time between two steps, ms."""
+
+Step = tuple[str, int]
+"""(action, its chance)."""
+
+
+class Chance:
+    """A small source of numbers (a linear congruential one: a seeding of `random.Random` costs as much as a
+    whole step)."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int = 0) -> None:
+        self.begin(seed)
+
+    def begin(self, seed: int) -> None:
+        """Go on from here."""
+        self._state = (seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
+
+    def below(self, limit: int) -> int:
+        """0 to `limit` - 1."""
+        self._state = state = (self._state * 6364136223846793005 + 1442695040888963407) & _MASK
+        return ((state >> 33) * limit) >> 31
+
+    def happens(self, share: float) -> bool:
+        return self.below(1 << 20) < share * (1 << 20)
+
+    def pick(self, items: Sequence[_T]) -> _T:
+        return items[self.below(len(items))]
+
+
+class Plan(NamedTuple):
+    """A history before it happens.
+
+    Attributes:
+        faults: those that may strike.
+        real_pipeline: projectors use the real projection, routing and packing.
+        replicas: index `a` has a second copy of each slice.
+        restart_at_end: after the heal all nodes are killed once more.
+    """
+
+    seed: int
+    faults: frozenset[str]
+    steps: tuple[Step, ...]
+    real_pipeline: bool = False
+    replicas: bool = False
+    restart_at_end: bool = False
+
+
+def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
+    """The plan of a seed.
+
+    Args:
+        faults: those that may strike; None for a random subset.
+    """
+    chance = random.Random(seed)
+    if faults is None:
+        share = chance.choice((0.3, 0.6, 0.9))
+        faults = [one for one in FAULTS if chance.random() < share]
+    # A rollback reads again what the cleaner may have thinned out meanwhile; the cleaner's lag, which keeps
+    # it from that, is a time, and too long for this world.
+    losses = {"truncate", "recreate"}
+    without = losses if "compaction" in faults and chance.random() < 0.4 else {"compaction"}
+    if losses & set(faults):
+        faults = [one for one in faults if one not in without]
+    strikes = {name: weight for name, weight in (*STRIKES.items(), *LOSSES.items()) if name in faults}
+    weights = {**ACTIONS, **strikes}
+    steps = chance.choices(list(weights), list(weights.values()), k=chance.randint(STEPS // 2, STEPS))
+    return Plan(
+        seed,
+        frozenset(faults),
+        tuple((step, chance.getrandbits(63)) for step in steps),
+        real_pipeline=seed % 8 == 5,
+        replicas=seed % 8 == 3,
+        restart_at_end=seed % 4 == 1,
+    )

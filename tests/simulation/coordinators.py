@@ -1,0 +1,278 @@
+"""A coordinator process: the real leader, with the shell's two ways out: timestamps at once, everything else
+in order through a slow lane. One that was deposed does not know it until its next write is fenced."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from coordinator.buildbook import BuildLimits
+from coordinator.events import (
+    Broadcast,
+    BuildPrepared,
+    ConfirmRollback,
+    DeleteTopics,
+    Event,
+    ExamineHistory,
+    HistoryExamined,
+    Instruction,
+    Issued,
+    IssueFailed,
+    Note,
+    PrepareBuild,
+    QueueLimit,
+    QueuesTrimmed,
+    Recovered,
+    RemoveBuildFolder,
+    Reported,
+    RollbackWritten,
+    SampleSource,
+    SendBuildEnd,
+    SourceSampled,
+    StartDriver,
+    StopDriver,
+    Tick,
+    TopicsDeleted,
+    TrimQueues,
+    Write,
+)
+from coordinator.examine import holds, newest_on_log, standing
+from coordinator.leader import Answer, Leader
+from coordinator.stream import Limits
+from keytide.catalog import TermRecord
+from keytide.messages import Published, StabilityTimestamp, encode
+from keytide.timestamp import Timestamp
+from tests.simulation.kafka import CLUSTER, Reader
+from tests.simulation.source import PARTITIONS
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LIMITS = Limits(
+    interval_ms=10,
+    heartbeat_ms=60,
+    pacing_limit_ms=200,
+    node_timeout_ms=500,
+    trim_interval_ms=120,
+    newest_held=3,
+    landmarks_held=16,
+)
+BUILD_LIMITS = BuildLimits(restarts=50, back_off_ms=20, rebuild_wait_ms=60)
+SAMPLE_MS = 150
+
+
+def number_of(world: World, message: StabilityTimestamp, offset: int) -> int:
+    """A timestamp's number (R3)."""
+    return offset
+
+
+class SimCoordinator:
+    """One term of one process.
+
+    Attributes:
+        alive: it still believes that it leads.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        kafka = world.kafka
+        reader = Reader(kafka)
+        reader.read()
+        self.term = reader.catalog.term + 1
+        kafka.term = self.term
+        kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", world.clock.now)))
+        reader.read()
+        self.alive = True
+        self.leader = Leader(reader.catalog, CLUSTER, self.term, LIMITS, BUILD_LIMITS)
+        self._heard = len(kafka.reports)
+        self._inbox: deque[Event] = deque()
+        self._lane: deque[Instruction] = deque()
+        self._broadcasts: deque[StabilityTimestamp | Published] = deque()
+        self._sampled_at = 0
+        world.note("term", self.term)
+        self._carry_out(self.leader.handle(self._recovered()))
+
+    def _recovered(self) -> Recovered:
+        """What the shell reads of the control topic: nothing of a lower term behind a higher one."""
+        stamps: list[tuple[int, StabilityTimestamp]] = []
+        published: list[Published] = []
+        term = 0
+        for number, message in enumerate(self.world.kafka.control):
+            if message.term < term:
+                continue
+            term = message.term
+            if isinstance(message, Published):
+                published.append(message)
+            else:
+                stamps.append((number_of(self.world, message, number), message))
+        return Recovered(tuple(stamps), tuple(published), self.world.clock.now)
+
+    # --- its loops ----------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """The control loop for a moment, and the lane."""
+        world, chance = self.world, self.world.chance
+        kafka, now = world.kafka, world.clock.now
+        self._send_broadcasts()
+        most = 1 + chance.below(12) if world.storm else 1 << 30
+        upto = min(len(kafka.reports), self._heard + most)
+        begin, self._heard = self._heard, upto
+        for message in kafka.reports[begin:upto]:
+            self._carry_out(self.leader.handle(Reported(message, now)))
+        while self._inbox:
+            self._carry_out(self.leader.handle(self._inbox.popleft()))
+        if now - self._sampled_at >= SAMPLE_MS:
+            self._sampled_at = now
+            self._carry_out(self.leader.handle(SourceSampled(kafka.source.facts(now), "", now)))
+        self._carry_out(self.leader.handle(Tick(now)))
+        for _ in range(1 + chance.below(4) if world.storm else 1 << 30):
+            if not self._lane or not self.alive:
+                break
+            self._work(self._lane.popleft())
+
+    def step_if_alive(self) -> None:
+        if self.alive:
+            self.step()
+
+    def tell(self, event: Event) -> None:
+        """Something has come of what it ordered."""
+        self._inbox.append(event)
+
+    def ask(self, answer: Answer) -> None:
+        """A statement was executed."""
+        self._carry_out(answer.instructions)
+
+    def stop(self) -> None:
+        """Its process ends."""
+        self.alive = False
+        self._lane.clear()
+        self._broadcasts.clear()
+
+    @property
+    def idle(self) -> bool:
+        return not (self._lane or self._inbox or self._broadcasts)
+
+    # --- instructions -------------------------------------------------------------------------------------
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Broadcast(message):
+                    self._broadcasts.append(message)
+                    if not self.world.fault("late-broadcast", 0.3):
+                        self._send_broadcasts()
+                case Note():
+                    self.world.note("event", instruction.kind, instruction.subject, instruction.text)
+                    self.world.seen[instruction.kind] += 1
+                case StopDriver(build):
+                    self.world.stop_driver(build)
+                    self._lane.append(instruction)
+                case _:
+                    self._lane.append(instruction)
+
+    def _send_broadcasts(self) -> None:
+        """In order, as one producer sends."""
+        world, control = self.world, self.world.kafka.control
+        while self._broadcasts:
+            message = self._broadcasts.popleft()
+            offset = len(control)
+            failed = world.fault("late-broadcast", 0.03)
+            lost = failed and world.chance.happens(0.5)
+            if not lost:
+                control.append(message)
+                world.stamped(message)
+            if isinstance(message, StabilityTimestamp):
+                number = number_of(world, message, offset)
+                if not lost:
+                    world.note(
+                        "stamp", number, message.term, message.incarnation, message.timestamp.offsets()
+                    )
+                now = world.clock.now
+                self._inbox.append(
+                    IssueFailed(message, "no answer", now) if failed else Issued(message, number, now)
+                )
+            elif not lost:
+                world.note("published", message.term, message.incarnation, dict(message.numbers))
+                world.published(message)
+
+    def _work(self, job: Instruction) -> None:
+        world, kafka, now = self.world, self.world.kafka, self.world.clock.now
+        match job:
+            case Write(records):
+                if not kafka.write(self.term, records):
+                    self.stop()  # fenced
+                world.wrote(self, records)
+            case PrepareBuild(build, _, topics, queues):
+                for topic, partitions in topics:
+                    kafka.make(topic, partitions)
+                ends = {topic: kafka.ends(topic) for topic, _ in queues}
+                self._inbox.append(BuildPrepared(build, kafka.source.facts(now), now, ends))
+            case ConfirmRollback(keyspace, incarnation):
+                self._inbox.append(RollbackWritten(keyspace, incarnation, now))
+            case ExamineHistory():
+                self._inbox.append(self._examined(job, now))
+            case TrimQueues(limits):
+                self._inbox.append(self._trimmed(limits, now))
+            case SampleSource(_, build):
+                self._inbox.append(SourceSampled(kafka.source.facts(now), build, now))
+            case SendBuildEnd(messages):
+                for topic, partition, message in messages:
+                    queue = kafka.queue(topic, partition)
+                    if queue is not None:
+                        queue.append(encode(message), now)
+                        world.note("end of build", topic, partition)
+            case DeleteTopics(topics, index):
+                for topic in topics:
+                    kafka.delete(topic)
+                if index:
+                    self._inbox.append(TopicsDeleted(index, now))
+            case StopDriver(build):
+                world.stop_driver(build)
+            case StartDriver(build, delay):
+                world.clock.after(delay, lambda: self._start(build))
+            case RemoveBuildFolder(build):
+                world.checkpoints.pop(build, None)
+            case _:
+                raise TypeError(job)
+
+    def _examined(self, job: ExamineHistory, now: int) -> HistoryExamined:
+        """As `coordinator.examine`, of the simulated Kafka."""
+        source = self.world.kafka.source
+        if job.topic_id and job.topic_id != source.topic_id:
+            return HistoryExamined(job.keyspace, source.topic_id, PARTITIONS, -1, Timestamp(), {}, "", now)
+        history = source.history()
+        numbered = [
+            (number_of(self.world, message, n), message)
+            if isinstance(message, StabilityTimestamp)
+            else (n, message)
+            for n, message in enumerate(self.world.kafka.control)
+        ]
+        stamps = [
+            (number, message.timestamp)
+            for number, message in reversed(standing(numbered))
+            if holds(message, number, job.keyspace, job.topic_id, job.history)
+        ]
+        found = newest_on_log(stamps, job.stood, history.diverging)
+        return HistoryExamined(job.keyspace, source.topic_id, PARTITIONS, *found, "", now)
+
+    def _trimmed(self, limits: Sequence[QueueLimit], now: int) -> QueuesTrimmed:
+        """As `coordinator.queue_trimming`, on the simulated queues."""
+        reached: dict[tuple[str, int], int] = {}
+        expired: list[tuple[str, int]] = []
+        removed = 0
+        for limit in limits:
+            queue = self.world.kafka.queue(limit.topic, limit.partition)
+            if queue is None:
+                continue
+            gone = queue.trim(limit.before, limit.older_than)
+            reached[limit.topic, limit.partition] = queue.begin
+            removed += gone
+            if limit.older_than and gone:
+                expired.append((limit.topic, limit.partition))
+        self.world.seen["trimmed"] += removed
+        return QueuesTrimmed(reached, removed, tuple(expired), now)
+
+    def _start(self, build: str) -> None:
+        if self.alive:
+            self.world.start_driver(build)

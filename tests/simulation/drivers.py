@@ -1,0 +1,235 @@
+"""The Spark driver of a build: micro-batches, winning and losing attempts, zombies, restarts, reports.
+When it has passed is decided by `streaming.core.passed`, as in the real one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from keytide.catalog import BuildRecord
+from keytide.messages import BatchEnd, BuildProgress, encode
+from keytide.timestamp import Timestamp
+from streaming.core import passed
+from tests.simulation.kafka import Reader
+from tests.simulation.packing import put_chunk, removal_chunk
+from tests.simulation.projectors import TOPICS
+from tests.simulation.source import KEYSPACE, PARTITIONS, Version
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Message = tuple[str, int, bytes]
+"""(topic, slice, record)."""
+TASKS = 2
+WANTED = frozenset({"QUEUED", "BACKFILL"})
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What survives a driver.
+
+    Attributes:
+        begin: where reading began.
+        ends: planned ends of micro-batches.
+        finished: how many of them are finished.
+        first_read_at: when reading began, ms.
+        runs: starts so far.
+        zombies: what tasks of drivers that died may still send.
+    """
+
+    begin: Timestamp | None = None
+    ends: list[dict[int, int]] = field(default_factory=list)
+    finished: int = 0
+    first_read_at: int = 0
+    runs: int = 0
+    zombies: list[Message] = field(default_factory=list)
+    attempts: int = 0
+
+
+class SimDriver:
+    """One start of the driver of one build."""
+
+    def __init__(self, world: World, build: str, checkpoint: Checkpoint) -> None:
+        self.world = world
+        self.build = build
+        self.checkpoint = checkpoint
+        checkpoint.runs += 1
+        self._run = str(checkpoint.runs)
+        self._reader = Reader(world.kafka)
+        self._reader.read()
+        self._todo: list[Message] | None = None
+        self._passed = False
+        if checkpoint.begin is None:
+            source = world.kafka.source
+            checkpoint.begin = Timestamp.of(dict.fromkeys(source.ends(), 0), source.topic_id)
+            checkpoint.first_read_at = world.clock.now
+
+    def step(self) -> bool:
+        """Send some messages; plan the next micro-batch when there is none. False when it has ended."""
+        world = self.world
+        self._reader.read(world.chance.below(6) if world.storm else 1 << 30)
+        record = self._reader.catalog.build(self.build)
+        keyspace = self._reader.catalog.keyspace(KEYSPACE)
+        if record is None or keyspace is None or record.state not in WANTED or record.ended:
+            return False
+        if self._passed or record.state == "QUEUED":
+            self._report("PASSED" if self._passed else "STARTING")
+            return True
+        for _ in range(1 + world.chance.below(5) if world.storm else 1 << 30):
+            if self._todo is None:
+                if passed(self._position(), record, keyspace.partitions) and (
+                    self.checkpoint.finished == len(self.checkpoint.ends)
+                ):
+                    self._passed = True
+                    world.note("driver passed", self.build, self.checkpoint.finished)
+                    break
+                if not self._plan(record):
+                    break
+            elif self.checkpoint.zombies and world.chance.happens(0.3):
+                self._append(*self.checkpoint.zombies.pop(0))
+            elif self._todo:
+                self._append(*self._todo.pop(0))
+            else:
+                self._todo = None
+                self.checkpoint.finished += 1
+                break
+        self._report("PASSED" if self._passed else "RUNNING")
+        return True
+
+    def crash(self) -> None:
+        """Of what was not sent some lands later; the next driver does the batch again."""
+        chance = self.world.chance
+        self.checkpoint.zombies += [one for one in (self._todo or [])[:6] if chance.happens(0.6)]
+        self.world.note("driver died", self.build, self._run)
+
+    def _append(self, topic: str, number: int, data: bytes) -> None:
+        queue = self.world.kafka.queue(topic, number)
+        if queue is not None:
+            queue.append(data, self.world.clock.now)
+
+    def _position(self) -> Timestamp:
+        checkpoint = self.checkpoint
+        topic_id = checkpoint.begin.topic_id if checkpoint.begin else ""
+        return Timestamp.of(self._end(checkpoint.finished), topic_id)
+
+    def _end(self, batches: int) -> dict[int, int]:
+        """Where the first `batches` micro-batches end."""
+        begin = self.checkpoint.begin or Timestamp()
+        return self.checkpoint.ends[batches - 1] if batches else begin.offsets()
+
+    def _report(self, state: str) -> None:
+        checkpoint = self.checkpoint
+        self.world.report(
+            BuildProgress(
+                self.build,
+                self._run,
+                state,
+                checkpoint.finished,
+                self._position(),
+                checkpoint.begin or Timestamp(),
+                0,
+                {},
+                "",
+                self.world.clock.now,
+                checkpoint.first_read_at,
+            )
+        )
+
+    # --- micro-batches ------------------------------------------------------------------------------------
+
+    def _plan(self, record: BuildRecord) -> bool:
+        """The offsets of a batch are fixed before it is first tried; what it reads of them is read now."""
+        chance, checkpoint, source = self.world.chance, self.checkpoint, self.world.kafka.source
+        number = checkpoint.finished
+        begin = self._end(number)
+        if number == len(checkpoint.ends):
+            ends = source.ends()
+            if ends == begin and number:
+                return False  # nothing to read
+            most = 6 if self.world.storm else 60
+            checkpoint.ends.append(
+                {p: min(ends[p], begin[p] + 1 + chance.below(most)) for p in range(PARTITIONS)}
+            )
+        end = checkpoint.ends[number]
+        versions = [source.logs[p].read(begin[p], min(end[p], source.logs[p].end)) for p in range(PARTITIONS)]
+        indexes = [(one, self._reader.catalog.index(one)) for one in record.indexes]
+        slots = [(one, n) for one, index in indexes if index is not None for n in record.slices_of(index)]
+        winners: dict[tuple[str, int], dict[str, int]] = {slot: {} for slot in slots}
+        streams: list[list[Message]] = []
+        for task in range(TASKS):
+            attempt, messages = self._task(slots, number, versions[task::TASKS])
+            for topic, n, _ in messages:
+                slot = (topic.split(".")[2], n)
+                winners[slot][attempt] = winners[slot].get(attempt, 0) + 1
+            streams.append(messages)
+            if self.world.fault("speculative", 0.4):
+                _, losing = self._task(slots, number, versions[task::TASKS])
+                kept = [one for one in losing if chance.happens(0.6)]
+                if chance.happens(0.5):
+                    checkpoint.zombies += kept
+                else:
+                    streams.append(kept)
+        self._todo = self._interleave(streams) + self._batch_ends(number, begin, end, winners)
+        return True
+
+    def _task(
+        self, slots: list[tuple[str, int]], batch: int, shares: list[list[Version]]
+    ) -> tuple[str, list[Message]]:
+        """One attempt: the newest version per document of the task's share (its partitions), by slice."""
+        self.checkpoint.attempts += 1
+        attempt = f"a{self.checkpoint.attempts}"
+        heard = [
+            sorted({version.id: version for version in share}.values(), key=lambda version: version.offset)
+            for share in shares
+        ]
+        messages: list[Message] = []
+        for index, number in slots:
+            topic = TOPICS.backfill(index, self.build)
+            sequence = 0
+            for versions in heard:
+                if versions and (batch > 0 or any(version.made.skip[number] for version in versions)):
+                    name = (self._run, batch, attempt, sequence)
+                    removal = removal_chunk(versions, self.build, index, number, name, heard=batch > 0)
+                    messages.append((topic, number, encode(removal)))
+                    sequence += 1
+            rows = sorted(
+                (key + version.id, key, value, version)
+                for versions in heard
+                for version in versions
+                for key, value in version.made.puts[number]
+            )
+            entries = [(key, value, version) for _, key, value, version in rows]
+            for first in range(0, len(entries), 2):
+                name = (self._run, batch, attempt, sequence)
+                puts = put_chunk(entries[first : first + 2], self.build, index, number, name)
+                messages.append((topic, number, encode(puts)))
+                sequence += 1
+        return attempt, messages
+
+    def _interleave(self, streams: list[list[Message]]) -> list[Message]:
+        """Attempts run side by side; each one's messages stay in order."""
+        left = [list(stream) for stream in streams if stream]
+        mixed = []
+        while left:
+            stream = self.world.chance.pick(left)
+            mixed.append(stream.pop(0))
+            left = [one for one in left if one]
+        return mixed
+
+    def _batch_ends(
+        self,
+        batch: int,
+        begin: dict[int, int],
+        end: dict[int, int],
+        winners: dict[tuple[str, int], dict[str, int]],
+    ) -> list[Message]:
+        topic_id = self._position().topic_id
+        start, stop = Timestamp.of(begin, topic_id), Timestamp.of(end, topic_id)
+        return [
+            (
+                TOPICS.backfill(index, self.build),
+                number,
+                encode(BatchEnd(self.build, index, number, self._run, batch, start, stop, won)),
+            )
+            for (index, number), won in winners.items()
+        ]

@@ -1,0 +1,135 @@
+"""The simulated Kafka beside the source: the cluster's own topics, and the projectors' group. It survives all
+crashes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from keytide.catalog import Catalog, Record
+from keytide.errors import RetryableError
+from keytide.messages import Message, Published, StabilityTimestamp
+from projector.places import Committed
+from tests.simulation.source import PARTITIONS, Source
+
+CLUSTER = "sim"
+
+
+class Queue:
+    """One partition of a queue topic.
+
+    Attributes:
+        records: all that were ever sent; the place in the list is the offset.
+        times: when they were sent.
+        begin: the first that is still there.
+    """
+
+    __slots__ = ("begin", "records", "times")
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.times: list[int] = []
+        self.begin = 0
+
+    def append(self, record: bytes, now: int) -> None:
+        self.records.append(record)
+        self.times.append(now)
+
+    def trim(self, before: int, older_than: int) -> int:
+        """Delete records, as far as all given limits allow; returns how many went."""
+        upto = self.end if before < 0 else min(self.end, before)
+        if older_than:
+            upto = bisect_left(self.times, older_than, hi=upto)
+        gone = max(0, upto - self.begin)
+        self.begin += gone
+        return gone
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+
+@dataclass(slots=True)
+class Kafka:
+    """Topics.
+
+    Attributes:
+        queues: topic -> a queue for each partition. A topic that is not here does not exist.
+        deleted: topics that were there.
+        control: records; the place in the list is the number.
+        metadata: (key, record); all of it, not compacted.
+        term: the newest claim of the metadata topic: whoever writes under a lower one is fenced.
+        reports: what coordinators read.
+        committed: by source partition.
+        owner: by source partition (projector, generation).
+    """
+
+    source: Source = field(default_factory=Source)
+    queues: dict[str, list[Queue]] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+    control: list[StabilityTimestamp | Published] = field(default_factory=list)
+    metadata: list[tuple[str, Record | None]] = field(default_factory=list)
+    term: int = 0
+    reports: list[Message] = field(default_factory=list)
+    committed: list[Committed] = field(default_factory=lambda: [Committed(None, -1, "")] * PARTITIONS)
+    owner: list[tuple[str, int]] = field(default_factory=lambda: [("", 0)] * PARTITIONS)
+
+    def make(self, topic: str, partitions: int) -> None:
+        if topic not in self.queues:
+            self.queues[topic] = [Queue() for _ in range(partitions)]
+            self.deleted.discard(topic)
+
+    def delete(self, topic: str) -> None:
+        if self.queues.pop(topic, None) is not None:
+            self.deleted.add(topic)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        return {number: queue.end for number, queue in enumerate(self.queues.get(topic, []))}
+
+    def queue(self, topic: str, partition: int) -> Queue | None:
+        queues = self.queues.get(topic)
+        return None if queues is None else queues[partition]
+
+    def commit(self, partition: int, generation: int, commit: Committed) -> bool:
+        """A group commit; False when another generation has taken over (fenced)."""
+        if self.owner[partition][1] != generation:
+            return False
+        self.committed[partition] = commit
+        return True
+
+    def write(self, term: int, records: tuple[tuple[str, Record | None], ...]) -> bool:
+        """A transaction of the metadata topic; False when it is fenced."""
+        if term < self.term:
+            return False
+        self.metadata += records
+        return True
+
+
+class Reader:
+    """Follows the metadata topic.
+
+    Attributes:
+        catalog: as far as it was read.
+    """
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self.catalog = Catalog()
+
+    def read(self, most: int = 1 << 30) -> bool:
+        """Take in some records; whether there were any. (A transaction may be seen in part.)"""
+        begin = self.catalog.offset
+        end = min(len(self._kafka.metadata), begin + most)
+        for key, record in self._kafka.metadata[begin:end]:
+            if record is None:
+                self.catalog.records.pop(key, None)
+            else:
+                self.catalog.records[key] = record
+        self.catalog.offset = end
+        return end > begin
+
+
+class DiskFullError(RetryableError):
+    """A simulated one."""
+
+    problem_type = "disk-full"

@@ -1,0 +1,383 @@
+"""An indexer node: the real hosting, runner, core, ring and control of each slice, on stores that fail now
+and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from indexer import hosting
+from indexer.events import BackfillData, CaughtUp, ChunkKey, DataLost, MutationData, Stamped, Turn
+from indexer.following import Limits
+from indexer.hosting import Hosting
+from indexer.metrics import NodeMetrics
+from indexer.node import Node
+from indexer.slices import SliceKey
+from indexer.store.interface import Applied, ApplyResult, SliceStore, StoreDamagedError
+from keytide.messages import (
+    Acknowledged,
+    NodeHeartbeat,
+    PutChunk,
+    RemovalChunk,
+    Segment,
+    SliceStatus,
+    StabilityTimestamp,
+)
+from keytide.settings import IndexerSettings
+from tests.simulation.coordinators import number_of
+from tests.simulation.kafka import DiskFullError, Queue, Reader
+from tests.simulation.projectors import TOPICS
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+METRICS = NodeMetrics(CollectorRegistry())
+LIMITS = Limits(documents=6, bytes=1 << 30, gap_ms=1 << 40, part_ms=300)
+"""Small enough that slices are full now and then (R4); gaps fill in the end, however long it takes."""
+SETTINGS = IndexerSettings(snapshots_kept=3)  # type: ignore[call-arg]
+HEARTBEAT_MS = 120
+_BEGINNING = 0
+
+
+class Reopenable(SliceStore, Protocol):
+    """A store that says what a crash leaves of it."""
+
+    def reopened(self) -> Reopenable: ...
+
+
+class SimStore:
+    """A store whose disk is full now and then; tells the checkers of every commit."""
+
+    def __init__(self, world: World, node: str, key: SliceKey, inner: Reopenable) -> None:
+        self._world = world
+        self._node = node
+        self._key = key
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
+        return self._commit(lambda: self.inner.apply(segments, applied))
+
+    def load(
+        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+    ) -> ApplyResult:
+        return self._commit(lambda: self.inner.load(puts, removals, applied))
+
+    def step_back(self, holds: Callable[[Applied], bool]) -> bool:
+        world = self._world
+        if world.fault("disk-full", 0.2):
+            world.seen["full disk"] += 1
+            raise DiskFullError("no space left")
+        before = self.inner.applied
+        done = self.inner.step_back(holds)
+        world.stepped_back(self._node, self._key, before, self.inner.applied, done)
+        return done
+
+    def destroy(self) -> None:
+        self.inner.destroy()
+        self._world.disks[self._node].pop(self._key, None)
+
+    def _commit(self, work: Any) -> ApplyResult:
+        world = self._world
+        if (self._node, self._key) in world.damaged:
+            raise StoreDamagedError("a page is not what was written")
+        if world.fault("disk-full", 0.04):
+            world.seen["full disk"] += 1
+            raise DiskFullError("no space left")
+        before = self.inner.applied
+        result: ApplyResult = work()
+        snapshot = self.inner.snapshot()
+        world.committed(self._node, self._key, before, snapshot)
+        snapshot.close()
+        return result
+
+
+class MemorySpool:
+    """Chunks in a dictionary."""
+
+    def __init__(self, _path: object = None) -> None:
+        self._chunks: dict[ChunkKey, PutChunk | RemovalChunk] = {}
+
+    def keep(self, key: ChunkKey, chunk: PutChunk | RemovalChunk) -> None:
+        self._chunks[key] = chunk
+
+    def puts(self, keys: Sequence[ChunkKey]) -> Sequence[PutChunk]:
+        return [chunk for key in keys if isinstance(chunk := self._chunks[key], PutChunk)]
+
+    def removals(self, keys: Sequence[ChunkKey]) -> Sequence[RemovalChunk]:
+        return [chunk for key in keys if isinstance(chunk := self._chunks[key], RemovalChunk)]
+
+    def forget(self, keys: Sequence[ChunkKey]) -> None:
+        for key in keys:
+            self._chunks.pop(key, None)
+
+    def forget_all(self) -> None:
+        self._chunks.clear()
+
+    def close(self) -> None:
+        self._chunks.clear()
+
+
+class SlicePath:
+    """In place of a slice's folder."""
+
+    def __init__(self, folder: DiskFolder, key: SliceKey, aside: bool = False) -> None:
+        self.folder = folder
+        self.key = key
+        self._aside = aside
+
+    def exists(self) -> bool:
+        if self._aside:
+            return (self.folder.node_id, self.key) in self.folder.world.aside
+        return self.key in self.folder.disk
+
+    def __truediv__(self, name: str) -> SlicePath:
+        return self
+
+
+class DiskFolder:
+    """In place of a node's folder: its disk is a dictionary of stores."""
+
+    def __init__(self, world: World, node: str) -> None:
+        self.world = world
+        self.node_id = node
+        self.disk = world.disks[node]
+
+    def slice_folder(self, key: SliceKey) -> SlicePath:
+        return SlicePath(self, key)
+
+    def slices(self) -> list[SliceKey]:
+        return sorted(self.disk)
+
+    def remove(self, key: SliceKey) -> None:
+        self.disk.pop(key, None)
+        self.world.aside.discard((self.node_id, key))
+
+    def set_aside(self, key: SliceKey) -> None:
+        """A damaged slice."""
+        self.disk.pop(key, None)
+        self.world.damaged.discard((self.node_id, key))
+        self.world.aside.add((self.node_id, key))
+
+    def aside(self, key: SliceKey) -> SlicePath:
+        return SlicePath(self, key, aside=True)
+
+
+def open_store(path: SlicePath, initial: Applied, _settings: object, _folds: object) -> SimStore:
+    """In place of `LmdbSliceStore`: what is on the simulated disk, or a new one."""
+    folder = path.folder
+    if (folder.node_id, path.key) in folder.world.damaged:
+        raise StoreDamagedError("a page is not what was written")
+    found = folder.disk.get(path.key)
+    if found is None:
+        found = folder.disk[path.key] = folder.world.new_store(folder.node_id, path.key, initial)
+    return SimStore(folder.world, folder.node_id, path.key, found)
+
+
+class SmallHosting(Hosting):
+    """Slices that hold only a few documents."""
+
+    def _limits(self) -> Limits:
+        return LIMITS
+
+
+def install() -> None:
+    """Have the real hosting open simulated stores, in this process."""
+    hosting.LmdbSliceStore = open_store  # type: ignore[misc,assignment]
+    hosting.ChunkSpool = MemorySpool  # type: ignore[misc,assignment]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a slice reads."""
+
+    topic: str
+    position: int
+    building: bool
+    paused: bool = False
+
+
+class SimNode:
+    """One node and its successors.
+
+    Attributes:
+        lives: counts starts.
+        node: what its endpoint sees.
+        silent_until: it is stopped (as by SIGSTOP) until then.
+        late_until: it reads nothing of the control topic until then.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.lives = 0
+        self.silent_until = 0
+        self.late_until = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        world = self.world
+        self.lives += 1
+        self.started_at = world.clock.now
+        self.reader = Reader(world.kafka)
+        self.reader.read()
+        self.node = Node(self.name)
+        self.places: dict[SliceKey, _Place] = {}
+        self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
+        self._heartbeat_at = 0
+        self._told: list[tuple[str, int]] = []
+        self._control = len(world.kafka.control)
+        self.hosting = SmallHosting(
+            DiskFolder(world, self.name),  # type: ignore[arg-type]
+            self.node,
+            SETTINGS,
+            self,
+            self._acknowledge,
+            METRICS,
+            None,  # type: ignore[arg-type]
+        )
+        self._catalog_changed()
+
+    def crash(self) -> None:
+        """kill -9, and start again at once: what is left is the durable part of each store."""
+        for runner in self.hosting.runners.values():
+            runner.ring.close()
+        disk = self.world.disks[self.name]
+        for key in sorted(disk):
+            disk[key] = disk[key].reopened()
+        self.world.note("crash", self.name)
+        self._begin()
+
+    # --- its loop -----------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One pass of the ingest loop."""
+        world, now = self.world, self.world.clock.now
+        if now < self.silent_until:
+            return
+        chance, storm = world.chance, world.storm
+        if self.reader.read(chance.below(5) if storm else 1 << 30):
+            self._catalog_changed()
+        runners = self.hosting.runners
+        for key in list(runners):
+            self._read(key, chance.below(5) if storm else 1 << 30)
+        end = len(world.kafka.control) if now >= self.late_until else self._control
+        upto = self._control + chance.below(end - self._control + 1) if storm else end
+        begin, self._control = self._control, upto
+        for number in range(begin, upto):
+            self._hear(number, now)
+        for runner in runners.values():
+            runner.feed(Turn(now), now)
+        if not chance.below(3):
+            for runner in runners.values():
+                runner.look_after(now)
+            self.hosting.try_again(self.reader.catalog, now)
+        self._flush()
+        self._heartbeat(now)
+
+    def _catalog_changed(self) -> None:
+        self.node.show_catalog(self.reader.catalog.copy())
+        self.hosting.reconcile(self.reader.catalog, self.world.clock.now)
+
+    def _read(self, key: SliceKey, most: int) -> None:
+        now = self.world.clock.now
+        while most > 0:
+            most -= 1
+            place, runner = self.places.get(key), self.hosting.runners.get(key)
+            if place is None or place.paused or runner is None:
+                return
+            queue = self.world.kafka.queue(place.topic, key[1])
+            if queue is None:
+                return  # not there (any more); the reader waits
+            if place.position < queue.begin:
+                self._fell_out(key, place, queue)
+                continue
+            if place.position >= queue.end:
+                runner.feed(CaughtUp(now), now)
+                return
+            position = place.position
+            place.position += 1
+            data = queue.records[position]
+            before = (runner.core.gap_drops, runner.core.incomplete_batches)
+            runner.feed(BackfillData(data, position) if place.building else MutationData(data, position), now)
+            self.world.seen["gaps"] += max(0, runner.core.gap_drops - before[0])
+            self.world.seen["passed over"] += max(0, runner.core.incomplete_batches - before[1])
+
+    def _fell_out(self, key: SliceKey, place: _Place, queue: Queue) -> None:
+        """The queue was trimmed: position 0 is its beginning, every other is lost."""
+        if place.position == _BEGINNING:
+            place.position = queue.begin
+            return
+        now = self.world.clock.now
+        self.places.pop(key)
+        reason = f"{place.topic} no longer has offset {place.position}"
+        self.hosting.runners[key].feed(DataLost(reason), now)
+
+    def _hear(self, offset: int, now: int) -> None:
+        message = self.world.kafka.control[offset]
+        if isinstance(message, StabilityTimestamp):
+            number = number_of(self.world, message, offset)
+            if self.node.control.stamped(number, message):
+                for runner in self.hosting.runners.values():
+                    runner.feed(Stamped(number, message), now)
+            return
+        new = self.node.control.publish(message)
+        for (index, _), runner in self.hosting.runners.items():
+            if index in new:
+                runner.published(new[index], now)
+
+    # --- what it tells ------------------------------------------------------------------------------------
+
+    def _acknowledge(self, keyspace: str, incarnation: int, number: int, key: SliceKey) -> None:
+        self._acks.setdefault((keyspace, incarnation, number), []).append(key)
+        self.world.held(self, incarnation, number, key)
+
+    def _flush(self) -> None:
+        acks, self._acks = self._acks, {}
+        for (keyspace, incarnation, number), keys in sorted(acks.items()):
+            self.world.report(Acknowledged(self.name, keyspace, incarnation, number, keys))
+
+    def _heartbeat(self, now: int) -> None:
+        statuses = self.hosting.statuses(now)
+        self.node.show_states(statuses)
+        states = [(status.state, status.batch) for status in statuses]
+        if now < self._heartbeat_at and states == self._told:
+            return
+        self._heartbeat_at, self._told = now + HEARTBEAT_MS, states
+        self.world.report(
+            NodeHeartbeat(
+                self.name,
+                f"http://{self.name}",
+                self.started_at,
+                now,
+                statuses,
+                0,
+                0,
+                self.reader.catalog.offset,
+            )
+        )
+
+    def statuses(self) -> list[SliceStatus]:
+        return self.hosting.statuses(self.world.clock.now)
+
+    # --- QueueReading -------------------------------------------------------------------------------------
+
+    def read_mutations(self, key: SliceKey, position: int) -> None:
+        self.places[key] = _Place(TOPICS.mutations(key[0]), position, building=False)
+
+    def read_backfill(self, key: SliceKey, build: str, position: int) -> None:
+        self.places[key] = _Place(TOPICS.backfill(key[0], build), position, building=True)
+
+    def pause(self, key: SliceKey) -> None:
+        self.places[key].paused = True
+
+    def resume(self, key: SliceKey) -> None:
+        self.places[key].paused = False
+
+    def leave(self, key: SliceKey) -> None:
+        self.places.pop(key, None)

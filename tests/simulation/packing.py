@@ -1,0 +1,133 @@
+"""Messages made quickly: what `projector.core`, `router.core` and `keytide.columns` make, without numpy
+(which costs more than all else for the two or three documents of a simulated poll). A test compares the two.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from keytide.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, Skip
+from tests.simulation.source import HASHES, SLICES, Version
+
+
+def pack_heard(versions: Sequence[Version], start: int) -> Heard | None:
+    """The versions of a segment that begins at `start`."""
+    count = len(versions)
+    if not count:
+        return None
+    ids = [version.id for version in versions]
+    times = [version.time for version in versions]
+    base = min(times)
+    deltas = b"" if max(times) == base else struct.pack(f"<{count}I", *(time - base for time in times))
+    return Heard(
+        count,
+        struct.pack(f"<{count}I", *(version.offset - start for version in versions)),
+        base,
+        deltas,
+        bytes(map(len, ids)),
+        b"".join(ids),
+        struct.pack(f"<{count}Q", *(HASHES[docid] for docid in ids)),
+    )
+
+
+def pack_puts(versions: Sequence[Version], number: int) -> Puts | None:
+    """The entries of a segment for slice `number`."""
+    ordinals, keys, values = [], [], []
+    for ordinal, version in enumerate(versions):
+        for key, value in version.made.puts[number]:
+            ordinals.append(ordinal)
+            keys.append(key)
+            values.append(value)
+    if not keys:
+        return None
+    count = len(keys)
+    some = any(values)
+    return Puts(
+        count,
+        struct.pack(f"<{count}I", *ordinals),
+        struct.pack(f"<{count}H", *map(len, keys)),
+        b"".join(keys),
+        struct.pack(f"<{count}I", *map(len, values)) if some else b"",
+        b"".join(values) if some else b"",
+    )
+
+
+def pack_skips(versions: Sequence[Version], number: int) -> list[Skip]:
+    """Lines for the ledger of slice `number`."""
+    return [
+        Skip(ordinal, version.offset, version.id, *skip)
+        for ordinal, version in enumerate(versions)
+        if (skip := version.made.skip[number]) is not None
+    ]
+
+
+def segments_of(
+    partition: int, epoch: int, start: int, end: int, versions: Sequence[Version]
+) -> list[Segment]:
+    """One segment for each slice."""
+    heard = pack_heard(versions, start)
+    return [
+        Segment(
+            partition, epoch, start, end, heard, pack_puts(versions, number), pack_skips(versions, number)
+        )
+        if versions
+        else Segment(partition, epoch, start, end)
+        for number in range(SLICES)
+    ]
+
+
+def put_chunk(
+    entries: Sequence[tuple[bytes, bytes, Version]], build: str, index: str, number: int, name: ChunkName
+) -> PutChunk:
+    """A chunk of (canonical key, value, version), sorted."""
+    count = len(entries)
+    run, batch, attempt, sequence = name
+    return PutChunk(
+        build,
+        index,
+        number,
+        run,
+        batch,
+        attempt,
+        sequence,
+        count,
+        struct.pack(f"<{count}I", *(version.partition for _, _, version in entries)),
+        struct.pack(f"<{count}Q", *(version.offset for _, _, version in entries)),
+        struct.pack(f"<{count}q", *(version.time for _, _, version in entries)),
+        bytes(len(version.id) for _, _, version in entries),
+        b"".join(version.id for _, _, version in entries),
+        struct.pack(f"<{count}H", *(len(key) for key, _, _ in entries)),
+        b"".join(key for key, _, _ in entries),
+        struct.pack(f"<{count}I", *(len(value) for _, value, _ in entries)),
+        b"".join(value for _, value, _ in entries),
+    )
+
+
+def removal_chunk(
+    versions: Sequence[Version], build: str, index: str, number: int, name: ChunkName, heard: bool
+) -> RemovalChunk:
+    """A chunk of heard versions of one partition, in offset order, and skips.
+
+    Args:
+        heard: False for the first micro-batch, which sends skips alone.
+    """
+    base = versions[0].offset
+    run, batch, attempt, sequence = name
+    return RemovalChunk(
+        build,
+        index,
+        number,
+        run,
+        batch,
+        attempt,
+        sequence,
+        versions[0].partition,
+        base,
+        pack_heard(versions, base) if heard else None,
+        pack_skips(versions, number),
+    )
+
+
+ChunkName = tuple[str, int, str, int]
+"""(run, batch, attempt, sequence)."""

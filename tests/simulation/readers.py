@@ -1,0 +1,271 @@
+"""Readers of stable scans: sessions, pages, any node as their endpoint. The choice of the snapshot, the
+reading and merging of slices, leases, tokens: the real ones, without an event loop (nothing here waits)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from indexer.scan import gather as gathering
+from indexer.scan.agree import Agreement
+from indexer.scan.choose import HistoryChangedError, IndexNotReadyError
+from indexer.scan.directory import Directory, Scannable
+from indexer.scan.gather import SnapshotMissingError, Target
+from indexer.scan.leases import LeaseBook
+from indexer.scan.local import LocalReader
+from indexer.scan.reading import LeaseReply, LeaseRequest, ReadReply, ReadRequest
+from indexer.scan.request import Question
+from indexer.scan.selection import Span
+from indexer.scan.service import _check_page
+from indexer.scan.tokens import PageToken, Seen, SessionToken, newest, sign, verify
+from indexer.slices import SliceRunner
+from keytide.errors import CallerError, RetryableError
+from keytide.timestamp import Timestamp
+from tests.simulation.source import KEYSPACE, SLICES
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimNode
+    from tests.simulation.world import World
+
+SECRET = b"simulated"
+LEASE_MS = 1_500
+SESSIONS = 2
+PAGE_ROWS = 1
+_WHOLE = [Span(b"", None)]
+_T = TypeVar("_T")
+
+
+def drive(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: _T = done.value
+        return result
+    raise RuntimeError("a coroutine waits in the simulation")
+
+
+async def _ask_all(
+    nodes: Endpoint, requests: dict[str, ReadRequest], timeout_s: float
+) -> dict[str, ReadReply]:
+    """In place of asking other nodes side by side."""
+    return {node: await nodes.read(node, request, timeout_s) for node, request in requests.items()}
+
+
+def install() -> None:
+    """Have the real gathering ask without an event loop, in this process."""
+    gathering._ask_all = _ask_all  # type: ignore[assignment]
+
+
+class SlowReader(LocalReader):
+    """The real reader of a node's slices, by the simulated clock."""
+
+    def __init__(self, world: World, node: SimNode) -> None:
+        self._world = world
+        self._view = node.node
+        self._leases = LeaseBook(node.node, 1_000)
+
+    def _keep(self, request: ReadRequest | LeaseRequest) -> list[int]:
+        return self._leases.keep(
+            request.index,
+            request.number,
+            request.slices,
+            request.lease_ms,
+            in_use=request.in_use,
+            now=self._world.clock.now,
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """One reader.
+
+    Attributes:
+        token: as the endpoint gave it, "" at first.
+        at: the newest timestamp that it was shown.
+    """
+
+    token: str = ""
+    at: Timestamp | None = None
+
+
+@dataclass(slots=True)
+class Pages:
+    """A scan that is read page by page.
+
+    Attributes:
+        rows: of the pages so far.
+        until: its snapshot is leased until then.
+        runners: the slices that hold it.
+    """
+
+    index: str
+    token: str
+    at: Timestamp
+    until: int
+    number: int
+    incarnation: int
+    runners: list[SliceRunner]
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class Endpoint:
+    """The scan endpoint of one node (`indexer.scan.reading.Nodes`)."""
+
+    def __init__(self, world: World, node: SimNode) -> None:
+        self.world = world
+        self.here = node.name
+        self.lives = node.lives
+        self.reader = SlowReader(world, node)
+        self.directory = Directory(node.node)
+        self.agreement = Agreement(node.node, self.directory, None)  # type: ignore[arg-type]
+        self.view = node.node
+
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
+        return await self.world.endpoint(node).reader.read(request)
+
+    async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
+        return self.world.endpoint(node).reader.lease(request)
+
+
+class Readers:
+    """All readers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sessions = [Session() for _ in range(SESSIONS)]
+        self.pages: list[Pages] = []
+
+    def step(self) -> None:
+        """One request."""
+        chance = self.world.chance
+        endpoint = self.world.endpoint(chance.pick(sorted(self.world.nodes)))
+        if self.pages and chance.happens(0.6):
+            self._next_page(endpoint, self.pages[chance.below(len(self.pages))])
+            return
+        session, name = self.sessions[chance.below(SESSIONS)], chance.pick(self.world.names())
+        if self.scan(endpoint, name, session) and chance.below(2):
+            self.scan(self.world.endpoint(chance.pick(sorted(self.world.nodes))), name, session)
+
+    def scan(self, endpoint: Endpoint, name: str, session: Session, paged: bool = True) -> bool:
+        """A first page; whether it was answered."""
+        world = self.world
+        seen: Seen = {}
+        if session.token:
+            seen = verify(session.token, SessionToken, SECRET).seen
+        limit = PAGE_ROWS if paged and world.chance.happens(0.4) else 1_000
+        try:
+            index = endpoint.directory.index(name)
+            stamp, lacking = endpoint.agreement._look(index, Question(), seen, {})
+            if stamp is None or lacking is not None:
+                world.seen["scan waits for " + str(lacking)[:22]] += 1
+                return False
+            nodes = {number: world.chance.pick(index.placement[number]) for number in range(SLICES)}
+            target = Target(index.id, stamp.number, stamp.incarnation, _WHOLE, nodes, 1.0, LEASE_MS)
+            found = drive(gathering.gather(target, endpoint, b"", False, limit))
+            if found.more:
+                self._keep_everywhere(endpoint, target, found.leased)
+        except HistoryChangedError:
+            world.seen["history changed"] += 1
+            session.token, session.at = "", None
+            return False
+        except (SnapshotMissingError, RetryableError, CallerError) as error:
+            world.seen[type(error).__name__] += 1
+            return False
+        at = self._one_timestamp(
+            index, stamp.timestamp, [reply.timestamp for reply in found.replies.values()]
+        )
+        rows = dict(found.entries)
+        world.note("scan", name, stamp.number, stamp.incarnation, at.offsets(), len(rows))
+        world.checkers.monotonic(session.token, session.at, at)
+        seen = newest(seen, {KEYSPACE: (stamp.number, stamp.incarnation)}, endpoint.directory.holds)
+        session.token, session.at = sign(SessionToken(seen), SECRET), at
+        if not found.more:
+            world.checkers.scanned(name, rows, at)
+            return True
+        token = PageToken(
+            index.id,
+            stamp.number,
+            stamp.incarnation,
+            stamp.fresh_at,
+            [(b"", None)],
+            list(target.by_node().items()),
+            found.entries[-1][0],
+            False,
+            limit,
+            None,
+            seen,
+        )
+        runners = [world.nodes[node].hosting.runners[index.id, number] for number, node in nodes.items()]
+        self.pages.append(
+            Pages(
+                name,
+                sign(token, SECRET),
+                at,
+                world.clock.now + LEASE_MS,
+                stamp.number,
+                stamp.incarnation,
+                runners,
+                rows,
+            )
+        )
+        return True
+
+    def _next_page(self, endpoint: Endpoint, pages: Pages) -> None:
+        world = self.world
+        token = self.token_of(endpoint, pages)
+        try:
+            index = endpoint.directory.index(pages.index)
+            _check_page(index, token, {})
+            nodes = {number: node for node, slices in token.nodes for number in slices}
+            target = Target(
+                token.index, token.number, token.incarnation, _WHOLE, nodes, 1.0, LEASE_MS, in_use=True
+            )
+            found = drive(gathering.gather(target, endpoint, token.after, False, token.limit))
+            if found.more:
+                self._keep_everywhere(endpoint, target, found.leased)
+        except SnapshotMissingError as missing:
+            self.pages.remove(pages)
+            world.snapshot_gone(pages, missing)
+            return
+        except HistoryChangedError:
+            world.seen["history changed"] += 1
+            self.pages.remove(pages)
+            return
+        except IndexNotReadyError:
+            return
+        except (RetryableError, CallerError) as error:
+            world.seen[type(error).__name__] += 1
+            self.pages.remove(pages)
+            return
+        pages.rows.update(found.entries)
+        world.seen["pages"] += 1
+        if found.more:
+            pages.token = sign(replace(token, after=found.entries[-1][0]), SECRET)
+            pages.until = world.clock.now + LEASE_MS
+            return
+        self.pages.remove(pages)
+        world.checkers.paged(pages.index, pages.rows, pages.at)
+
+    def token_of(self, endpoint: Endpoint, pages: Pages) -> PageToken:
+        """What the token says."""
+        return verify(pages.token, PageToken, SECRET)
+
+    def _keep_everywhere(self, endpoint: Endpoint, target: Target, leased: set[int]) -> None:
+        wanted = target.by_node(sorted(target.nodes.keys() - leased))
+        for node, slices in wanted.items():
+            request = LeaseRequest(
+                target.index, target.number, target.incarnation, slices, target.lease_ms, target.in_use
+            )
+            missing = drive(endpoint.lease(node, request, 1.0)).missing
+            if missing:
+                raise SnapshotMissingError(missing[0], node, -1)
+
+    def _one_timestamp(self, index: Scannable, stamp: Timestamp, found: list[Timestamp]) -> Timestamp:
+        for one in found:
+            if one.offsets() != found[0].offsets():
+                self.world.broken("Untorn", f"a scan of {index.name} reads {one} and {found[0]}")
+        return found[0] if found else stamp

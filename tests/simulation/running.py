@@ -1,0 +1,128 @@
+"""Histories by the hundred: how they are run, counted and reported."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.simulation.chance import FAULTS as ALL_FAULTS
+from tests.simulation.chance import Plan, plan
+from tests.simulation.killers import KILLERS
+from tests.simulation.planting import Mutant, planted
+from tests.simulation.shrink import kind, shrink
+from tests.simulation.world import FailedError, World, run
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some histories came to.
+
+    Attributes:
+        seen: what happened how often.
+        seconds: processor time.
+    """
+
+    histories: int = 0
+    commits: int = 0
+    scans: int = 0
+    seconds: float = 0.0
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def add(self, world: World) -> None:
+        self.histories += 1
+        self.commits += world.checkers.commits
+        self.scans += world.checkers.scans
+        self.seen += world.seen
+
+    def plus(self, other: Tally) -> None:
+        self.histories += other.histories
+        self.commits += other.commits
+        self.scans += other.scans
+        self.seconds += other.seconds
+        self.seen += other.seen
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Faults are the point here; their log lines are not. (Nor are cycles: every world is thrown away.)"""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        logging.disable(before)
+
+
+def histories(seeds: Iterable[int]) -> Tally:
+    """Run them all.
+
+    Raises:
+        AssertionError: one failed; it tells the story of its smallest form.
+    """
+    tally = Tally()
+    began = time.process_time()
+    with quietly():
+        for seed in seeds:
+            tally.add(run_or_tell(plan(seed)))
+    tally.seconds = time.process_time() - began
+    return tally
+
+
+def run_or_tell(one: Plan) -> World:
+    """Run a plan; a failure is shrunk before it is told."""
+    try:
+        return run(one)
+    except FailedError as failed:
+        smallest = shrink(one, failure)
+        error = failed
+        try:
+            run(smallest)
+        except FailedError as smaller:
+            error = smaller
+        raise AssertionError(
+            f"{error}\n\nkeep it in tests/simulation/regressions.py:\n{smallest!r}"
+        ) from failed.cause
+
+
+def failure(one: Plan) -> str:
+    """The kind of failure that a plan ends in, "" for none."""
+    try:
+        World(one).run()
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return kind(error)
+    return ""
+
+
+def plans_for(mutant: Mutant, budget: int) -> Iterator[Plan]:
+    """Plans that may show a mutant: with all faults, with random ones, with its own alone. Its known killer
+    comes first."""
+    known = [seed for seed, _ in [KILLERS.get(mutant.name, (-1, ""))] if seed >= 0]
+    for seed in [*known, *(seed for seed in range(budget) if seed not in known)]:
+        yield plan_for(mutant, seed)
+
+
+def plan_for(mutant: Mutant, seed: int) -> Plan:
+    """The plan of a seed, bent towards a mutant."""
+    if mutant.faults and seed % 3 == 0:
+        one = plan(seed, mutant.faults)
+    else:
+        one = plan(seed, ALL_FAULTS if seed % 3 == 1 else None)
+        one = one._replace(faults=one.faults | set(mutant.faults))
+    return one._replace(real_pipeline=True) if mutant.pipeline else one
+
+
+def killer(mutant: Mutant, budget: int) -> tuple[int, str] | None:
+    """The first seed that sees a mutant, and what it sees; None when none of the budget does."""
+    with planted(mutant):
+        for one in plans_for(mutant, budget):
+            if found := failure(one):
+                return one.seed, found
+    return None

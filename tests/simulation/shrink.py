@@ -1,0 +1,71 @@
+"""Smaller plans that fail in the same way: fewer faults, fewer steps (delta debugging, Zeller and Hildebrandt
+2002). Steps carry their own chance, so the others do the same without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from keytide.errors import InvariantViolationError
+from tests.simulation.chance import Plan, Step
+from tests.simulation.checkers import BrokenError
+
+Fails = Callable[[Plan], str]
+"""The kind of failure that a plan ends in, "" for none."""
+MOST_RUNS = 600
+
+
+def kind(error: BaseException) -> str:
+    """What counts as the same failure."""
+    if isinstance(error, BrokenError | InvariantViolationError):
+        return error.name
+    return type(error).__name__
+
+
+def shrink(plan: Plan, fails: Fails, most: int = MOST_RUNS) -> Plan:
+    """A plan that fails like `plan` and of which nothing more can be left out.
+
+    Args:
+        fails: runs a plan.
+        most: runs, at most.
+    """
+    wanted = fails(plan)
+    if not wanted:
+        return plan
+    left = most
+
+    def same(smaller: Plan) -> bool:
+        nonlocal left
+        left -= 1
+        return left > 0 and fails(smaller) == wanted
+
+    plan = _fewer_faults(plan, same)
+    plan = _fewer_steps(plan, same)
+    return _fewer_faults(plan, same)
+
+
+def _fewer_faults(plan: Plan, same: Callable[[Plan], bool]) -> Plan:
+    for fault in sorted(plan.faults):
+        steps = tuple(step for step in plan.steps if step[0] != fault)
+        smaller = plan._replace(faults=plan.faults - {fault}, steps=steps)
+        if same(smaller):
+            plan = smaller
+    for field in ("real_pipeline", "replicas", "restart_at_end"):
+        if getattr(plan, field) and same(smaller := plan._replace(**{field: False})):
+            plan = smaller
+    return plan
+
+
+def _fewer_steps(plan: Plan, same: Callable[[Plan], bool]) -> Plan:
+    """Leave out chunks of steps, large ones first."""
+    size = max(1, len(plan.steps) // 2)
+    while True:
+        at, found = 0, False
+        while at < len(plan.steps):
+            steps: tuple[Step, ...] = plan.steps[:at] + plan.steps[at + size :]
+            if same(smaller := plan._replace(steps=steps)):
+                plan, found = smaller, True
+            else:
+                at += size
+        if size == 1 and not found:
+            return plan
+        size = max(1, size // 2)

@@ -1,0 +1,317 @@
+"""The simulated source topic: what producers write, what Kafka keeps of it, and what is lost of it.
+
+Every record is an element of a log, every log that ever was is kept: a truncated one goes to `lost`. A record
+knows the entries that it stands for, made by the real projection once per distinct document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import xxhash
+from msgspec.structs import replace
+
+from coordinator.events import SourceFacts
+from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.log_history import LogHistory, PartitionHistory
+from keytide.timestamp import Place
+from projector.core import KeyspacePlan, SourceBatch, project
+from router.core import slices_of
+from tests.simulation.chance import Chance
+
+KEYSPACE = "ks"
+PARTITIONS = 2
+SLICES = 2
+IDS = tuple(b"doc%d" % number for number in range(6))
+HOT = 3
+"""Most writes go to the first few ids; what goes wrong with the others is not soon written over."""
+LETTERS = "abcde"
+HASHES = {docid: xxhash.xxh3_64_intdigest(docid) for docid in IDS}
+RETENTION_MS = 1 << 40
+
+Row = tuple[bytes, bytes]
+
+
+def statement_of(name: str) -> str:
+    """CREATE INDEX."""
+    return f"CREATE INDEX {name} ON {KEYSPACE} (UNNEST(k)) INCLUDE (v) WITH (slices={SLICES})"
+
+
+def definition(name: str, replicas: int = 0) -> IndexDefinition:
+    """The definition that all indexes here share."""
+    statement = parse_statement(statement_of(name))
+    assert isinstance(statement, CreateIndex)
+    return replace(statement.definition, replicas=replicas)
+
+
+class Projection(NamedTuple):
+    """What a document stands for.
+
+    Attributes:
+        puts: by slice, (canonical key, value).
+        skip: by slice, (reason, detail) of its line in the ledger.
+    """
+
+    puts: tuple[tuple[Row, ...], ...]
+    skip: tuple[tuple[str, str] | None, ...]
+
+
+@lru_cache(4_096)
+def projection(docid: bytes, document: bytes | None) -> Projection:
+    """The real projection and routing of one document."""
+    plan = _plan()
+    batch = project(SourceBatch(0, 0, 0, 1, [0], [docid], [document], [0]), plan)
+    entries = batch.indexes["x"]
+    puts: list[list[Row]] = [[] for _ in range(SLICES)]
+    values = entries.values or [b""] * len(entries.keys)
+    routes = slices_of(entries.partition_keys, SLICES).tolist() if entries.keys else []
+    for route, key, value in zip(routes, entries.keys, values, strict=True):
+        puts[route].append((key, value))
+    skip: list[tuple[str, str] | None] = [None] * SLICES
+    if not docid:
+        return Projection(((),) * SLICES, tuple(skip))
+    for one in entries.skips:
+        skip[HASHES[docid] % SLICES] = (one.reason, one.detail)
+    return Projection(tuple(map(tuple, puts)), tuple(skip))
+
+
+@lru_cache(1)
+def _plan() -> KeyspacePlan:
+    return KeyspacePlan([("x", definition("x"))])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """A record of the source.
+
+    Attributes:
+        document: its value; None is a tombstone.
+        rows: by slice, (entry key, value).
+        number: of the write, over all partitions and logs.
+    """
+
+    partition: int
+    offset: int
+    epoch: int
+    id: bytes
+    document: bytes | None
+    time: int
+    number: int
+    made: Projection
+    rows: tuple[tuple[Row, ...], ...]
+
+    def __repr__(self) -> str:
+        text = "deleted" if self.document is None else self.document.decode()
+        return f"{self.partition}/{self.offset} epoch {self.epoch} {self.id.decode()} {text}"
+
+
+Fold = dict[bytes, Version]
+"""Document id -> its newest version."""
+
+
+class Log:
+    """One source partition of one topic, as a branch of history.
+
+    Attributes:
+        records: every version that was ever written on this branch, compacted ones too.
+        folds: by offset, the newest versions below it.
+        alive: offsets that the cleaner has left.
+        epochs: (leader epoch, where it begins).
+    """
+
+    def __init__(self, partition: int, topic_id: str) -> None:
+        self.partition = partition
+        self.topic_id = topic_id
+        self.records: list[Version] = []
+        self.folds: list[Fold] = [{}]
+        self.alive: set[int] = set()
+        self.epochs: list[tuple[int, int]] = [(0, 0)]
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+    @property
+    def epoch(self) -> int:
+        return self.epochs[-1][0]
+
+    def append(self, version: Version) -> None:
+        """A record; one without an id is a transaction's marker, which no consumer gets."""
+        if version.id:
+            self.alive.add(self.end)
+            self.folds.append({**self.folds[-1], version.id: version})
+        else:
+            self.folds.append(self.folds[-1])
+        self.records.append(version)
+
+    def read(self, start: int, end: int) -> list[Version]:
+        """What a consumer gets of [start, end) now."""
+        alive = self.alive
+        return [self.records[offset] for offset in range(start, end) if offset in alive]
+
+    def elect(self) -> None:
+        """Another leader, nothing lost."""
+        epoch = self.epoch + 1
+        if self.epochs[-1][1] == self.end:
+            self.epochs.pop()
+        self.epochs.append((epoch, self.end))
+
+    def truncated(self, cut: int) -> Log:
+        """The log after an unclean election that lost everything from `cut` on."""
+        log = Log(self.partition, self.topic_id)
+        log.records, log.folds = self.records[:cut], self.folds[: cut + 1]
+        # (The other replica cleaned what it had a newer version of.)
+        log.alive = {offset for offset in self.alive if offset < cut}
+        log.alive |= {version.offset for version in log.folds[cut].values()}
+        log.epochs = [one for one in self.epochs if one[1] < cut or one[1] == 0]
+        log.epochs.append((self.epoch + 1, cut))
+        if len(log.epochs) > 1 and log.epochs[-2][1] == cut:
+            del log.epochs[-2]
+        return log
+
+    def has(self, place: Place) -> bool:
+        """Whether `place` may be on this branch: its epoch is that of the last record below it which could be
+        read, or of a marker behind that."""
+        if place.offset > self.end:
+            return False
+        if place.offset == 0 or place.epoch < 0:
+            return True
+        for offset in range(place.offset - 1, -1, -1):
+            record = self.records[offset]
+            if record.epoch <= place.epoch:
+                return record.epoch == place.epoch
+            if offset in self.alive:
+                return False
+        return False
+
+    def history(self) -> PartitionHistory:
+        """What Kafka says of it."""
+        ends = [begin for _, begin in self.epochs[1:]] + [self.end]
+        branches = tuple((epoch, end) for (epoch, _), end in zip(self.epochs, ends, strict=True))
+        return PartitionHistory(0, self.end, self.epoch, branches, self.end)
+
+
+@dataclass(slots=True)
+class Source:
+    """The source topic.
+
+    Attributes:
+        lost: logs that were truncated, or whose topic was deleted.
+    """
+
+    topic_id: str = "topic-1"
+    compacted: bool = False
+    logs: list[Log] = field(default_factory=list)
+    lost: list[Log] = field(default_factory=list)
+    written: int = 0
+
+    def __post_init__(self) -> None:
+        self.logs = [Log(partition, self.topic_id) for partition in range(PARTITIONS)]
+
+    def ends(self) -> dict[int, int]:
+        return {log.partition: log.end for log in self.logs}
+
+    def write(self, chance: Chance, now: int) -> Version:
+        """A producer writes: an insert, update, move, delete, or something that cannot be indexed."""
+        if chance.below(12) == 0:
+            log = chance.pick(self.logs)
+            log.append(make_version(log, b"", None, now, self.written))
+            self.written += 1
+            return log.records[-1]
+        docid = IDS[chance.below(HOT)] if chance.happens(0.7) else chance.pick(IDS)
+        log = self.logs[IDS.index(docid) % PARTITIONS]
+        version = make_version(log, docid, _document(chance), now, self.written)
+        log.append(version)
+        self.written += 1
+        return version
+
+    def clean(self, chance: Chance, limits: dict[int, int]) -> None:
+        """Compaction removes one superseded version; `min.compaction.lag.ms` keeps it below what every
+        projector has read (R27)."""
+        log = chance.pick(self.logs)
+        limit = limits[log.partition]
+        below = sorted(offset for offset in log.alive if offset < limit)
+        newest = {log.records[offset].id: offset for offset in below}
+        superseded = [offset for offset in below if offset < newest[log.records[offset].id]]
+        if superseded:
+            log.alive.discard(chance.pick(superseded))
+
+    def truncate(self, chance: Chance) -> int | None:
+        """An unclean election: the last few records of a partition are gone."""
+        log = chance.pick(self.logs)
+        if log.end < 2:
+            return None
+        cut = max(0, log.end - 1 - chance.below(5))
+        self.lost.append(log)
+        self.logs[log.partition] = log.truncated(cut)
+        return log.partition
+
+    def recreate(self) -> None:
+        """The topic is deleted and made anew under its name."""
+        self.lost += self.logs
+        number = int(self.topic_id.rsplit("-", 1)[1])
+        self.topic_id = f"topic-{number + 1}"
+        self.logs = [Log(partition, self.topic_id) for partition in range(PARTITIONS)]
+
+    def facts(self, now: int) -> SourceFacts:
+        """What the coordinator's samples say."""
+        ends = self.ends()
+        return SourceFacts(
+            KEYSPACE,
+            self.topic_id,
+            dict.fromkeys(ends, 0),
+            ends,
+            dict(ends),
+            self.compacted,
+            RETENTION_MS,
+            RETENTION_MS,
+            now,
+        )
+
+    def history(self) -> LogHistory:
+        """What Kafka says of its logs."""
+        return LogHistory(self.topic_id, {log.partition: log.history() for log in self.logs})
+
+    def parting(self, partition: int, place: Place, tail: int) -> Place | None:
+        """Where the log and `place` part, None when it is on the log (`keytide.kafka_history.partings`).
+
+        Args:
+            tail: offsets below `place` without a record.
+        """
+        log = self.logs[partition]
+        known = log.history()
+        parting = known.parting(place)
+        end = place.offset - tail
+        if parting is None or end > parting.offset or place.offset > known.high:
+            return parting
+        whole = known.parting(Place(end, place.epoch)) is None and not log.read(end, place.offset)
+        return None if whole else parting
+
+    def branches(self, topic_id: str, partition: int, place: Place) -> list[Log]:
+        """The logs that `place` may lie on: one, if its epoch is known."""
+        logs = [self.logs[partition], *(log for log in reversed(self.lost) if log.partition == partition)]
+        return [log for log in logs if (not topic_id or log.topic_id == topic_id) and log.has(place)]
+
+
+def make_version(log: Log, docid: bytes, document: bytes | None, now: int, number: int) -> Version:
+    made = projection(docid, document)
+    rows = tuple(tuple((key + docid, value) for key, value in puts) for puts in made.puts)
+    return Version(log.partition, log.end, log.epoch, docid, document, now, number, made, rows)
+
+
+def _document(chance: Chance) -> bytes | None:
+    kind = chance.below(100)
+    if kind < 18:
+        return None
+    if kind < 24:
+        return b"no json"
+    if kind < 28:
+        return b'{"v":1}'
+    first = chance.below(len(LETTERS))
+    letters = LETTERS[first]
+    if chance.happens(0.4):
+        letters += LETTERS[(first + 1 + chance.below(len(LETTERS) - 1)) % len(LETTERS)]
+    keys = ",".join(f'"{letter}"' for letter in letters)
+    return f'{{"k":[{keys}],"v":{chance.below(4)}}}'.encode()

@@ -1,0 +1,153 @@
+"""Seeded histories of the real cores with faults: all invariants hold, and everything drains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from indexer.slices import SliceKey
+from indexer.store.fold import FoldJob, FoldOutcome, run_fold
+from indexer.store.interface import Applied
+from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.settings import StoreSettings
+from tests.simulation.chance import FAULTS, Plan, plan
+from tests.simulation.regressions import REGRESSIONS
+from tests.simulation.running import histories, quietly, run_or_tell
+from tests.simulation.world import run
+
+SEEDS = int(os.environ.get("KEYTIDE_SEEDS", "2000"))
+GROUPS = 20
+_FIRST_COUNTED = 1_000_000
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_every_history_keeps_the_invariants_and_drains(group: int) -> None:
+    tally = histories(range(group, SEEDS, GROUPS))
+    assert tally.histories == len(range(group, SEEDS, GROUPS))
+
+
+def test_what_failed_once_fails_no_more() -> None:
+    with quietly():
+        for _, one in REGRESSIONS:
+            run_or_tell(one)
+
+
+def test_histories_reach_what_they_are_for() -> None:
+    """Without this, a world in which nothing happens would pass."""
+    seen: Counter[str] = Counter()
+    with quietly():
+        for seed in range(_FIRST_COUNTED, _FIRST_COUNTED + 60):
+            world = run(plan(seed, FAULTS))
+            seen["commits"] += world.checkers.commits
+            seen["scans"] += world.checkers.scans
+            seen["restarts"] += sum(node.lives for node in world.nodes.values()) - len(world.nodes)
+            seen += world.seen
+    lacking = [what for what in REACHED if not seen[what]]
+    assert not lacking, (lacking, seen)
+
+
+REACHED = (
+    "commits",
+    "scans",
+    "restarts",
+    "unnumbered",
+    "gaps",
+    "parts",
+    "full disk",
+    "batches",
+    "switches",
+    "passed over",
+    "published",
+    "pages",
+    "rewound",
+    "fenced",
+    "suspended",
+    "index-ready",
+    "index-dropped",
+    "build-cancelled",
+    "build-failed",
+    "build-resumed",
+    "driver-restarted",
+    "timestamp-not-sent",
+    "snapshot gone",
+)
+
+
+def test_a_seed_is_a_history() -> None:
+    """The same seed gives the same trace in processes that hash differently."""
+    script = (
+        "import logging; logging.disable(50)\n"
+        "from tests.simulation.chance import plan\n"
+        "from tests.simulation.world import run\n"
+        "print([run(plan(seed)).clock.digest() for seed in (3, 4, 5, 13)])"
+    )
+    root = Path(__file__).parents[2]
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(traces) == 1
+
+
+class _Ticket:
+    def __init__(self, outcome: FoldOutcome) -> None:
+        self._outcome = outcome
+
+    def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
+        return self._outcome
+
+
+class _Inline:
+    """Folds at once."""
+
+    def submit(self, job: FoldJob) -> _Ticket:
+        return _Ticket(run_fold(job))
+
+
+class _OnDisk(LmdbSliceStore):
+    """The real store; a crash is a second opening of its folder."""
+
+    def __init__(self, folder: Path, initial: Applied) -> None:
+        self._place = (folder, initial)
+        settings = StoreSettings(
+            base_map_bytes=1 << 26,
+            delta_map_bytes=1 << 26,
+            fold_age_ms=60,
+            reserve_bytes=0,
+            fsync=False,
+            check_mirror=True,
+        )
+        super().__init__(folder, initial, settings, _Inline())
+
+    def reopened(self) -> _OnDisk:
+        self.close()
+        return _OnDisk(*self._place)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_real_store_does_the_same(seed: int, tmp_path: Path) -> None:
+    made = 0
+
+    def new_store(node: str, key: SliceKey, initial: Applied) -> _OnDisk:
+        nonlocal made
+        made += 1
+        return _OnDisk(tmp_path / f"{node}-{key[0]}-{key[1]}-{made}", initial)
+
+    one: Plan = plan(seed, FAULTS if seed % 2 else None)
+    with quietly():
+        world = run(one._replace(steps=one.steps[:120]), new_store)
+    assert world.checkers.commits > 0
+    for node in world.nodes.values():
+        node.hosting.close()

@@ -1,0 +1,116 @@
+"""Planted faults are seen; the quick messages of the simulation are those of the real pipeline."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
+from keytide.messages import encode
+from projector.events import Key
+from projector.pipeline import Limits, Pipeline, batches_of
+from tests.simulation.chance import Chance, Plan, plan
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.packing import segments_of
+from tests.simulation.planting import Mutant, Patches
+from tests.simulation.projectors import columns_of
+from tests.simulation.running import failure, killer, quietly
+from tests.simulation.shrink import shrink
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, definition
+
+BUDGET = int(os.environ.get("KEYTIDE_MUTANT_SEEDS", "400"))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_planted_faults_are_seen(mutant: Mutant) -> None:
+    with quietly():
+        assert killer(mutant, BUDGET) is not None, f"{mutant.name} survived {BUDGET} seeds"
+
+
+def test_planting_leaves_nothing_behind() -> None:
+    class Old:
+        def speak(self) -> str:
+            return "old"
+
+    class Heir(Old):
+        pass
+
+    patches = Patches()
+    patches.put(Heir, "speak", lambda self: "new")
+    assert Heir().speak() == "new"
+    patches.undo()
+    assert Heir().speak() == "old"
+    assert "speak" not in vars(Heir)
+
+
+def test_shrinking_finds_the_steps_that_matter() -> None:
+    steps = tuple((name, number) for number, name in enumerate("abcdefghijklmnop"))
+    whole = Plan(1, frozenset({"x", "y"}), steps, real_pipeline=True)
+
+    def fails(one: Plan) -> str:
+        names = [name for name, _ in one.steps]
+        return "Untorn" if "y" in one.faults and "c" in names and "n" in names else ""
+
+    smallest = shrink(whole, fails)
+    assert [name for name, _ in smallest.steps] == ["c", "n"]
+    assert smallest.faults == {"y"}
+    assert not smallest.real_pipeline
+
+
+def test_a_planted_fault_shrinks_to_a_short_plan() -> None:
+    mutant = next(one for one in MUTANTS if one.name == "forget_to_split")
+    patches = Patches()
+    with quietly():
+        found = killer(mutant, BUDGET)
+        assert found is not None
+        mutant.plant(patches)
+        try:
+            whole = (
+                plan(found[0]) if failure(plan(found[0])) else plan(found[0], sorted(plan(found[0]).faults))
+            )
+            smallest = shrink(whole, failure, most=150)
+            assert failure(smallest)
+            assert len(smallest.steps) <= len(whole.steps) // 2
+        finally:
+            patches.undo()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quick_messages_are_the_real_ones(seed: int) -> None:
+    """Segment for segment, `packing` makes what the real pipeline makes."""
+    source, chance = Source(), Chance(seed)
+    for step in range(60):
+        source.write(chance, 1_000 + step * seed)
+        if step == 30:
+            for log in source.logs:
+                log.elect()
+    catalog = Catalog()
+    placement = [["n"]] * SLICES
+    for record in (
+        KeyspaceRecord(KEYSPACE, source.topic_id, PARTITIONS, 1),
+        IndexRecord("a", definition("a"), "READY", 1, placement, "b", 0),
+    ):
+        catalog.records[record_key(record)] = record
+    pipeline = Pipeline("p", Limits(1 << 20, 1 << 20))
+    for log in source.logs:
+        key, at = Key(KEYSPACE, log.partition), 0
+        while at < log.end:
+            end = min(log.end, at + chance.below(9))
+            batches = batches_of(key, at, end, -1, columns_of(log, at, end))
+            made = pipeline.emit(catalog, KEYSPACE, {1: batches}, 5)
+            quick = [
+                segments_of(
+                    one.partition, one.epoch, one.start, one.end, [log.records[o] for o in one.offsets]
+                )
+                for one in batches
+            ]
+            for message in made:
+                parts = [segments[message.slice] for segments in quick]
+                from keytide.messages import SegmentBatch
+
+                wanted = SegmentBatch("a", message.slice, "p", source.topic_id, 0, 1, parts, 5)
+                assert message.value == encode(wanted)
+            at = max(end, at)
+            if not made:
+                break
