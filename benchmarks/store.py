@@ -144,7 +144,7 @@ class Run:
             snapshot.close()
         self.store.close()
         self.worker.close()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)  # old deltas are deleted on threads of their own
 
 
 def measure(documents: int, commit: int) -> dict[str, float]:
