@@ -98,7 +98,7 @@ class Scene:
     def __init__(self, world: World) -> None:
         self.world = world
         self.admin: Admin = world.admin
-        self.ids = {
+        self.ids: dict[str, str] = {
             name: self.admin.call("GET", f"/v1/indexes/{name}")["id"] for name in (BY_CUSTOMER, BY_LINE)
         }
         self._builds = {build["id"] for build in self._all_builds()}
@@ -123,8 +123,8 @@ class Scene:
 
     def folder(self, key: Slice) -> Path:
         node = self.node_of(key)
-        slices: Path = self.world.cluster.data_dir / node / "nodes" / node / "slices"
-        return slices / self.ids[key[0]] / str(key[1])
+        nodes = self.world.cluster.data_dir / node / "nodes"
+        return nodes / node / "slices" / self.ids[key[0]] / str(key[1])
 
     def mark(self) -> None:
         """Leave a file beside the base of every slice: it is gone where the folder is made anew."""
