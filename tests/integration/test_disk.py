@@ -123,7 +123,7 @@ def _answered(scene: Scene) -> None:
 def test_a_node_with_a_full_disk(scene: Scene, disks: Disks, left: int) -> None:
     with disks["node"].full(left):
         wait_for(
-            lambda: any("full" in reason for reason in _reasons(scene)), "the slices say why they wait", 60
+            lambda: any("room" in reason for reason in _reasons(scene)), "the slices say why they wait", 60
         )
         _answered(scene)
     scene.look("after the node's disk was full")
@@ -135,7 +135,7 @@ def test_a_node_that_is_killed_while_its_disk_is_full(
 ) -> None:
     with disks["node"].full(20 * MIB):
         wait_for(
-            lambda: any("full" in reason for reason in _reasons(scene)), "the slices say why they wait", 60
+            lambda: any("room" in reason for reason in _reasons(scene)), "the slices say why they wait", 60
         )
         cluster.services["node-1"].kill()
         cluster.services["node-1"].start()
