@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from deploy.cluster import LocalCluster
+from keytide.sync_points import POINTS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
 from keytide.sync_points import reach
@@ -77,3 +81,22 @@ def test_a_part_of_a_cluster_is_armed_for_its_next_start(tmp_path: Path) -> None
     assert "KEYTIDE_SYNC_POINT" not in (cluster.services["coordinator"].env or {})
     cluster.arm("node-1", "")
     assert "KEYTIDE_SYNC_POINT" not in (cluster.services["node-1"].env or {})
+
+
+def _reached() -> dict[str, list[str]]:
+    """Point -> where the product says `reach(point)`."""
+    found: dict[str, list[str]] = {}
+    for package in ("keytide", "projector", "indexer", "coordinator", "streaming", "deploy"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "reach":
+                    words = [word.value for word in ast.walk(node) if isinstance(word, ast.Constant)]
+                    assert words, f"{path}:{node.lineno}: the name is not a word"
+                    for word in words:
+                        found.setdefault(str(word), []).append(f"{path.name}:{node.lineno}")
+    return found
+
+
+def test_every_point_is_in_the_code_and_nothing_else_is() -> None:
+    """A crash test that arms a name which nothing reaches would strike nowhere."""
+    assert set(_reached()) == POINTS
