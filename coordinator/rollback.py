@@ -8,7 +8,11 @@ timestamps were made of:
   past the newest timestamp was sent already, so this always ends in a rollback;
 * the topic has another id: it was deleted and made anew. The same;
 * the end of a partition lies below a timestamp that is older than the look at that end. This may be a broker
-  that does not know better for a moment, so the examination decides.
+  that does not know better for a moment, so the examination decides;
+* a projector reports under a later leader epoch than that of what was acknowledged before it. Nearly always
+  that is an election which lost nothing. But who had read the lost records may be gone, and who reads on may
+  have begun below them: then nobody else notices. (Or it reports more, under an older epoch: it reads a log
+  that is there no more.) The examination decides.
 
 From then on the keyspace is halted: no timestamp, nothing published, no build begins or is judged. The slow
 work, to find the newest timestamp of which every place is on the log, is done beside the control loop
@@ -48,7 +52,7 @@ from coordinator.events import (
 from coordinator.lateness import LatenessWatch
 from coordinator.stream import Stream
 from keytide.catalog import KeyspaceRecord, RollbackRecord
-from keytide.messages import HistoryLost
+from keytide.messages import HistoryLost, Progress
 from keytide.timestamp import Place, Timestamp
 
 RETRY_MS = 1_000
@@ -65,6 +69,7 @@ class _Case:
         words: who said what, for people.
         certain: it ends in a rollback, whatever the examination says of the timestamps.
         stood: partition -> the least place beyond the timestamps that a projector had read up to.
+        epochs: partition -> the leader epoch that is looked at.
         asked: an examination is under way.
         ask_at: not before this.
         waiting: why there is no answer yet; told once for each reason.
@@ -73,6 +78,7 @@ class _Case:
     words: dict[str, None] = field(default_factory=dict)
     certain: bool = False
     stood: dict[int, Place] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
     asked: bool = False
     ask_at: int = 0
     waiting: str = ""
@@ -97,6 +103,7 @@ class Rollbacks:
         self._lateness = lateness
         self._cases: dict[str, _Case] = {}
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
+        self._looked_at: dict[tuple[str, int], int] = {}
         self._missing: set[str] = set()
         self._rolled_back_at: dict[str, int] = {}
         self._unwritten: dict[str, int] = {}
@@ -111,6 +118,8 @@ class Rollbacks:
         match event:
             case Reported(HistoryLost() as message, now):
                 return self._lost(message, now)
+            case Reported(Progress() as message, now):
+                return self._reported(message, now)
             case SourceSampled(facts, "", now):
                 return self._sampled(facts, now)
             case HistoryExamined():
@@ -137,6 +146,30 @@ class Rollbacks:
         words = f"projector {message.projector}, partition {message.partition}: {message.reason}"
         stood = {message.partition: Place(message.offset, message.epoch)}
         return self._suspect(message.keyspace, words, now, certain=True, stood=stood)
+
+    def _reported(self, message: Progress, now: int) -> list[Instruction]:
+        """Whether what was acknowledged and what is reported now may be of two logs."""
+        affected = self._affected(message.keyspace)
+        if affected is None or message.incarnation != affected[0].incarnation:
+            return []
+        out: list[Instruction] = []
+        for line in message.partitions:
+            state = affected[1].progress.partitions.get(line.partition)
+            known = state.place if state else Place(0)
+            looked_at = self._looked_at.get((message.keyspace, line.partition), known.epoch)
+            if known.offset and 0 <= known.epoch < line.epoch and looked_at < line.epoch:
+                place, epoch = known, line.epoch
+            elif 0 <= line.epoch < known.epoch and line.acked > known.offset:
+                place, epoch = Place(line.acked, line.epoch), known.epoch
+            else:
+                continue
+            case = self._cases.get(message.keyspace)
+            if case and case.epochs.get(line.partition, -1) >= epoch:
+                continue
+            words = f"partition {line.partition} has leader epoch {epoch}, and was read under {place.epoch}"
+            out += self._suspect(message.keyspace, words, now, stood={line.partition: place})
+            self._cases[message.keyspace].epochs[line.partition] = epoch
+        return out
 
     def _sampled(self, facts: SourceFacts, now: int) -> list[Instruction]:
         """A look at the source."""
@@ -240,6 +273,7 @@ class Rollbacks:
             return self._roll_back(event, case, keyspace, "recreated")
         if event.lost or case.certain:
             return self._roll_back(event, case, keyspace, "truncated")
+        self._looked_at.update({(event.keyspace, p): epoch for p, epoch in case.epochs.items()})
         self._close(event.keyspace)
         text = f"the history of {event.keyspace} is whole: {'; '.join(case.words)} was a false alarm"
         return [Note("info", "history-whole", event.keyspace, text)]
@@ -273,6 +307,7 @@ class Rollbacks:
         reason = "the source was made anew" if anew else "the source lost records, and was rolled back"
         out = self._builds.rolled_back(keyspace.name, reason, event.now)
         self._lateness.forget(keyspace.name)
+        self._looked_at = {key: epoch for key, epoch in self._looked_at.items() if key[0] != keyspace.name}
         self._rolled_back_at[keyspace.name] = event.now
         self._unwritten[keyspace.name] = record.incarnation
         self._close(keyspace.name)

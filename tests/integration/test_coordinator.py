@@ -303,7 +303,8 @@ def test_drop_removes_everything(coordinator: Coordinator) -> None:
     assert coordinator.call("GET", "/v1/indexes/by_city").status_code == 404
     wait_for(lambda: coordinator.get("/v1/indexes") == [], "the end of the index")
     own = {f"{coordinator.cluster}.{name}" for name in ("metadata", "control", "reports")}
-    assert coordinator.topics() == own
+    # (Brokers hear of a deletion a moment after the controller has answered.)
+    wait_for(lambda: coordinator.topics() == own, "the removal of its topics", 5)
     assert coordinator.catalog().indexes() == []
     again = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (defer_build=true)")
     assert (again["index"], again["build"]) == ("by_city", None)
