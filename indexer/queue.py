@@ -9,6 +9,9 @@ one beyond it is dropped and waits for the resend (R10). Of a segment that was r
 what lies below the cut is there for any of these questions (R30). `take` gives everything below a timestamp,
 splitting the segments it goes through (R11), and keeps the rest.
 
+What an election has lost may be held already; `hear` takes what the log has in its place, by the leader
+epochs of segments. (Where it is applied, the coordinator knows of it and rolls back.)
+
 Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
 restart must begin to read (R6).
 """
@@ -19,9 +22,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
+from keytide.columns import heard_offsets
 from keytide.errors import invariant
 from keytide.messages import Segment
-from keytide.timestamp import Place, Timestamp
+from keytide.timestamp import UNKNOWN_EPOCH, Place, Timestamp
 
 
 class Hearing(Enum):
@@ -91,8 +97,23 @@ class HeldQueue:
         return Timestamp({p: lane.heard for p, lane in sorted(self._lanes.items())}, topic_id)
 
     def covers(self, timestamp: Timestamp) -> bool:
-        """Whether everything below `timestamp` has been heard."""
-        return all(self.heard(p) >= place.offset for p, place in timestamp.places.items())
+        """Whether everything below `timestamp` has been heard, and is of its branch."""
+        return all(
+            self.heard(p) >= place.offset and not self._replaced(p, place)
+            for p, place in timestamp.places.items()
+        )
+
+    def _replaced(self, partition: int, place: Place) -> bool:
+        """Whether what is held below `place` is of a later leader than what it was made of: an election has
+        lost that, and a rollback is to come."""
+        lane = self._lanes.get(partition)
+        if lane is None or not 0 <= place.epoch < lane.heard.epoch:
+            return False
+        return any(
+            piece.segment.epoch > place.epoch
+            and _first_document(piece.segment, piece.start, min(piece.end, place.offset)) is not None
+            for piece in lane.pieces
+        )
 
     def hear(self, segment: Segment, position: int, limit: Place | None = None) -> Hearing:
         """Take in one segment of the message at queue offset `position`.
@@ -106,17 +127,48 @@ class HeldQueue:
             return Hearing.VOID
         if limit is not None and limit.offset < segment.end:
             end = limit
+        self._settle(segment, end.offset)
         known = self.heard(segment.partition)
         if segment.start > known:
             return Hearing.BEYOND
         if end.offset <= known:
             return Hearing.EMPTY if segment.start == end.offset else Hearing.DUPLICATE
         lane = self._lanes.setdefault(segment.partition, _Lane(Place(0)))
+        if 0 <= segment.epoch < lane.heard.epoch and _first_document(segment, known, end.offset) is not None:
+            return Hearing.VOID
         lane.pieces.append(Piece(segment, known, end.offset, position))
         lane.heard = end
         self.documents += _documents(segment)
         self.bytes += _size(segment)
         return Hearing.EXTENDED if segment.start == known else Hearing.TRIMMED
+
+    def _settle(self, segment: Segment, end: int) -> None:
+        """Let go of what is held and not on the log any more: along a log leader epochs only grow, so where
+        this segment has a document of a later epoch than what is held there, an election has lost that.
+
+        A rollback does not cut it, for nobody may know of it: its sender may have died before it committed or
+        reported any of it.
+        """
+        lane = self._lanes.get(segment.partition)
+        if lane is None or segment.heard is None or segment.start >= lane.heard.offset:
+            return
+        stale = [
+            piece
+            for piece in lane.pieces
+            if 0 <= piece.segment.epoch < segment.epoch
+            and _first_document(segment, max(piece.start, segment.start), min(piece.end, end)) is not None
+        ]
+        if not stale:
+            return
+        cut = max(segment.start, lane.pieces[0].start)
+        while lane.pieces and lane.pieces[-1].end > cut:
+            piece = lane.pieces.pop()
+            if piece.start < cut:
+                lane.pieces.append(Piece(piece.segment, piece.start, cut, piece.position))
+                break
+            self.documents -= _documents(piece.segment)
+            self.bytes -= _size(piece.segment)
+        lane.heard = Place(cut, lane.pieces[-1].segment.epoch if lane.pieces else UNKNOWN_EPOCH)
 
     def reachable(self, target: Timestamp) -> Timestamp:
         """The latest timestamp that is neither past `target` nor past what was heard."""
@@ -176,6 +228,15 @@ class HeldQueue:
 
     def empty(self) -> bool:
         return not any(lane.pieces for lane in self._lanes.values())
+
+
+def _first_document(segment: Segment, start: int, end: int) -> int | None:
+    """The offset of the first document of a segment in [start, end), None when there is none."""
+    if segment.heard is None or start >= end:
+        return None
+    offsets = heard_offsets(segment.heard, segment.start)
+    at = int(np.searchsorted(offsets, start))
+    return int(offsets[at]) if at < len(offsets) and offsets[at] < end else None
 
 
 def _documents(segment: Segment) -> int:

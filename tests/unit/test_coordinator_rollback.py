@@ -38,6 +38,8 @@ from keytide.messages import (
     Acknowledged,
     HistoryLost,
     NodeHeartbeat,
+    PartitionProgress,
+    Progress,
     Published,
     SliceStatus,
     StabilityTimestamp,
@@ -133,6 +135,39 @@ def test_an_end_below_an_older_timestamp_is_examined_and_a_false_alarm_changes_n
     }
     world.common(190, 71)
     assert sample(190, 71) == []
+
+
+def progress(world: World, acked: int, epoch: int) -> list[Instruction]:
+    known = world.known()
+    line = PartitionProgress(0, acked, epoch, acked, 0, known.version)
+    message = Progress("people", "p2", known.topic_id, known.incarnation, [line], 0, {})
+    return [one for one in world.handle(Reported(message, world.now)) if isinstance(one, ExamineHistory)]
+
+
+def test_a_later_leader_epoch_has_what_was_read_before_it_examined() -> None:
+    """Who read the lost records may be gone, and who reads on may have begun below them."""
+    world = serving()
+    assert progress(world, 180, 0) == []
+    (ask,) = progress(world, 190, 1)
+    assert ask.stood == {0: Place(180, 0)}
+    assert progress(world, 195, 1) == []  # it is being looked at
+    number, stamp = stamp_of(world, 150)
+    assert examined(world, number, stamp) == []
+    assert world.notes[-1].kind == "history-whole"
+    assert progress(world, 200, 1) == []  # once for each epoch
+    (ask,) = progress(world, 210, 2)
+    examined(world, number, stamp, lost={0: Place(185, 2)})
+    assert rollback(world).number == number
+
+
+def test_more_under_an_older_epoch_was_read_from_a_log_that_is_gone() -> None:
+    world = serving()
+    progress(world, 180, 0)
+    progress(world, 190, 1)
+    examined(world, *stamp_of(world, 150))
+    progress(world, 200, 1)
+    (ask,) = progress(world, 230, 0)
+    assert ask.stood == {0: Place(230, 0)}
 
 
 def test_a_look_that_was_late_to_arrive_accuses_nobody() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from indexer.core import SliceCore
 from indexer.events import (
@@ -646,7 +647,9 @@ def history(*cuts: tuple[int, ...], numbers: tuple[int, ...] = ()) -> History:
 
 
 def hear_under(core: SliceCore, incarnation: int, position: int, *segments: Segment) -> list[Instruction]:
-    return core.handle(MutationData(encode(batch(segments, incarnation=incarnation)), position))
+    """Segments that were read after rollbacks are of a later leader than what lies below the cuts."""
+    of_leader = [structs.replace(one, epoch=8 if incarnation else 0) for one in segments]
+    return core.handle(MutationData(encode(batch(of_leader, incarnation=incarnation)), position))
 
 
 def rolled(applied: Applied, past: History) -> SliceCore:
@@ -694,6 +697,43 @@ def test_each_incarnation_is_cut_where_its_own_branch_ends() -> None:
     assert core.heard().offsets() == {0: 8}
     hear_under(core, 3, 2, seg(8, 9))
     assert core.heard().offsets() == {0: 9}
+
+
+def test_what_an_election_has_lost_is_let_go_of() -> None:
+    """Its sender may have died before it committed or reported it: then no rollback cuts it."""
+    core = live(Applied(timestamp=at(1)))
+    hear(core, 0, segment(0, 1, 3, versions(1, 3), epoch=0), segment(0, 3, 6, versions(3, 6), epoch=0))
+    hear(core, 1, segment(0, 2, 4, versions(2, 4), epoch=1))
+    assert core.heard().offsets() == {0: 4}
+    hear(core, 2, segment(0, 4, 9, versions(4, 9), epoch=0))  # late, of the leader that was replaced
+    assert core.heard().offsets() == {0: 4}
+    assert core.following is not None
+    assert core.following.stale == 1
+    hear(core, 3, segment(0, 4, 5, versions(4, 5), epoch=2))
+    stamp(core, 1, 5)
+    out = decide(core)
+    assert commits(out) == [(1, {0: 5}, [(1, 2), (2, 4), (4, 5)])]
+    assert core.queue_documents == 0
+
+
+def test_a_timestamp_of_what_an_election_has_lost_is_not_committed() -> None:
+    core = live()
+    hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
+    hear(core, 1, segment(0, 1, 3, versions(1, 3), epoch=1))
+    lost = Timestamp({0: Place(3, 0)}, TOPIC_ID)
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, lost, 0, 0)))
+    assert decide(core) == []
+    stamp(core, 2, 1)
+    assert commits(decide(core)) == [(2, {0: 1}, [(0, 1)])]
+
+
+def test_an_election_that_lost_nothing_takes_nothing_back() -> None:
+    core = live()
+    hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
+    hear(core, 1, segment(0, 2, 3, [], epoch=1), segment(0, 0, 3, versions(0, 3), epoch=0))
+    hear(core, 2, segment(0, 3, 5, versions(3, 5), epoch=1))
+    hear(core, 3, segment(0, 5, 6, [], epoch=0))  # it does not know of the marker there, of a later leader
+    assert core.heard().offsets() == {0: 6}
 
 
 def test_of_a_topic_made_anew_the_old_counts_for_nothing_whatever_its_id() -> None:
