@@ -62,7 +62,8 @@ bench: jars
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 soak: jars
-	$(PYTEST) -m fault tests/integration --timeout=3600
+	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration
+	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
 
 # Compiles pyproject.toml into the two pinned lists; the only thing that changes versions.
 requirements: $(STAMP)
