@@ -17,7 +17,7 @@ from keytide.clock import now_ms
 from keytide.errors import KeytideError
 from keytide.history import History
 from keytide.kafka import KafkaUnavailableError, TopicReader, admin, describe_topics, list_offsets
-from keytide.kafka_history import LogHistory, log_history
+from keytide.kafka_history import LogHistory, log_history, partings
 from keytide.messages import Published, StabilityTimestamp, decode
 from keytide.settings import Settings
 from keytide.timestamp import Place, Timestamp
@@ -108,7 +108,7 @@ class _Log:
             if again.topic_id != self.history.topic_id:
                 raise KafkaUnavailableError(f"topic {self._topic} changes while it is examined")
             self.history, self._down_to = again, {}
-        return self.history.diverging(places)
+        return partings(self._settings, self._topic, self.history, places, TIMEOUT_S)
 
 
 def control_backwards(

@@ -97,17 +97,17 @@ class Progresses:
     def _merge_partition(self, report: PartitionProgress, projector: str, now: int) -> None:
         state = self.partitions.get(report.partition)
         if state is None:
-            state = self.partitions[report.partition] = PartitionState(Place(report.acked, report.epoch))
+            state = self.partitions[report.partition] = PartitionState(_place(report))
             state.fresh_at = report.fresh_at
             self.news = True
         elif report.acked > state.place.offset:
-            state.place = Place(report.acked, report.epoch)
+            state.place = _place(report)
             state.fresh_at = max(state.fresh_at, report.fresh_at)
             self.news = True
         elif report.acked == state.place.offset:
             state.fresh_at = max(state.fresh_at, report.fresh_at)
             if report.epoch > state.place.epoch:
-                state.place = Place(report.acked, report.epoch)
+                state.place = _place(report)
         if not self.news:  # the issued timestamp still is at `place`
             state.issued_fresh_at = state.fresh_at
         state.end = max(state.end, report.end)
@@ -169,3 +169,7 @@ class Progresses:
     def lag(self) -> int:
         """Documents (offsets) between the acknowledged places and the ends that were seen."""
         return sum(max(0, state.end - state.place.offset) for state in self.partitions.values())
+
+
+def _place(report: PartitionProgress) -> Place:
+    return Place(report.acked, report.epoch, report.tail)

@@ -70,6 +70,7 @@ class _Case:
         certain: it ends in a rollback, whatever the examination says of the timestamps.
         stood: partition -> the least place beyond the timestamps that a projector had read up to.
         epochs: partition -> the leader epoch that is looked at.
+        acknowledged: partition -> what projectors had acknowledged under the epoch before.
         asked: an examination is under way.
         ask_at: not before this.
         waiting: why there is no answer yet; told once for each reason.
@@ -79,6 +80,7 @@ class _Case:
     certain: bool = False
     stood: dict[int, Place] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
+    acknowledged: dict[int, int] = field(default_factory=dict)
     asked: bool = False
     ask_at: int = 0
     waiting: str = ""
@@ -158,9 +160,11 @@ class Rollbacks:
             known = state.place if state else Place(0)
             looked_at = self._looked_at.get((message.keyspace, line.partition), known.epoch)
             if known.offset and 0 <= known.epoch < line.epoch and looked_at < line.epoch:
-                place, epoch = known, line.epoch
+                # (Builds read ahead of projectors: what they have read may be lost, and nothing else.)
+                reach = self._builds.reach(message.keyspace).offset(line.partition)
+                place, epoch = Place(max(known.offset, reach), known.epoch), line.epoch
             elif 0 <= line.epoch < known.epoch and line.acked > known.offset:
-                place, epoch = Place(line.acked, line.epoch), known.epoch
+                place, epoch = Place(line.acked, line.epoch, line.tail), known.epoch
             else:
                 continue
             case = self._cases.get(message.keyspace)
@@ -168,7 +172,9 @@ class Rollbacks:
                 continue
             words = f"partition {line.partition} has leader epoch {epoch}, and was read under {place.epoch}"
             out += self._suspect(message.keyspace, words, now, stood={line.partition: place})
-            self._cases[message.keyspace].epochs[line.partition] = epoch
+            case = self._cases[message.keyspace]
+            case.epochs[line.partition] = epoch
+            case.acknowledged.setdefault(line.partition, known.offset)
         return out
 
     def _sampled(self, facts: SourceFacts, now: int) -> list[Instruction]:
@@ -271,12 +277,18 @@ class Rollbacks:
             return [Note("warning", "history-unknown", event.keyspace, text)]
         if keyspace.topic_id and keyspace.topic_id != event.topic_id:
             return self._roll_back(event, case, keyspace, "recreated")
-        if event.lost or case.certain:
+        unread = all(
+            place.offset >= case.acknowledged.get(partition, place.offset + 1)
+            for partition, place in event.lost.items()
+        )
+        if case.certain or not unread:
             return self._roll_back(event, case, keyspace, "truncated")
         self._looked_at.update({(event.keyspace, p): epoch for p, epoch in case.epochs.items()})
         self._close(event.keyspace)
         text = f"the history of {event.keyspace} is whole: {'; '.join(case.words)} was a false alarm"
-        return [Note("info", "history-whole", event.keyspace, text)]
+        reason = "the source lost records that only the build may have read"
+        out = self._builds.rolled_back(event.keyspace, reason, event.now) if event.lost else []
+        return [*out, Note("info", "history-whole", event.keyspace, text)]
 
     # --- deciding -------------------------------------------------------------------------------------------
 

@@ -53,8 +53,6 @@ def diverging(
     topic: str,
     places: Mapping[int, Place],
     timeout: float,
-    *,
-    record_ends: Mapping[int, int] | None = None,
 ) -> dict[int, Place]:
     """The partitions whose place is no longer on the log, with where the histories part. That the topic is
     still the same one is the caller's to know.
@@ -62,7 +60,6 @@ def diverging(
     Args:
         places: partition -> next offset, and the epoch of the last record below it (-1 unknown: then only
             the offset is held against the high watermark).
-        record_ends: see `partings`.
 
     Raises:
         KafkaUnavailableError: no answer within `timeout`.
@@ -70,7 +67,7 @@ def diverging(
     deadline = time.monotonic() + timeout
     epochs = {partition: place.epoch for partition, place in places.items()}
     history = log_history(settings, topic, timeout, down_to=epochs, partitions=places)
-    return partings(settings, topic, history, places, deadline - time.monotonic(), record_ends=record_ends)
+    return partings(settings, topic, history, places, deadline - time.monotonic())
 
 
 def partings(
@@ -79,15 +76,11 @@ def partings(
     history: LogHistory,
     places: Mapping[int, Place],
     timeout: float,
-    *,
-    record_ends: Mapping[int, int] | None = None,
 ) -> dict[int, Place]:
     """As `diverging`, of a history that was looked up.
 
-    Args:
-        record_ends: partition -> where the last record below the place ends. A reader's position may lie
-            past it, behind transaction markers, which may be of a later epoch than the record. Such a place
-            is right if the record is on the log and nothing that can be read lies between.
+    A place whose tail is of a later epoch than its last record is on the log if that record is, and nothing
+    that can be read lies between: this is looked up where it matters.
 
     Raises:
         KafkaUnavailableError: no answer within `timeout`.
@@ -96,7 +89,7 @@ def partings(
     found = history.diverging(places)
     for partition, parting in list(found.items()):
         place, known = places[partition], history.partitions.get(partition)
-        end = (record_ends or {}).get(partition, place.offset)
+        end = place.offset - place.tail
         if known is None or end > parting.offset or place.offset > known.high:
             continue
         if known.parting(Place(end, place.epoch)) is None and not holds_records(

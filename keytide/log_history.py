@@ -38,9 +38,9 @@ class PartitionHistory:
     stable: int = 0
 
     def parting(self, place: Place) -> Place | None:
-        """None when the place is on this log; else where its history and the log's part, as (first offset
-        that may differ, epoch of the log from there on). The offset is an upper bound where the log has
-        nothing at all of the place's epoch.
+        """None when the place is on this log (its tail as well); else where its history and the log's part,
+        as (first offset that may differ, epoch of the log from there on). The offset is an upper bound where
+        the log has nothing at all of the place's epoch.
 
         A place of unknown epoch, or one below everything that is left, is judged by its offset alone.
         """

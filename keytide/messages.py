@@ -283,6 +283,8 @@ class PartitionProgress(msgspec.Struct, frozen=True, array_like=True):
     """Last time (ms) at which `acked` covered the end that was seen; 0 when never."""
     version: int
     """Catalog version that is activated on this partition."""
+    tail: int = 0
+    """Offsets below `acked` that hold no record (`Place.tail`)."""
 
 
 class Progress(_Message, frozen=True, array_like=True):

@@ -120,8 +120,7 @@ class LookUps:
         for topic, partitions in by_topic(keys).items():
             begins = {p: beginning(Key(topic, p), commits[Key(topic, p)], catalog) for p in partitions}
             places = {p: begin.place or Place(0) for p, begin in begins.items()}
-            tails = {p: begin.tail for p, begin in begins.items()}
-            history, parted = judge(self._settings, topic, places, tails)
+            history, parted = judge(self._settings, topic, places)
             for p, begin in begins.items():
                 same_topic = begin.topic_id in ("", history.topic_id)
                 if not (same_topic and stale(history, p, places[p].epoch)):
@@ -159,9 +158,8 @@ class LookUps:
         self._to_check.intersection_update(states)
         for topic, partitions in by_topic(states).items():
             some = {p: states[Key(topic, p)] for p in partitions}
-            places = {p: Place(state.position, state.position_epoch) for p, state in some.items()}
-            tails = {p: state.position_tail for p, state in some.items()}
-            history, parted = judge(self._settings, topic, places, tails)
+            places = {p: state.place for p, state in some.items()}
+            history, parted = judge(self._settings, topic, places)
             for p, state in some.items():
                 heard_of = max(state.position_epoch, state.doubted_epoch, state.checked_epoch)
                 if not history.topic_id or stale(history, p, heard_of):
@@ -208,14 +206,11 @@ def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
     return found
 
 
-def judge(
-    settings: Settings, topic: str, places: Mapping[int, Place], tails: Mapping[int, int]
-) -> tuple[LogHistory, dict[int, Place]]:
+def judge(settings: Settings, topic: str, places: Mapping[int, Place]) -> tuple[LogHistory, dict[int, Place]]:
     """The history of some partitions of a topic, and which of the places are not on it, with where they part.
 
     Args:
         places: a place of offset 0 is always on the log.
-        tails: partition -> offsets below its place that held no record.
 
     Raises:
         KafkaUnavailableError: no answer.
@@ -226,9 +221,7 @@ def judge(
         partition: place.epoch - 1 if place.offset else _NEWEST_ONLY for partition, place in places.items()
     }
     history = log_history(settings, topic, LOOKUP_TIMEOUT_S, down_to=epochs, partitions=places)
-    ends = {partition: place.offset - tails.get(partition, 0) for partition, place in places.items()}
-    left = deadline - time.monotonic()
-    return history, partings(settings, topic, history, places, left, record_ends=ends)
+    return history, partings(settings, topic, history, places, deadline - time.monotonic())
 
 
 def stale(history: LogHistory, partition: int, epoch: int) -> bool:

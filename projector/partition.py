@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from keytide.timestamp import Place
 from projector.events import Commit, Key, Phase, Reached
 
 
@@ -41,6 +43,11 @@ class PartitionState:
     commit_pending: bool = False
     flight: deque[tuple[int, Reached]] = field(default_factory=deque)
     """Polls in flight in order: (poll, where it ends)."""
+
+    @property
+    def place(self) -> Place:
+        """The end of what was read."""
+        return Place(self.position, self.position_epoch, self.position_tail)
 
     def commit(self) -> Commit:
         """The commit of what is acknowledged."""
@@ -89,3 +96,10 @@ class PartitionState:
         self.position_epoch, self.position_tail = epoch, 0
         if self.acked == offset and not self.flight:
             self.acked_epoch, self.acked_tail = epoch, 0
+
+    def strange(self, epochs: Iterable[int]) -> int | None:
+        """The first of the epochs of records past `position` whose log was not looked at yet, None when there
+        is none. Epochs only grow along a log: records of an older leader than those before show another
+        log."""
+        known, below = self.checked_epoch, self.position_epoch
+        return next((epoch for epoch in epochs if epoch > known >= 0 or 0 <= epoch < below), None)

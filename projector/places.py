@@ -69,7 +69,7 @@ class Beginning(NamedTuple):
 
     Attributes:
         place: None when there never was a commit.
-        tail: as in `CommitMetadata.t`.
+        tail: of the place, as in `CommitMetadata.t`.
         version, topic_id: of the commit; the topic id is the dictionary's where a rollback has cut.
         incarnation: under which reading goes on; one later than the dictionary's waits for it.
         cut: a rollback lies between the commit and now, and takes something of it back.
@@ -82,10 +82,6 @@ class Beginning(NamedTuple):
     incarnation: int
     cut: bool = False
 
-    @property
-    def record_end(self) -> int:
-        return self.place.offset - self.tail if self.place else 0
-
 
 def beginning(key: Key, commit: Committed, catalog: Catalog) -> Beginning:
     """The commit, cut where rollbacks since have cut."""
@@ -96,14 +92,16 @@ def beginning(key: Key, commit: Committed, catalog: Catalog) -> Beginning:
         return Beginning(None, 0, said.v, said.topic_id, incarnation)
     if said.v == 0:
         log.warning("%s: the commit at %d is not ours; did another tool make it?", key, commit.offset)
-    place = Place(commit.offset, commit.epoch)
+    place = Place(commit.offset, commit.epoch, said.t)
     limit = History.of(catalog, key.keyspace).limit(said.i)
     if limit is None:
         return Beginning(place, said.t, said.v, said.topic_id, max(said.i, incarnation))
     topic_id = record.topic_id if record else ""
     if limit.offset(key.partition) >= place.offset:
         return Beginning(place, said.t, said.v, topic_id, incarnation)
-    return Beginning(limit.place(key.partition), 0, said.v, topic_id, incarnation, cut=True)
+    return Beginning(
+        limit.place(key.partition), limit.place(key.partition).tail, said.v, topic_id, incarnation, cut=True
+    )
 
 
 def take_over(

@@ -136,7 +136,9 @@ class Reporter:
         if state.acked >= end and state.phase == "RUNNING":
             self._fresh_at[key] = now_ms()
         fresh_at = self._fresh_at.get(key, 0)
-        return PartitionProgress(key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version)
+        return PartitionProgress(
+            key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version, state.acked_tail
+        )
 
     # --- the rest
 

@@ -23,7 +23,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Event as Flag
 
 from confluent_kafka import KafkaException
@@ -38,8 +38,7 @@ from projector.core import SourceBatch
 from projector.events import Delivered, Key, Polled, Reached, SendFailed
 from projector.harvest import Harvest
 from projector.membership import Membership
-from projector.partition import PartitionState
-from projector.pipeline import Columns, Limits, Outgoing, Pipeline, batches_of
+from projector.pipeline import Limits, Outgoing, Pipeline, batches_of
 from projector.sender import Sender
 
 log = logging.getLogger(__name__)
@@ -227,7 +226,7 @@ class Projector:
             if state is None or state.phase != "RUNNING":
                 continue
             runs = harvest.records.get(key)
-            strange = _of_another_leader(runs or (), state)
+            strange = state.strange(run.epoch for run in runs or ())
             if strange is not None:
                 self._members.doubt(key, strange, f"records of leader epoch {strange} came")
                 continue
@@ -318,10 +317,3 @@ class Projector:
             self._learn()
         self._reporter.progress(catalog, self._members, self._pipeline, force=True)
         self._reporter.metrics(self._pipeline, self._tracker)
-
-
-def _of_another_leader(runs: Sequence[Columns], state: PartitionState) -> int | None:
-    """The first leader epoch of some records whose log was not looked at yet, None when there is none.
-    Epochs only grow along a log: records of an older leader than those before show another log."""
-    known, below = state.checked_epoch, state.position_epoch
-    return next((run.epoch for run in runs if run.epoch > known >= 0 or 0 <= run.epoch < below), None)

@@ -414,7 +414,7 @@ class TestMembership:
         )
 
     def judge(
-        self, _settings: object, _topic: str, places: dict[int, Place], _tails: object
+        self, _settings: object, _topic: str, places: dict[int, Place]
     ) -> tuple[LogHistory, dict[int, Place]]:
         return self.history, self.history.diverging(places)
 
