@@ -17,6 +17,7 @@ a new driver on the same checkpoint, `BuildEnd` once more (it is idempotent), th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -33,6 +34,7 @@ from coordinator.events import (
     Note,
     PrepareFailed,
     Reported,
+    SourceFacts,
     SourceSampled,
     StartDriver,
     Tick,
@@ -42,6 +44,8 @@ from coordinator.starting import Starting
 from keytide.catalog import BuildRecord, IndexRecord
 from keytide.messages import Activated, BuildProgress
 from keytide.timestamp import Timestamp
+
+UNDER_WAY: Final = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
 
 
 class Builds:
@@ -59,6 +63,8 @@ class Builds:
         self._starting = Starting(self.book, limits)
         self._backfilling = Backfilling(self.book, limits)
         self._finishing = Finishing(self.book)
+        self._witnesses: dict[str, tuple[int, Timestamp]] = {}
+        """Build -> when which reach of it was known."""
 
     def recover(self) -> list[Instruction]:
         """What to do, at the start of a term, for builds that were under way."""
@@ -122,8 +128,35 @@ class Builds:
         branch, and its timestamps are those of another history."""
         out: list[Instruction] = []
         for record in self.book.all():
-            if record.keyspace == keyspace and record.state in ("BACKFILL", "PAUSED", "CATCHUP"):
+            if record.keyspace == keyspace and record.state in UNDER_WAY:
                 out += self.begin_again(record, reason, now)
+        return out
+
+    def reach(self, keyspace: str) -> Timestamp:
+        """How far builds that are under way have read, or are to read."""
+        reached = Timestamp()
+        for record in self.book.all():
+            if record.keyspace == keyspace and record.state in UNDER_WAY:
+                reached = reached.merge_max(_reach(record))
+        return reached
+
+    def _past_the_end(self, facts: SourceFacts, now: int) -> list[Instruction]:
+        """Begin builds again that have read, or wait for, what the source has no more: no rollback tells of
+        it when nothing but the build has read it. An end is held against an older reach only."""
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.keyspace != facts.keyspace or record.state not in UNDER_WAY:
+                continue
+            seen_at, reached = self._witnesses.get(record.id, (now, Timestamp()))
+            self._witnesses[record.id] = (now, _reach(record))
+            short = [
+                p for p, place in reached.places.items() if place.offset > facts.high.get(p, place.offset)
+            ]
+            if not short or facts.sampled_at < seen_at or facts.keyspace in self.book.halted:
+                continue
+            if facts.topic_id == record.load_timestamp.topic_id:
+                del self._witnesses[record.id]
+                out += self.begin_again(record, "the source lost records that the build counts on", now)
         return out
 
     def begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
@@ -157,8 +190,8 @@ class Builds:
                 return self._starting.prepared(event)
             case PrepareFailed():
                 return self._starting.prepare_failed(event)
-            case SourceSampled(_, "", _):
-                return self._backfilling.watch_source(event)
+            case SourceSampled(facts, "", now):
+                return [*self._past_the_end(facts, now), *self._backfilling.watch_source(event)]
             case SourceSampled():
                 return self._finishing.source_ends(event)
             case DriverExited():
@@ -221,3 +254,10 @@ class Builds:
         out += self.book.cancel(record, now)
         found = [self.book.dictionary.catalog.index(id_) for id_ in others]
         return out, [other for other in found if other is not None and other.state == "DEFERRED"]
+
+
+def _reach(record: BuildRecord) -> Timestamp:
+    """How far a build has read, or is to read."""
+    return record.load_timestamp.merge_max(record.backfill_timestamp).merge_max(
+        record.final_timestamp or Timestamp()
+    )
