@@ -40,6 +40,8 @@ class Starting:
             return []
         indexes = self._book.indexes(record)
         running = [b for b in self._book.all() if b.state == "BACKFILL" or self._book.run(b.id).preparing]
+        if record.rebuild:  # it brings back what readers had: it waits for nothing but others of its kind
+            running = [one for one in running if one.rebuild]
         if len(running) >= self._limits.concurrent:
             run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
             return []

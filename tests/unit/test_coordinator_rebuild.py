@@ -169,6 +169,18 @@ def test_what_is_lost_within_the_wait_is_one_build_and_several_indexes_too() -> 
     assert len(prepare.topics) == len(prepare.queues) == 2
 
 
+def test_a_rebuild_does_not_wait_for_builds_of_new_indexes() -> None:
+    world = serving(BuildLimits(rebuild_wait_ms=1_000, concurrent=1, concurrent_per_node=1))
+    for name in ("first", "second"):
+        world.sql(f"CREATE INDEX {name} ON people (name) WITH (slices=2)")
+    (prepare,) = world.tick()
+    assert isinstance(prepare, PrepareBuild)
+    rebuild = queued(world, {1: "LOST"})
+    assert world.build(rebuild).rebuild
+    waiting = world.leader.builds.book.run(world.index("second").build or "").waiting_for
+    assert waiting == "its turn: 2 builds run (setting build.concurrent)"
+
+
 def test_a_slice_with_a_replica_that_serves_is_not_rebuilt() -> None:
     world = serving()
     beat(world, {1: "LOST"})
