@@ -1,0 +1,161 @@
+"""What is said of lost history, on a real cluster of three brokers with unclean elections."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from keytide.kafka_admin import KafkaUnavailableError, delete_topic, describe_topics
+from keytide.kafka_history import diverging, log_history
+from keytide.settings import Settings, load_settings
+from keytide.timestamp import Place
+from tests.integration.three_brokers import ThreeBrokers, eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(300)]
+
+_names = itertools.count(1)
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
+    with ThreeBrokers(tmp_path_factory.mktemp("three")) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(brokers: ThreeBrokers) -> Settings:
+    return load_settings(kafka={"bootstrap": brokers.bootstrap})
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"lost-{next(_names)}"
+
+
+def fill(brokers: ThreeBrokers, topic: str, partition: int, count: int, word: str = "x") -> None:
+    brokers.write(topic, partition, [(f"{word}-{n}", b"{}") for n in range(count)])
+
+
+def test_elections_that_lose_nothing_move_no_place(
+    brokers: ThreeBrokers, settings: Settings, topic: str
+) -> None:
+    brokers.create(topic, [[1, 2]], unclean=False)
+    fill(brokers, topic, 0, 10)
+    before = log_history(settings, topic, TIMEOUT_S).partitions[0]
+    assert before.branches == ((0, 10),)
+    assert (before.low, before.high, before.stable, before.leader_epoch) == (0, 10, 10, 0)
+    brokers.kill(1)
+    eventually(lambda: brokers.leader(topic, 0) == 2, "the follower leads")
+    fill(brokers, topic, 0, 5)
+    after = log_history(settings, topic, TIMEOUT_S).partitions[0]
+    assert [end for _, end in after.branches] == [10, 15]
+    assert after.leader_epoch == after.branches[-1][0] > 0
+    newest = after.leader_epoch
+    assert diverging(settings, topic, {0: Place(10, 0)}, TIMEOUT_S) == {}
+    assert diverging(settings, topic, {0: Place(15, newest)}, TIMEOUT_S) == {}
+    assert diverging(settings, topic, {0: Place(11, 0)}, TIMEOUT_S) == {0: Place(10, newest)}
+    brokers.restart(1)
+
+
+def test_unclean_elections_again_and_again(brokers: ThreeBrokers, settings: Settings, topic: str) -> None:
+    """Two rounds; after each the right places are named, also when the log is longer than before."""
+    brokers.create(topic, [[1, 2], [3, 1]])
+    fill(brokers, topic, 0, 20)
+    fill(brokers, topic, 1, 7)
+    brokers.lose(topic, 0, lambda: fill(brokers, topic, 0, 5, "lost"))
+    first = log_history(settings, topic, TIMEOUT_S).partitions[0].leader_epoch
+    places = {0: Place(25, 0), 1: Place(7, 0)}
+    assert diverging(settings, topic, places, TIMEOUT_S) == {0: Place(20, first)}
+    fill(brokers, topic, 0, 15, "new")  # now 35: past what was lost
+    assert diverging(settings, topic, places, TIMEOUT_S) == {0: Place(20, first)}
+    assert diverging(settings, topic, {0: Place(20, 0)}, TIMEOUT_S) == {}
+    assert diverging(settings, topic, {0: Place(25, -1)}, TIMEOUT_S) == {}, "only the offset is known"
+    eventually(lambda: len(brokers.in_sync(topic, 0)) == 2, "the old leader has followed")
+
+    brokers.lose(topic, 0, lambda: fill(brokers, topic, 0, 9, "lost again"))
+    second = log_history(settings, topic, TIMEOUT_S).partitions[0].leader_epoch
+    assert second > first
+    fill(brokers, topic, 0, 20, "newest")
+    of = {
+        place: diverging(settings, topic, {0: place}, TIMEOUT_S)
+        for place in (
+            Place(20, 0),
+            Place(25, 0),
+            Place(35, first),
+            Place(36, first),
+            Place(44, first),
+            Place(55, second),
+        )
+    }
+    assert of == {
+        Place(20, 0): {},
+        Place(25, 0): {0: Place(20, first)},
+        Place(35, first): {},
+        Place(36, first): {0: Place(35, second)},
+        Place(44, first): {0: Place(35, second)},
+        Place(55, second): {},
+    }
+
+
+def test_markers_of_a_later_epoch_are_no_loss(brokers: ThreeBrokers, settings: Settings, topic: str) -> None:
+    """A reader's place lies behind a transaction marker that a new leader wrote."""
+    brokers.create(topic, [[2, 1]], unclean=False)
+    writer = Producer({"bootstrap.servers": brokers.bootstrap, "transactional.id": topic, "log_level": 0})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(topic, b"{}", b"a", 0)
+    assert writer.flush(30) == 0
+    brokers.kill(2)
+    eventually(lambda: brokers.leader(topic, 0) == 1, "the follower leads")
+    writer.commit_transaction(30)
+
+    def marked() -> bool:
+        known = log_history(settings, topic, TIMEOUT_S).partitions[0]
+        return known.stable == known.high == 2
+
+    eventually(marked, "the marker is written")
+    newest = log_history(settings, topic, TIMEOUT_S).partitions[0].leader_epoch
+    assert diverging(settings, topic, {0: Place(2, 0)}, TIMEOUT_S) == {0: Place(1, newest)}, (
+        "it may be another record"
+    )
+    assert diverging(settings, topic, {0: Place(2, 0, 1)}, TIMEOUT_S) == {}
+    fill(brokers, topic, 0, 1)
+    assert diverging(settings, topic, {0: Place(3, 0, 2)}, TIMEOUT_S) == {0: Place(1, newest)}, (
+        "a record lies there that was not read"
+    )
+    brokers.restart(2)
+
+
+def test_a_topic_made_anew_has_another_id_and_no_past(
+    brokers: ThreeBrokers, settings: Settings, topic: str
+) -> None:
+    brokers.create(topic, [[1, 2]])
+    fill(brokers, topic, 0, 10)
+    old = log_history(settings, topic, TIMEOUT_S)
+    assert old.topic_id == describe_topics(brokers.admin, [topic])[topic].id
+    delete_topic(brokers.admin, topic)
+    eventually(lambda: log_history(settings, topic, TIMEOUT_S).topic_id == "", "the topic is gone")
+    brokers.create(topic, [[1, 2]])
+    fill(brokers, topic, 0, 4)
+    new = log_history(settings, topic, TIMEOUT_S)
+    assert new.topic_id == describe_topics(brokers.admin, [topic])[topic].id != old.topic_id
+    assert new.diverging({0: Place(10, 0)}) == {0: Place(4, 1)}
+
+
+def test_a_partition_without_a_leader_is_asked_again(
+    brokers: ThreeBrokers, settings: Settings, topic: str
+) -> None:
+    brokers.create(topic, [[1], [2]], unclean=False)
+    fill(brokers, topic, 1, 3)
+    brokers.kill(1)
+    eventually(lambda: brokers.leader(topic, 0) == -1, "nobody leads")
+    with pytest.raises(KafkaUnavailableError, match="not to be had"):
+        log_history(settings, topic, 2.0)
+    assert diverging(settings, topic, {1: Place(3, 0)}, TIMEOUT_S) == {}, "the others can be asked"
+    brokers.restart(1)
+    eventually(lambda: brokers.leader(topic, 0) == 1, "it leads again")
+    assert diverging(settings, topic, {0: Place(0), 1: Place(3, 0)}, TIMEOUT_S) == {}
