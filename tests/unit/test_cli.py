@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from keytide.cli import app, looks
 from keytide.cli.admin import Admin, find_url
-from keytide.cli.output import readable, size
+from keytide.cli.output import out, readable, size
 from keytide.errors import CallerError, RetryableError
 from tests.browser.scene import NODES, busy_day, served
 
@@ -24,8 +24,14 @@ def address() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console that is wide enough for every column, whatever terminal the tests run in."""
+    monkeypatch.setattr(out, "_width", 200)
+
+
 def run(*arguments: str, status: int = 0) -> Result:
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == status, result.output
     return result
 
