@@ -51,6 +51,7 @@ from coordinator.events import (
 )
 from coordinator.lateness import LatenessWatch
 from coordinator.stream import Stream
+from coordinator.unsettled import begin_unsettled
 from keytide.catalog import KeyspaceRecord, RollbackRecord
 from keytide.messages import HistoryLost, Progress
 from keytide.timestamp import Place, Timestamp
@@ -318,6 +319,7 @@ class Rollbacks:
         )
         reason = "the source was made anew" if anew else "the source lost records, and was rolled back"
         out = self._builds.rolled_back(keyspace.name, reason, event.now)
+        out += begin_unsettled(self._builds, record, event.now)
         self._lateness.forget(keyspace.name)
         self._looked_at = {key: epoch for key, epoch in self._looked_at.items() if key[0] != keyspace.name}
         self._rolled_back_at[keyspace.name] = event.now

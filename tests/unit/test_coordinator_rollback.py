@@ -479,6 +479,35 @@ def test_a_build_under_way_begins_again() -> None:
     assert world.build(str(again)).incarnation == 1
 
 
+def test_an_index_that_was_ready_only_past_the_cut_is_built_again() -> None:
+    # Between the end of the backfill, at 125, and 130 versions may have taken the place of ones that were
+    # compacted before they were read: what the slices hold is no state of the source at 128 (R25).
+    world = serving()
+    lost(world)
+    number, _ = stamp_of(world, 130)
+    examined(world, number - 1, Timestamp.of({0: 128, 1: 60}, "t1"), lost={0: Place(128, 4)})
+    index = world.index("by_city")
+    assert index.state == "DEFERRED"
+    assert index.build != "b8"
+    assert world.build(str(index.build)).state == "QUEUED"
+    assert world.build("b8").state == "READY"
+
+
+def test_an_index_that_was_ready_before_the_cut_stays_as_it_is() -> None:
+    world = serving()
+    lost(world)
+    number, stamp = stamp_of(world, 130)
+    examined(world, number, stamp)
+    assert (world.index("by_city").state, world.index("by_city").build) == ("READY", "b8")
+    lost(world, topic_id="t2")
+    examined(world, -1, Timestamp(), topic_id="t2")
+    assert (world.index("by_city").state, world.index("by_city").build) == ("READY", "b8")
+    world.now += 5_000
+    lost(world)
+    examined(world, 0, Timestamp.of({0: 1, 1: 1}, "t2"), topic_id="t2")  # (its build is of the topic before)
+    assert (world.index("by_city").state, rollback(world, 3).timestamp.offset(0)) == ("READY", 1)
+
+
 def test_what_was_prepared_before_a_rollback_is_prepared_again() -> None:
     world = serving()
     world.sql("CREATE INDEX other ON people (name) WITH (slices=1)")
