@@ -8,6 +8,9 @@ Kafka's cleaner takes older versions away after `min.compaction.lag.ms`, and tom
 * Where a tombstone is gone, the deletion is never seen, and the index keeps a ghost for ever. So it becomes
   FAILED, for rebuild (R26).
 
+After a rollback the source is read a second time from a timestamp that may be old, in partitions that lost
+nothing too. That is late at once: the first timestamp past it is one of the end as it was after the rollback.
+
 How late: one sample of the topic's end is kept until a timestamp covers it; then everything up to the time of
 that sample has been read, and the newest sample takes its place.
 """
@@ -22,6 +25,8 @@ from keytide.timestamp import Timestamp
 CLEANER_PAUSE_MS = 5_000
 """Later than this counts as late even where `min.compaction.lag.ms` is 0: only closed segments are cleaned,
 and Kafka's cleaner pauses 15 s (`log.cleaner.backoff.ms`) after it found nothing to do."""
+UNTIL_JUDGED = Timestamp.of({0: 1 << 62})
+"""A hold that only the next look at the source replaces."""
 
 
 @dataclass(slots=True)
@@ -53,7 +58,9 @@ class LatenessWatch:
     def __init__(self) -> None:
         self._watches: dict[str, _Watch] = {}
 
-    def judge(self, facts: SourceFacts, content: Timestamp, read: Timestamp, fresh_at: int) -> Lateness:
+    def judge(
+        self, facts: SourceFacts, content: Timestamp, read: Timestamp, fresh_at: int, *, again: bool = False
+    ) -> Lateness:
         """Take in a sample of the source.
 
         Args:
@@ -61,12 +68,13 @@ class LatenessWatch:
             read: what is acknowledged.
             fresh_at: when `content` covered the end, as its message says (known across coordinators); 0 when
                 unknown.
+            again: the keyspace was rolled back, and no timestamp has covered the end since.
         """
         end = Timestamp.of(facts.stable)
         watch = self._watches.get(facts.keyspace)
         if watch is None or watch.topic_id != facts.topic_id:
             began = fresh_at or facts.sampled_at
-            watch = _Watch(facts.topic_id, began, facts.sampled_at, end, read)
+            watch = _Watch(facts.topic_id, began, facts.sampled_at, end, read, end if again else None)
             self._watches[facts.keyspace] = watch
         if content.covers(watch.pending):
             watch.covered_at = max(watch.covered_at, watch.pending_at)

@@ -25,16 +25,17 @@ from coordinator.events import (
     QueuesTrimmed,
     Recovered,
     Reported,
+    RollbackWritten,
     SourceFacts,
     SourceSampled,
     Tick,
     TopicsDeleted,
 )
-from coordinator.lateness import LatenessWatch
+from coordinator.lateness import UNTIL_JUDGED, LatenessWatch
 from coordinator.rebuilding import Rebuilds
 from coordinator.retire import Cleaner, give_up
 from coordinator.rollback import Rollbacks
-from coordinator.stream import Limits
+from coordinator.stream import Limits, Stream
 from coordinator.trimming import Trimmer
 from keytide.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
@@ -98,6 +99,8 @@ class Leader:
                 progress = {name: stream.progress for name, stream in self.core.streams.items()}
                 out += self._cleaner.tick(progress, now)
                 out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
+            case RollbackWritten(keyspace):
+                self._hold_back(keyspace)
             case QueuesTrimmed():
                 out += self.trimmer.trimmed(event)
         out += self.rollbacks.handle(event)
@@ -145,11 +148,13 @@ class Leader:
         stream = self.core.streams.get(facts.keyspace)
         if stream is None or not stream.ready:
             self._lateness.forget(facts.keyspace)
+            if stream is not None:
+                stream.hold = None
             return []
         if not facts.exists or stream.content is None or not stream.progress.heard or stream.halted:
             return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
-        progress = stream.progress
-        verdict = self._lateness.judge(facts, stream.content, progress.timestamp(), progress.fresh_at())
+        read, fresh_at = stream.progress.timestamp(), stream.progress.fresh_at()
+        verdict = self._lateness.judge(facts, stream.content, read, fresh_at, again=_again(stream))
         out: list[Instruction] = []
         if verdict.hold is not None and stream.hold is None:
             text = (
@@ -160,6 +165,12 @@ class Leader:
         for index in stream.ready if verdict.failure else ():
             out += self._fail(index, verdict.failure, facts.sampled_at)
         return out
+
+    def _hold_back(self, keyspace: str) -> None:
+        """After a rollback: until the first look at the source says how much is read again."""
+        facts, stream = self.facts.get(keyspace), self.core.streams.get(keyspace)
+        if stream is not None and stream.ready and (facts is None or facts.compacted):
+            stream.hold = UNTIL_JUDGED
 
     def _give_up_suspended(self, message: Progress, now: int) -> list[Instruction]:
         """Indexes that a projector sends nothing for any more (R18): their queues have a hole that nobody
@@ -229,3 +240,8 @@ class Leader:
 
     def _answer(self, outcome: Outcome, now: int) -> Answer:
         return Answer(outcome, self._settle(outcome.instructions, now))
+
+
+def _again(stream: Stream) -> bool:
+    """Whether a keyspace was rolled back, and no timestamp has covered the end since."""
+    return stream.progress.keyspace.incarnation > 0 and not stream.progress.fresh_at()

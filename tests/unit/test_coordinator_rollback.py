@@ -279,6 +279,52 @@ def test_timestamps_go_on_at_what_was_gone_back_to_once_it_is_written() -> None:
     assert stamps(world)[-1].timestamp.offsets() == {0: 143, 1: 61}
 
 
+def reread(world: World, *acked: int) -> list[Instruction]:
+    """Progress of a projector that has not met the ends since."""
+    lines = [PartitionProgress(p, offset, 0, 500, 0, 1) for p, offset in enumerate(acked)]
+    message = Progress("people", "p1", "t1", world.known().incarnation, lines, 0, {})
+    return world.handle(Reported(message, world.now)) + world.tick(2_100)
+
+
+def test_no_timestamp_falls_into_what_is_read_again_of_a_compacted_source() -> None:
+    # (R27; partitions that lost nothing are read again too, from a timestamp that may be old.)
+    world = serving()
+
+    def sample(*ends: int) -> None:
+        world.now += 1_000
+        source = facts(ends, at=world.now, compacted=True, delete_retention_ms=10_000_000)
+        world.handle(SourceSampled(source, "", world.now))
+
+    def newest() -> dict[int, int]:
+        return stamps(world)[-1].timestamp.offsets()
+
+    sample(150, 62)
+    lost(world, 0, 155)
+    number, stamp = stamp_of(world, 130)
+    examined(world, number, stamp, lost={0: Place(135, 4)})
+    reread(world, 140, 61)
+    assert newest() == {0: 130, 1: 60}  # the first look is not yet there
+    sample(148, 66)
+    reread(world, 148, 61)
+    assert newest() == {0: 130, 1: 60}
+    reread(world, 148, 64)
+    sample(148, 67)
+    assert newest() == {0: 130, 1: 60}
+    reread(world, 148, 66)
+    sample(148, 68)
+    assert newest() == {0: 148, 1: 66}
+
+
+def test_a_source_that_is_not_compacted_may_be_read_again_step_by_step() -> None:
+    world = serving()
+    world.handle(SourceSampled(facts((150, 62), at=world.now), "", world.now))
+    lost(world, 0, 155)
+    number, stamp = stamp_of(world, 130)
+    examined(world, number, stamp, lost={0: Place(135, 4)})
+    reread(world, 140, 61)
+    assert stamps(world)[-1].timestamp.offsets() == {0: 140, 1: 61}
+
+
 def test_it_is_shown() -> None:
     world = serving()
     lost(world)
