@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, Message
 from prometheus_client import Counter as Metric
@@ -65,6 +65,8 @@ class Reporter:
         self._ends: dict[Key, int] = {}
         """Ends that were met and not passed since."""
         self._fresh_at: dict[Key, int] = {}
+        self._lives: dict[Key, int] = {}
+        """Incarnation under which both were noted: after a rollback they mean nothing."""
         self._told: dict[str, list[tuple[int, int, int]]] = {}
         self._next_progress = 0.0
         self._told_documents: Counter[str] = Counter()
@@ -92,13 +94,11 @@ class Reporter:
 
     def progress(self, catalog: Catalog, members: Membership, pipeline: Pipeline, *, force: bool) -> None:
         """Tell how far the partitions are: of every keyspace where that changed, or of all."""
+        partitions = members.tracker.partitions
+        self._forget(partitions)
         now = self._clock()
         if now < self._next_progress and not force:
             return
-        partitions = members.tracker.partitions
-        for book in (self._ends, self._fresh_at):
-            for key in book.keys() - partitions.keys():
-                del book[key]
         for keyspace in sorted({key.keyspace for key in partitions}):
             record = catalog.keyspace(keyspace)
             if record is None:
@@ -125,6 +125,17 @@ class Reporter:
                 )
             )
             LAG.labels(keyspace).set(sum(max(0, line.end - line.acked) for line in lines))
+
+    def _forget(self, partitions: Mapping[Key, PartitionState]) -> None:
+        """Forget what was noted of partitions that are no longer ours, or were taken over again since: that
+        an end was met then says nothing of the place where reading has begun again."""
+        lives = {key: state.incarnation for key, state in partitions.items()}
+        if lives == self._lives:
+            return
+        for book in (self._ends, self._fresh_at):
+            for key in [key for key in book if lives.get(key, -1) != self._lives.get(key, lives.get(key))]:
+                del book[key]
+        self._lives = lives
 
     def _line(self, state: PartitionState, source: Source) -> PartitionProgress:
         """R14's line for one partition. The end that was seen: where the log ended when it was met, else what

@@ -4,6 +4,7 @@ stuck."""
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError
@@ -23,9 +24,11 @@ from keytide.log_history import LogHistory, PartitionHistory
 from keytide.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
 from keytide.settings import load_settings
 from keytide.timestamp import Place, Timestamp
+from projector import report
 from projector.core import SourceBatch
 from projector.events import Assigned, Checked, CommitDone, Key, Located, Polled, Reached, Refused
 from projector.membership import Membership
+from projector.partition import PartitionState
 from projector.pipeline import Columns, Limits, Pipeline, batches_of
 from projector.places import (
     Committed,
@@ -37,6 +40,7 @@ from projector.places import (
     take_over,
 )
 from projector.sender import Sender
+from projector.source import Source
 
 KEY = Key("orders", 1)
 
@@ -373,6 +377,31 @@ class TestSender:
             sender._delivered(0, poll, "a-1", 0, 1, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), None)
             found = sender.stuck(alive_at=now[0])
         assert set(found) == {"a-1"}
+
+
+class _Marks:
+    """Stands in for the group's member: what the last fetch saw."""
+
+    def high_watermark(self, key: Key) -> int:
+        return 9
+
+
+def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Else a scan with `max_staleness_ms` would be answered from the timestamp that was gone back to.
+    settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
+    monkeypatch.setattr(report, "producer", lambda *_, **__: None)
+    reporter, marks = report.Reporter(settings, "p1", lambda: 0.0), cast(Source, _Marks())
+    before = PartitionState(KEY, "RUNNING", 1, 9, 9, 9)
+    reporter._forget({KEY: before})
+    reporter.met_end(KEY, 9)
+    assert reporter._line(before, marks).fresh_at > 0
+    after = PartitionState(KEY, "RUNNING", 1, 5, 5, 5, incarnation=1)
+    reporter._forget({KEY: after})
+    assert reporter._line(after, marks).fresh_at == 0
+    after.position = after.acked = 9
+    assert reporter._line(after, marks).fresh_at > 0
 
 
 class _Source:
