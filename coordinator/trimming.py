@@ -13,6 +13,9 @@ the retention goes, and when the node comes back its slices say that they are LO
 
 What a node said of an index that has been built again since means nothing for the new queue. So nothing is
 deleted until an index has been READY for `SETTLING_MS`, and then only words count that are younger than that.
+
+Silence counts only while the leader itself was awake: who was stopped for a day, or had the clock set, has
+heard nobody for a day.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from coordinator.stream import Limits
 from keytide.catalog import IndexRecord
 
 SETTLING_MS = 10_000
+ASLEEP_MS = 10_000
+"""A leader whose ticks are further apart was asleep, or its clock was set."""
 TOLD_MS = 600_000
 """Between lines about it in the events."""
 
@@ -45,7 +50,8 @@ class Trimmer:
         self._book = builds.book
         self._core = core
         self._limits = limits
-        self._began_at = 0
+        self._awake_since = 0
+        self._ticked_at = 0
         self._trimmed_at = 0
         self._ready_since: dict[tuple[str, int], int] = {}
         self._reached: dict[tuple[str, int], int] = {}
@@ -55,7 +61,9 @@ class Trimmer:
 
     def tick(self, now: int) -> list[Instruction]:
         """Order what is due."""
-        self._began_at = self._began_at or now
+        if not 0 <= now - self._ticked_at <= ASLEEP_MS:
+            self._awake_since = now
+        self._ticked_at = now
         if self._under_way or now - self._trimmed_at < self._limits.trim_interval_ms:
             return []
         self._trimmed_at = now
@@ -64,6 +72,10 @@ class Trimmer:
             for index in self._book.dictionary.catalog.indexes()
             if index.state == "READY"
         }
+        made_anew = {
+            self._book.dictionary.topics.mutations(id_) for id_, _ in ready.keys() - self._ready_since
+        }
+        self._reached = {key: low for key, low in self._reached.items() if key[0] not in made_anew}
         self._ready_since = {key: self._ready_since.get(key, now) for key in ready}
         limits: list[QueueLimit] = []
         for key, index in ready.items():
@@ -111,8 +123,8 @@ class Trimmer:
     def _silent(self, node: str, now: int) -> bool:
         """Whether a node has been silent for longer than queues are kept."""
         known = self._core.nodes.by_id.get(node)
-        heard = known.heard_at if known else self._began_at
-        return now - heard > self._limits.queue_retention_ms
+        heard = known.heard_at if known else 0
+        return now - max(heard, self._awake_since) > self._limits.queue_retention_ms
 
     def trimmed(self, event: QueuesTrimmed) -> list[Instruction]:
         """What became of it."""

@@ -53,6 +53,15 @@ def done(world: World, reached: dict[int, int], removed: int = 0) -> None:
     world.handle(QueuesTrimmed(lows, removed, (), world.now))
 
 
+def awake(world: World, ms: int) -> None:
+    """Time passes in which the leader ticks; an order is under way meanwhile, so that there is no other."""
+    trimmer, end = world.leader.trimmer, world.now + ms
+    before, trimmer._under_way = trimmer._under_way, True
+    while world.now < end:
+        world.tick(min(10_000, end - world.now))
+    trimmer._under_way = before
+
+
 def test_what_lies_below_the_horizon_goes() -> None:
     world = serving()
     beat(world, {0: 70, 1: 0, 2: 90})
@@ -118,10 +127,10 @@ def test_a_node_that_is_silent_for_too_long_counts_no_more() -> None:
     assert trims(world.tick(1_000)) == {0: (70, 0), 1: (10, 0), 2: (90, 0)}
     done(world, {0: 70, 1: 10, 2: 90})
     for _ in range(6):
-        world.now += HOUR // 6 - 100_000
+        awake(world, HOUR // 6 - 100_000)
         beat(world, {0: 70, 2: 90}, ("n1",))
         assert trims(world.tick(1_000)) == {}  # its last word counts
-    world.now += HOUR // 4
+    awake(world, HOUR // 4)
     beat(world, {0: 70, 2: 90}, ("n1",))
     assert trims(world.tick(1_000)) == {1: (-1, world.now - HOUR)}
     expired = QueuesTrimmed({(MUTATIONS, 1): 60}, 50, ((MUTATIONS, 1),), world.now)
@@ -134,7 +143,7 @@ def test_by_age_too_nothing_goes_while_another_replica_cannot_say() -> None:
     index = world.leader.dictionary.index_named("by_city")
     world.leader.dictionary.put(replace(index, placement=[["n1"], ["n2", "n1"], ["n1"]]))
     world.tick(1_000)
-    world.now += HOUR + 20_000
+    awake(world, HOUR + 20_000)
     beat(world, {0: 70, 2: 90}, ("n1",))
     assert 1 not in trims(world.tick(1_000))
     done(world, {0: 70, 2: 90})
@@ -148,9 +157,36 @@ def test_a_node_that_this_leader_never_heard_is_given_as_long() -> None:
     beat(world, {0: 1, 2: 1}, ("n1",))
     assert 1 not in trims(world.tick(1_000))
     done(world, {})
-    world.now += HOUR
+    awake(world, HOUR)
     beat(world, {0: 1, 2: 1}, ("n1",))
     assert trims(world.tick(1_000))[1] == (-1, world.now - HOUR)
+
+
+def test_a_leader_that_was_asleep_has_heard_nobody() -> None:
+    # A machine that was suspended for a day, a clock that was set: the nodes are all there.
+    world = serving()
+    beat(world, {0: 70, 1: 10, 2: 90})
+    assert trims(world.tick(1_000)) == {0: (70, 0), 1: (10, 0), 2: (90, 0)}
+    done(world, {0: 70, 1: 10, 2: 90})
+    world.now += 30 * HOUR
+    assert trims(world.tick(1_000)) == {}
+    awake(world, HOUR - 20_000)
+    assert trims(world.tick(1_000)) == {}
+    awake(world, 40_000)
+    assert trims(world.tick(1_000))[1] == (-1, world.now - HOUR)
+
+
+def test_a_queue_that_was_made_anew_is_trimmed_from_its_beginning() -> None:
+    world = serving()
+    beat(world, {0: 70, 1: 80, 2: 90})
+    assert trims(world.tick(1_000)) == {0: (70, 0), 1: (80, 0), 2: (90, 0)}
+    done(world, {0: 70, 1: 80, 2: 90})
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, version=index.version + 1))  # it was built again
+    world.tick(1_000)
+    awake(world, 11_000)
+    beat(world, {0: 7, 1: 8, 2: 9})
+    assert trims(world.tick(1_000)) == {0: (7, 0), 1: (8, 0), 2: (9, 0)}
 
 
 def test_what_a_rebuild_goes_on_from_stays() -> None:
