@@ -188,7 +188,7 @@ class LocalCluster:
         child = self.services[name]
         port = self.ports.get(name)
         if port is None:
-            child.wait_until(lambda: "ready" in child.tail(200), limit, "was ready")
+            child.wait_until(lambda: child.said("ready"), limit, "was ready")
         else:
             child.wait_until(lambda: _answers(port), limit, f"answered on port {port}")
 

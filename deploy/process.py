@@ -172,6 +172,15 @@ class Child:
             return ""
         return "\n".join(text.splitlines()[-lines:])
 
+    def said(self, words: str) -> bool:
+        """Whether it wrote these words in its present (or last) run, however much it has written since."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._log_start)
+                return words.encode() in file.read()
+        except OSError:
+            return False
+
     def wait_until(self, condition: Callable[[], bool], limit: float, what: str) -> None:
         """Wait until `condition` holds.
 

@@ -92,7 +92,7 @@ def test_a_coordinator_that_was_replaced_while_it_stood_still(scene: Scene, clus
     with Child("coordinator-2", command, log=log, env=environment) as second:
         held = psutil.Process(child.pid)
         with stopped([held]):
-            second.wait_until(lambda: "ready" in second.tail(200), 60, "leads")
+            second.wait_until(lambda: second.said("ready http"), 60, "leads")
             scene.run.pause(STALL_S)
             fresh_again(scene.run, "while the first coordinator stands still")
             scene.right()

@@ -53,6 +53,19 @@ def test_it_starts_writes_to_its_log_and_ends_on_demand(tmp_path: Path) -> None:
     assert child.terminate() == -signal.SIGTERM
 
 
+def test_what_it_said_is_found_behind_whatever_it_wrote_since_and_not_of_an_earlier_run(
+    tmp_path: Path,
+) -> None:
+    child = python(tmp_path, "print('once'); print('more\\n' * 5_000)")
+    assert not child.said("once")
+    child.start().wait(20)
+    assert child.said("once")
+    assert "once" not in child.tail(200)
+    child.argv[-1] = "print('again')"
+    child.start().wait(20)
+    assert (child.said("once"), child.said("again")) == (False, True)
+
+
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="cannot be started"):
         Child("nothing", [tmp_path / "no-such-program"], log=tmp_path / "log").start()
