@@ -36,7 +36,7 @@ def begin_unsettled(builds: Builds, rollback: RollbackRecord, now: int) -> list[
             f"(snapshot {rollback.number})"
         )
         out.append(Note("warning", "index-begins-again", index.name, text))
-    again = [index for one in found if (index := catalog.index(one.id)) is not None]
+    again = [record for index in found if (record := catalog.index(index.id)) is not None]
     if again:
         builds.request(again, 0, now)
     return out
