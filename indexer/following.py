@@ -253,7 +253,9 @@ class Following:
         return self._apply(target, UNNUMBERED)
 
     def _full(self) -> bool:
-        return self.queue.documents >= self.limits.documents or self.queue.bytes >= self.limits.bytes
+        """(What contradicts a timestamp is settled by what lies further on: then it reads on.)"""
+        full = self.queue.documents >= self.limits.documents or self.queue.bytes >= self.limits.bytes
+        return full and not self._stamps.contradicted(self.queue)
 
     def _apply(self, target: Timestamp, number: int) -> Apply:
         """Take everything below `target` out of the queue; the state after the commit is exactly there."""

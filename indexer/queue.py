@@ -99,21 +99,34 @@ class HeldQueue:
     def covers(self, timestamp: Timestamp) -> bool:
         """Whether everything below `timestamp` has been heard, and is of its branch."""
         return all(
-            self.heard(p) >= place.offset and not self._replaced(p, place)
+            self.heard(p) >= place.offset and not self._lost(p, place)
             for p, place in timestamp.places.items()
         )
 
-    def _replaced(self, partition: int, place: Place) -> bool:
-        """Whether what is held below `place` is of a later leader than what it was made of: an election has
-        lost that, and a rollback is to come."""
+    def contradicts(self, timestamp: Timestamp) -> bool:
+        """Whether what is held below `timestamp` is of another branch than it: an election has lost the one
+        or the other. It is settled by what the queue brings next, or by a rollback."""
+        return any(self._lost(p, place) for p, place in timestamp.places.items())
+
+    def _lost(self, partition: int, place: Place) -> bool:
+        """Whether a document is held below `place` of a later leader than the place's, or the last one of an
+        earlier leader."""
         lane = self._lanes.get(partition)
-        if lane is None or not 0 <= place.epoch < lane.heard.epoch:
+        if lane is None or place.epoch < 0 or not lane.pieces:
             return False
-        return any(
-            piece.segment.epoch > place.epoch
-            and _first_document(piece.segment, piece.start, min(piece.end, place.offset)) is not None
-            for piece in lane.pieces
-        )
+        if lane.pieces[0].segment.epoch == place.epoch == lane.pieces[-1].segment.epoch:
+            return False
+        for piece in lane.pieces:
+            end = min(piece.end, place.offset)
+            if piece.segment.epoch > place.epoch:
+                start = piece.start
+            elif 0 <= piece.segment.epoch < place.epoch:
+                start = max(piece.start, place.offset - 1)
+            else:
+                continue
+            if _first_document(piece.segment, start, end) is not None:
+                return True
+        return False
 
     def hear(self, segment: Segment, position: int, limit: Place | None = None) -> Hearing:
         """Take in one segment of the message at queue offset `position`.

@@ -64,6 +64,10 @@ class PendingStamps:
             return None
         return max(heard, key=lambda one: (rank(one.number), one.number))
 
+    def contradicted(self, queue: HeldQueue) -> bool:
+        """Whether one of them is of another branch than what is held."""
+        return any(queue.contradicts(one.timestamp) for one in self._pending)
+
     def make_room(self, position: Timestamp, queue: HeldQueue) -> Timestamp | None:
         """Up to where a full slice should apply what it holds (R4), None when no timestamp reaches past
         `position`.
@@ -74,7 +78,7 @@ class PendingStamps:
         furthest: Timestamp | None = None
         for one in self._pending:
             target = queue.reachable(one.timestamp)
-            if position.covers(target):
+            if position.covers(target) or queue.contradicts(one.timestamp):
                 continue
             furthest = target
             if queue.bytes_below(target) * 4 >= queue.bytes:

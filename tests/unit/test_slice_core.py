@@ -727,6 +727,15 @@ def test_a_timestamp_of_what_an_election_has_lost_is_not_committed() -> None:
     assert commits(decide(core)) == [(2, {0: 1}, [(0, 1)])]
 
 
+def test_a_timestamp_of_what_replaced_the_held_waits_for_it() -> None:
+    core = live(documents=2)
+    hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(3, 1)}, TOPIC_ID), 0, 0)))
+    assert decide(core) == []  # it is full, and reads on all the same
+    hear(core, 1, segment(0, 2, 3, versions(2, 3), epoch=1))
+    assert commits(decide(core)) == [(1, {0: 3}, [(0, 2), (2, 3)])]
+
+
 def test_an_election_that_lost_nothing_takes_nothing_back() -> None:
     core = live()
     hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
