@@ -177,11 +177,15 @@ class Membership:
                     record.incarnation,
                     record.topic_id,
                 )
-        changed = [view for name, view in sorted(views.items()) if self._views.get(name) != view]
-        self._views = views
+        old, self._views = self._views, views
+        changed = [view for name, view in sorted(views.items()) if old.get(name) != view]
         for view in changed:
             log.info("keyspace %s: version %d, indexes emit from %d, incarnation %d, topic %s", *view)
             self.handle(view)
+        if any(view.topic_id != old[view.keyspace].topic_id for view in changed if view.keyspace in old):
+            # librdkafka goes by the leader epochs of the topic that is gone: it may not read the new one's
+            # partitions, whose epochs are smaller, for as long as it lives.
+            self.rejoin()
         self.source.subscribe(sorted(views))
 
     # --- work between reads
