@@ -253,7 +253,7 @@ class Tracker:
         state = self.partitions.get(event.key)
         if state is None or state.phase != "LOCATING":
             return []
-        if event.offset >= state.position:
+        if event.offset >= state.position or state.committed < 0:  # (a place that was never committed)
             state.at(event.offset, event.epoch)
         return self._commit_activation(state)
 

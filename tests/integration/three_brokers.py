@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -210,7 +210,7 @@ class ThreeBrokers:
     def in_sync(self, topic: str, partition: int) -> set[int]:
         return set(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].isrs)
 
-    def write(self, topic: str, partition: int, records: list[tuple[str, bytes | None]]) -> None:
+    def write(self, topic: str, partition: int, records: Iterable[tuple[str, bytes | None]]) -> None:
         """Write records that all replicas which are in sync acknowledge."""
         producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "log_level": 0})
         errors: list[object] = []
