@@ -75,6 +75,10 @@ def examine(settings: Settings, job: ExamineHistory) -> HistoryExamined:
             job.keyspace, log_now.history.topic_id, 0, -1, Timestamp(), {}, "the topic changes", now_ms()
         )
 
+    named = [*(stamp.places for _, stamp in job.stamps), job.stood]
+    if any(log_now.history.stale(p, place.epoch) for places in named for p, place in places.items()):
+        raise KafkaUnavailableError(f"a leader of {job.keyspace} that was replaced still answers")
+
     def candidates() -> Iterator[tuple[int, Timestamp]]:
         yield from job.stamps
         oldest = job.stamps[-1][0] if job.stamps else None

@@ -82,6 +82,12 @@ class LogHistory:
         """As `PartitionHistory.parting`; a partition that the topic has not is an empty log."""
         return self.partitions.get(partition, PartitionHistory(0, 0)).parting(place)
 
+    def stale(self, partition: int, epoch: int) -> bool:
+        """Whether the leader that answered is older than one that was heard of: it was replaced, does not
+        know it yet, and its log says nothing. (In one topic, epochs never go back.)"""
+        known = self.partitions.get(partition)
+        return known is not None and 0 <= known.leader_epoch < epoch
+
     def diverging(self, places: Mapping[int, Place]) -> dict[int, Place]:
         """The partitions whose place is no longer on the log, with where the histories part."""
         found = {partition: self.parting(partition, place) for partition, place in sorted(places.items())}

@@ -123,7 +123,7 @@ class LookUps:
             history, parted = judge(self._settings, topic, places)
             for p, begin in begins.items():
                 same_topic = begin.topic_id in ("", history.topic_id)
-                if not (same_topic and stale(history, p, places[p].epoch)):
+                if not (same_topic and history.stale(p, places[p].epoch)):
                     self._taken(Key(topic, p), begin, history, parted.get(p))
         if self._rolled_back and not self._rolled_back & self._to_take:
             self._rolled_back.clear()
@@ -162,7 +162,7 @@ class LookUps:
             history, parted = judge(self._settings, topic, places)
             for p, state in some.items():
                 heard_of = max(state.position_epoch, state.doubted_epoch, state.checked_epoch)
-                if not history.topic_id or stale(history, p, heard_of):
+                if not history.topic_id or history.stale(p, heard_of):
                     continue
                 self._to_check.discard(state.key)
                 event = check(
@@ -222,9 +222,3 @@ def judge(settings: Settings, topic: str, places: Mapping[int, Place]) -> tuple[
     }
     history = log_history(settings, topic, LOOKUP_TIMEOUT_S, down_to=epochs, partitions=places)
     return history, partings(settings, topic, history, places, deadline - time.monotonic())
-
-
-def stale(history: LogHistory, partition: int, epoch: int) -> bool:
-    """Whether the leader that answered is older than one that was heard of."""
-    known = history.partitions.get(partition)
-    return known is not None and 0 <= known.leader_epoch < epoch
