@@ -413,6 +413,8 @@ class _Source:
 
     def subscribe(self, topics: list[str]) -> None: ...
 
+    def close(self) -> None: ...
+
     def committed(self, keys: list[Key], timeout: float) -> dict[Key, Committed]:
         return {key: self.commits.get(key, Committed(None, -1, "")) for key in keys}
 
