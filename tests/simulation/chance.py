@@ -53,9 +53,10 @@ WEATHER: tuple[str, ...] = (
     "disk-full",
 )
 """Faults that strike whatever goes on."""
-FAULTS: tuple[str, ...] = (*STRIKES, *WEATHER)
-ALL_FAULTS: tuple[str, ...] = (*FAULTS, *LOSSES)
+FAULTS: tuple[str, ...] = (*STRIKES, *LOSSES, *WEATHER)
 STEPS = 240
+FEW = 3
+"""Where so few faults may strike they strike often."""
 REGULAR = 40
 """Longest time between two steps, ms."""
 
@@ -123,6 +124,8 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
     if losses & set(faults):
         faults = [one for one in faults if one not in without]
     strikes = {name: weight for name, weight in (*STRIKES.items(), *LOSSES.items()) if name in faults}
+    if len(faults) <= FEW:
+        strikes = {name: 4 * weight for name, weight in strikes.items()}
     weights = {**ACTIONS, **strikes}
     steps = chance.choices(list(weights), list(weights.values()), k=chance.randint(STEPS // 2, STEPS))
     return Plan(
@@ -130,6 +133,6 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         frozenset(faults),
         tuple((step, chance.getrandbits(63)) for step in steps),
         real_pipeline=seed % 8 == 5,
-        replicas=seed % 8 == 3,
+        replicas=seed % 8 == 3 and not {"damage", "disk-loss"} & set(faults),
         restart_at_end=seed % 4 == 1,
     )

@@ -166,7 +166,7 @@ class SimCoordinator:
                     self.world.note("event", instruction.kind, instruction.subject, instruction.text)
                     self.world.seen[instruction.kind] += 1
                 case StopDriver(build):
-                    self.world.stop_driver(build)
+                    self.world.stop_driver(build, self.term)
                     self._lane.append(instruction)
                 case _:
                     self._lane.append(instruction)
@@ -228,7 +228,7 @@ class SimCoordinator:
                 if index:
                     self._inbox.append(TopicsDeleted(index, now))
             case StopDriver(build):
-                world.stop_driver(build)
+                world.stop_driver(build, self.term)
             case StartDriver(build, delay):
                 world.clock.after(delay, lambda: self._start(build))
             case RemoveBuildFolder(build):
@@ -275,4 +275,4 @@ class SimCoordinator:
 
     def _start(self, build: str) -> None:
         if self.alive:
-            self.world.start_driver(build)
+            self.world.start_driver(build, self)

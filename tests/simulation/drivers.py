@@ -47,10 +47,11 @@ class Checkpoint:
 
 
 class SimDriver:
-    """One start of the driver of one build."""
+    """One start of the driver of one build, by the coordinator of a term."""
 
-    def __init__(self, world: World, build: str, checkpoint: Checkpoint) -> None:
+    def __init__(self, world: World, build: str, checkpoint: Checkpoint, term: int) -> None:
         self.world = world
+        self.term = term
         self.build = build
         self.checkpoint = checkpoint
         checkpoint.runs += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator import backfilling, core, finishing, leader
+from coordinator import backfilling, core, leader
 from coordinator.dictionary import Dictionary
 from coordinator.holdings import Holdings
 from indexer import following, slices
@@ -246,15 +246,16 @@ def do_not_wait_for_the_version(patches: Patches) -> None:
     _assigned = patches.put(Tracker, "_assigned", assigned)
 
 
-@mutant("R13", "an activation is told before its commit is known", faults=("projector-crash", "rebalance"))
-def activate_without_commit(patches: Patches) -> None:
-    def commit(self: Tracker, state: Any) -> list[Any]:
-        version = self._view(state.key).version
-        state.version, state.activated_at = version, max(state.position, 0)
-        state.position = state.acked = state.activated_at
-        return self._settle(state)
+@mutant("R13", "an activation is told to begin below where it begins")
+def begin_later_than_told(patches: Patches) -> None:
+    def committed(self: Tracker, event: Any) -> Any:
+        out = _committed(self, event)
+        state = self.partitions.get(event.key)
+        if state is not None and state.version == event.version and state.activated_at == event.offset:
+            state.activated_at = max(0, event.offset - 2)
+        return out
 
-    patches.put(Tracker, "_commit_activation", commit)
+    _committed = patches.put(Tracker, "_committed", committed)
 
 
 @mutant("R14", "nothing is told while nothing changes")
@@ -385,31 +386,12 @@ def hand_over_early(patches: Patches) -> None:
     _passed = patches.put(drivers, "passed", passed)
 
 
-@mutant(
-    "R25",
-    "an index is READY before the source's end after the last micro-batch",
-    faults=("compaction", "late-control"),
-)
-def ready_early(patches: Patches) -> None:
-    def source_ends(self: Any, event: Any) -> Any:
-        facts = event.facts
-        record = self._book.find(event.build, "BACKFILL")
-        if record is not None:
-            reached = record.backfill_timestamp.offsets()
-            event = _replaced(event, facts=_replaced(facts, stable=reached))
-        return _source_ends(self, event)
-
-    from dataclasses import replace as _replaced
-
-    _source_ends = patches.put(finishing.Finishing, "source_ends", source_ends)
-
-
 # --- published numbers and scans ----------------------------------------------------------------------------
 
 
 @mutant("Published, publish the maximum instead of the minimum", "a number counts when one slice holds it")
 def publish_the_maximum(patches: Patches) -> None:
-    def holds(self: Holdings, index: str, count: int, number: int) -> bool:
+    def holds(self: Holdings, index: str, count: int, number: int, out: int = 0) -> bool:
         return self._masks.get(index, {}).get(number, 0) > 0
 
     patches.put(Holdings, "holds", holds)

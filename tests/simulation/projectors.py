@@ -22,7 +22,6 @@ from projector.places import (
     take_over,
 )
 from projector.report import awaited_by_a_build
-from projector.service import _of_another_leader
 from projector.tracker import Tracker
 from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.packing import segments_of
@@ -65,6 +64,7 @@ class Life:
     generations: dict[int, int] = field(default_factory=dict)
     fresh_at: dict[int, int] = field(default_factory=dict)
     waiting: dict[str, Waiting] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
     emitting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     told: list[tuple[int, int]] = field(default_factory=list)
     polls: int = 0
@@ -87,7 +87,9 @@ class SimProjector:
     def _born(self) -> Life:
         self._lives += 1
         sender = f"{self.name}.{self._lives}"
-        return Life(sender, Reader(self.world.kafka), Pipeline(sender, Limits(_PART_BYTES, _PART_BYTES)))
+        reader = Reader(self.world.kafka)
+        reader.read()
+        return Life(sender, reader, Pipeline(sender, Limits(_PART_BYTES, _PART_BYTES)))
 
     def crash(self) -> None:
         """Die with sends under way, and start again at once."""
@@ -148,6 +150,7 @@ class SimProjector:
             for id_, old in life.emitting.items():
                 if emitting.get(id_) != old:
                     life.pipeline.resume(id_)
+                    life.refused.pop(id_, None)
             life.emitting = emitting
             sent = life.pipeline.emitting(catalog, KEYSPACE, record.version)
             smallest = min((index.version for index in sent), default=0)
@@ -210,7 +213,9 @@ class SimProjector:
 
     def _strange(self, state: PartitionState, columns: list[Columns], log: Log) -> bool:
         """Whether the log is of another leader than the one that was looked at (R15), or too short."""
-        strange = _of_another_leader(columns, state)
+        known, below = state.checked_epoch, state.position_epoch
+        epochs = [run.epoch for run in columns]
+        strange = next((epoch for epoch in epochs if epoch > known >= 0 or 0 <= epoch < below), None)
         if state.position > log.end:
             strange = -1
         if strange is not None:
@@ -345,7 +350,17 @@ class SimProjector:
 
     def _refused(self, life: Life, index: str, poll: int) -> None:
         """A topic is not there: an error, unless the index was dropped; that counts as acknowledged (R18)."""
-        self.handle(life, events.Delivered(poll) if index not in life.emitting else events.SendFailed(poll))
+        now = self.world.clock.now
+        if index in life.emitting and now - life.refused.setdefault(index, now) > QUEUE_LIMIT_MS:
+            self._leave_behind(life, index)
+        gone = index not in life.emitting or index in life.pipeline.suspended
+        self.handle(life, events.Delivered(poll) if gone else events.SendFailed(poll))
+
+    def _leave_behind(self, life: Life, index: str) -> None:
+        """R18."""
+        life.refused.pop(index, None)
+        life.pipeline.suspend(index)
+        self.world.seen["suspended"] += 1
 
     def _look_after_waiting(self, life: Life) -> None:
         """Queues that take nothing: send when they do again, or leave their index behind (R18)."""
@@ -353,8 +368,7 @@ class SimProjector:
         for index, waiting in list(life.waiting.items()):
             gone = index not in life.emitting
             if not gone and now - waiting.since > QUEUE_LIMIT_MS:
-                life.pipeline.suspend(index)
-                world.seen["suspended"] += 1
+                self._leave_behind(life, index)
                 gone = True
             if gone:
                 del life.waiting[index]

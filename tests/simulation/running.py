@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.simulation.chance import FAULTS as ALL_FAULTS
-from tests.simulation.chance import Plan, plan
+from tests.simulation.chance import FAULTS, Plan, plan
 from tests.simulation.killers import KILLERS
 from tests.simulation.planting import Mutant, planted
 from tests.simulation.shrink import kind, shrink
@@ -38,6 +37,11 @@ class Tally:
         self.commits += world.checkers.commits
         self.scans += world.checkers.scans
         self.seen += world.seen
+
+    def faults(self) -> dict[str, int]:
+        """How often faults struck, by kind."""
+        names = (*FAULTS, "gaps", "rewound", "full disk", "fenced", "rolled-back", "slices-rebuilt")
+        return {name: self.seen[name] for name in names if self.seen[name]}
 
     def plus(self, other: Tally) -> None:
         self.histories += other.histories
@@ -114,15 +118,19 @@ def plan_for(mutant: Mutant, seed: int) -> Plan:
     if mutant.faults and seed % 3 == 0:
         one = plan(seed, mutant.faults)
     else:
-        one = plan(seed, ALL_FAULTS if seed % 3 == 1 else None)
+        one = plan(seed, FAULTS if seed % 3 == 1 else None)
         one = one._replace(faults=one.faults | set(mutant.faults))
     return one._replace(real_pipeline=True) if mutant.pipeline else one
 
 
 def killer(mutant: Mutant, budget: int) -> tuple[int, str] | None:
-    """The first seed that sees a mutant, and what it sees; None when none of the budget does."""
-    with planted(mutant):
-        for one in plans_for(mutant, budget):
-            if found := failure(one):
-                return one.seed, found
+    """The first seed that sees a mutant, and what it sees; None when none of the budget does. (Its plan must
+    be one that is well without the mutant.)"""
+    for one in plans_for(mutant, budget):
+        with planted(mutant):
+            found = failure(one)
+        if found == "TypeError":
+            raise TypeError(f"{mutant.name} does not fit the code any more")
+        if found and not failure(one):
+            return one.seed, found
     return None

@@ -215,8 +215,8 @@ class Source:
 
     def write(self, chance: Chance, now: int) -> Version:
         """A producer writes: an insert, update, move, delete, or something that cannot be indexed."""
-        if chance.below(12) == 0:
-            log = chance.pick(self.logs)
+        log = chance.pick(self.logs)
+        if chance.below(12) == 0 and log.end:
             log.append(make_version(log, b"", None, now, self.written))
             self.written += 1
             return log.records[-1]
@@ -238,10 +238,10 @@ class Source:
         if superseded:
             log.alive.discard(chance.pick(superseded))
 
-    def truncate(self, chance: Chance) -> int | None:
+    def truncate(self, chance: Chance, among: set[int]) -> int | None:
         """An unclean election: the last few records of a partition are gone."""
         log = chance.pick(self.logs)
-        if log.end < 2:
+        if log.end < 2 or log.partition not in among:
             return None
         cut = max(0, log.end - 1 - chance.below(5))
         self.lost.append(log)
@@ -291,8 +291,24 @@ class Source:
 
     def branches(self, topic_id: str, partition: int, place: Place) -> list[Log]:
         """The logs that `place` may lie on: one, if its epoch is known."""
-        logs = [self.logs[partition], *(log for log in reversed(self.lost) if log.partition == partition)]
-        return [log for log in logs if (not topic_id or log.topic_id == topic_id) and log.has(place)]
+        now = self.logs[partition]
+        logs = [now, *(log for log in reversed(self.lost) if log.partition == partition)]
+        return [
+            log
+            for log in logs
+            if (not topic_id or log.topic_id == topic_id)
+            and (log.has(place) or (log is not now and self._ran_on(log, place)))
+        ]
+
+    def _ran_on(self, log: Log, place: Place) -> bool:
+        """Whether `place` is the end of a lost log for a reader that has passed markers of the new one since,
+        and cannot know it."""
+        now = self.logs[log.partition]
+        return (
+            log.end < place.offset <= now.end
+            and log.has(Place(log.end, place.epoch))
+            and not now.read(log.end, place.offset)
+        )
 
 
 def make_version(log: Log, docid: bytes, document: bytes | None, now: int, number: int) -> Version:

@@ -10,6 +10,7 @@ from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
 from keytide.messages import encode
 from projector.events import Key
 from projector.pipeline import Limits, Pipeline, batches_of
+from tests.simulation import mutants_rollback  # noqa: F401 - adds its own
 from tests.simulation.chance import Chance, Plan, plan
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.packing import segments_of

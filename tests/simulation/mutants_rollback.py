@@ -1,0 +1,171 @@
+"""Planted faults in rollback, rebuilds and trimming: R15, R28, R30 to R34, and what the model of
+rollback names. Importing this adds them to `mutants.MUTANTS`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator import rebuilding, rollback, trimming
+from coordinator.builds import Builds
+from coordinator.core import StabilityCore
+from coordinator.finishing import Finishing
+from indexer import stepping
+from indexer.core import SliceCore
+from indexer.following import Following
+from indexer.queue import HeldQueue
+from indexer.scan import agree
+from indexer.snapshots import SnapshotRing
+from indexer.store import memory
+from keytide.history import History
+from keytide.timestamp import Place, Timestamp
+from projector.places import Beginning, decode_metadata
+from projector.tracker import Tracker
+from tests.simulation import projectors
+from tests.simulation.mutants import mutant
+from tests.simulation.planting import Patches
+
+LOST = ("truncate",)
+ANEW = ("recreate",)
+
+
+@mutant("R15", "nobody looks whether what was read is still on the log", faults=LOST)
+def trust_the_log(patches: Patches) -> None:
+    def take_over(key: Any, begin: Any, history: Any, parting: Any, catalog: Any) -> Any:
+        return _take_over(key, begin, history, None, catalog)
+
+    _take_over = patches.put(projectors, "take_over", take_over)
+    patches.put(projectors.SimProjector, "_strange", lambda self, state, columns, log: False)
+    patches.put(rollback.Rollbacks, "_sampled", lambda self, facts, now: [])
+    patches.put(rollback.Rollbacks, "_reported", lambda self, message, now: [])
+
+
+@mutant("R28", "builds go on over a rollback", faults=LOST)
+def keep_builds(patches: Patches) -> None:
+    patches.put(Builds, "rolled_back", lambda self, *_: [])
+
+
+@mutant("R30, branch, ignore the branch", "what was sent before a rollback counts in full", faults=LOST)
+def ignore_the_branch(patches: Patches) -> None:
+    patches.put(Following, "_limit", lambda self, incarnation: None)
+
+
+@mutant("R30, an election's loss that nobody tells", "what is held of a lost branch stays", faults=LOST)
+def keep_what_is_lost(patches: Patches) -> None:
+    patches.put(HeldQueue, "_settle", lambda self, segment, end: None)
+
+
+@mutant("R31, void", "numbers past the rollback stay", faults=LOST)
+def keep_void_numbers(patches: Patches) -> None:
+    patches.put(History, "number_holds", lambda self, number, incarnation: True)
+
+
+@mutant("R31, commitreset", "projectors go on from their commits", faults=LOST)
+def keep_commits(patches: Patches) -> None:
+    def beginning(key: Any, commit: Any, catalog: Any) -> Any:
+        begin = _beginning(key, commit, catalog)
+        if not begin.cut or commit.offset is None:
+            return begin
+        said = decode_metadata(commit.metadata)
+        record = catalog.keyspace(key.keyspace)
+        place = Place(commit.offset, -1)
+        return Beginning(place, 0, said.v, record.topic_id, record.incarnation)
+
+    _beginning = patches.put(projectors, "beginning", beginning)
+
+
+@mutant("R31, progreset", "progress of before the rollback counts after it", faults=LOST)
+def keep_progress(patches: Patches) -> None:
+    from coordinator.progress import Progresses
+
+    def begin(self: Progresses, timestamp: Timestamp, before: Progresses | None) -> None:
+        _begin(self, timestamp.merge_max(before.timestamp()) if before else timestamp, before)
+
+    _begin = patches.put(Progresses, "begin", begin)
+
+
+@mutant("R31", "a keyspace's partitions are not taken over again", faults=LOST)
+def do_not_take_over(patches: Patches) -> None:
+    def changed(self: Tracker, event: Any) -> Any:
+        old = self._views.get(event.keyspace)
+        if old is not None:
+            event = event._replace(incarnation=old.incarnation, topic_id=old.topic_id)
+        return _changed(self, event)
+
+    _changed = patches.put(Tracker, "_changed", changed)
+
+
+@mutant("R31, T_k", "the rollback goes to the newest timestamp, on the log or not", faults=LOST)
+def roll_back_to_the_newest(patches: Patches) -> None:
+    from tests.simulation import coordinators
+
+    def newest(stamps: Any, stood: Any, ask: Any) -> Any:
+        found = _newest(stamps, stood, ask)
+        first = next(iter(stamps), None)
+        return found if first is None else found._replace(number=first[0], timestamp=first[1])
+
+    _newest = patches.put(coordinators, "newest_on_log", newest)
+
+
+@mutant("R32", "scans answer from snapshots that a rollback has voided", faults=LOST)
+def answer_from_void(patches: Patches) -> None:
+    patches.put(SnapshotRing, "roll_back", lambda self, history: None)
+    patches.put(agree, "check_history", lambda seen, history: None)
+    patches.put(History, "number_holds", lambda self, number, incarnation: True)
+
+
+@mutant("R33", "a store is not taken back", faults=LOST)
+def do_not_step_back(patches: Patches) -> None:
+    patches.put(memory.MemorySliceStore, "step_back", lambda self, holds: True)
+    patches.put(SliceCore, "_holds", lambda self, applied: True)
+
+
+@mutant("R33", "a store that cannot step back far enough is kept as it is", faults=LOST)
+def keep_what_cannot_step_back(patches: Patches) -> None:
+    def step_back(store: Any, ring: Any, history: Any, begin_anew: Any) -> Any:
+        kept, outcome = _step_back(store, ring, history, begin_anew)
+        if isinstance(outcome, stepping.DataLost):
+            outcome = stepping.SteppedBack(kept.applied, -1)
+        return kept, outcome
+
+    from indexer import slices
+
+    _step_back = patches.put(slices, "step_back", step_back)
+    patches.put(SliceCore, "_holds", lambda self, applied: True)
+
+
+@mutant("R33", "the store of a topic made anew is kept", faults=ANEW)
+def keep_the_old_topic(patches: Patches) -> None:
+    patches.put(History, "begins_anew", lambda self, incarnation: False)
+    patches.put(History, "holds", lambda self, timestamp, incarnation: True)
+
+
+@mutant("R34", "queues are trimmed to their ends", faults=("node-crash",))
+def trim_everything(patches: Patches) -> None:
+    patches.put(trimming.Trimmer, "_horizon", lambda self, *_: 1 << 30)
+
+
+@mutant("rebuild of one slice", "a rebuilt slice goes on at the end of its queue", faults=("disk-loss",))
+def rebuild_from_the_end(patches: Patches) -> None:
+    def build_end(self: Finishing, record: Any) -> Any:
+        from msgspec.structs import replace
+
+        ends = {i: {n: at + 6 for n, at in of.items()} for i, of in record.queue_positions.items()}
+        return _build_end(self, replace(record, queue_positions=ends))
+
+    _build_end = patches.put(Finishing, "build_end", build_end)
+
+
+@mutant("rebuild of one slice", "lost slices are not rebuilt", faults=("disk-loss",))
+def never_rebuild(patches: Patches) -> None:
+    patches.put(rebuilding.Rebuilds, "tick", lambda self, now: [])
+
+
+@mutant("R31", "a lost history is not examined", faults=LOST)
+def never_examine(patches: Patches) -> None:
+    patches.put(rollback.Rollbacks, "_suspect", lambda self, *_, **__: [])
+    patches.put(rollback.Rollbacks, "_reported", lambda self, *_: [])
+
+
+@mutant("R31", "timestamps go on while a history is examined", faults=LOST)
+def stamp_while_examined(patches: Patches) -> None:
+    patches.put(StabilityCore, "halt", lambda self, keyspace: None)
