@@ -47,7 +47,8 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests/unit tests/property tests/simulation
+	$(PYTEST) tests/unit tests/property
+	$(PYTEST) -n 2 tests/simulation
 
 test: check jars
 	$(PYTEST) tests/integration tests/browser
@@ -62,6 +63,7 @@ bench: jars
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 soak: jars
+	$(BIN)/python -m tests.soak
 	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
 

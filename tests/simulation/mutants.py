@@ -3,6 +3,7 @@ has those of rollback)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,7 @@ _Plant = Callable[[Patches], None]
 def mutant(rules: str, text: str, **more: Any) -> Callable[[_Plant], _Plant]:
     """Adds a planted fault to the list."""
 
-    def add(plant: _Plant) -> _Plant:
+    def add(plant: _Plant) -> Any:
         MUTANTS.append(Mutant(plant.__name__, rules, text, plant, **more))
         return plant
 
@@ -46,7 +47,7 @@ def mutant(rules: str, text: str, **more: Any) -> Callable[[_Plant], _Plant]:
 
 @mutant("R1", "the newest number is committed, heard or not")
 def commit_what_is_not_heard(patches: Patches) -> None:
-    def take(self: HeldQueue, applied: Timestamp, target: Timestamp) -> list[Piece]:
+    def take(self: HeldQueue, applied: Timestamp, target: Timestamp) -> Any:
         return _take(self, applied, self.reachable(target))
 
     _take = patches.put(HeldQueue, "take", take)
@@ -63,7 +64,7 @@ def join_the_past(patches: Patches) -> None:
 
 @mutant("R3", "leaders number their timestamps themselves: two leaders, one number")
 def number_by_the_leader(patches: Patches) -> None:
-    def number_of(world: Any, message: Any, offset: int) -> int:
+    def number_of(world: Any, message: Any, offset: int) -> Any:
         issued = world.issued = getattr(world, "issued", {})
         counts = getattr(world, "counts", None)
         if counts is None:
@@ -113,7 +114,7 @@ def stamp_only_news(patches: Patches) -> None:
 
 @mutant("R8", "a number is acknowledged before its commit can be read")
 def acknowledge_early(patches: Patches) -> None:
-    def attempt(self: slices.SliceRunner, instruction: Any, now: int) -> bool:
+    def attempt(self: slices.SliceRunner, instruction: Any, now: int) -> Any:
         if isinstance(instruction, Apply) and instruction.applied.number >= 0:
             applied = instruction.applied
             self._acknowledge(self.keyspace, applied.incarnation, applied.number, self.key)
@@ -124,12 +125,12 @@ def acknowledge_early(patches: Patches) -> None:
 
 @mutant("R8, commit position before entries", "a fold makes the position durable before the entries")
 def position_before_entries(patches: Patches) -> None:
-    def reopened(self: memory.MemorySliceStore) -> memory.MemorySliceStore:
+    def reopened(self: memory.MemorySliceStore) -> Any:
         newest = self.applied
         store = _reopened(self)
         older = store.applied
         applied = replace(older, queue_position=max(older.queue_position, newest.queue_position))
-        store._state = store._durable = memory.replace(store._durable, applied=applied)
+        store._state = store._durable = dataclasses.replace(store._durable, applied=applied)
         return store
 
     _reopened = patches.put(memory.MemorySliceStore, "reopened", reopened)
@@ -140,7 +141,7 @@ def position_before_entries(patches: Patches) -> None:
 
 @mutant("R9", "a segment begins at its first record, not where the one before ended")
 def begin_at_the_record(patches: Patches) -> None:
-    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> list[SourceBatch]:
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> Any:
         made: list[SourceBatch] = _batches_of(key, start, end, epoch, columns)
         return [
             SourceBatch(b.partition, b.epoch, b.offsets[0], b.end, b.offsets, b.ids, b.values, b.times)
@@ -154,7 +155,7 @@ def begin_at_the_record(patches: Patches) -> None:
 
 @mutant("R9", "a segment ends behind its last record, not at the consumer's position")
 def end_at_the_record(patches: Patches) -> None:
-    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> list[SourceBatch]:
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> Any:
         columns = list(columns)
         last = columns[-1].offsets[-1] + 1 if columns else start
         return _batches_of(key, start, max(start, last), epoch, columns)
@@ -164,7 +165,7 @@ def end_at_the_record(patches: Patches) -> None:
 
 @mutant("R10", "a segment that must be trimmed is taken for a duplicate")
 def skip_what_overlaps(patches: Patches) -> None:
-    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Hearing:
+    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Any:
         if segment.start < self.heard(segment.partition):
             return Hearing.DUPLICATE
         return _hear(self, segment, position, limit)
@@ -174,7 +175,7 @@ def skip_what_overlaps(patches: Patches) -> None:
 
 @mutant("R10, forget to trim", "an overlapping segment is taken whole")
 def forget_to_trim(patches: Patches) -> None:
-    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Hearing:
+    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Any:
         outcome = _hear(self, segment, position, limit)
         if outcome is Hearing.TRIMMED:
             lane = self._lanes[segment.partition]
@@ -187,7 +188,7 @@ def forget_to_trim(patches: Patches) -> None:
 
 @mutant("R10, skip a gap", "a segment beyond the position is taken as if nothing were missing")
 def jump_over_gaps(patches: Patches) -> None:
-    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Hearing:
+    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Any:
         known = self.heard(segment.partition)
         if segment.start > known:
             _hear(self, Segment(segment.partition, segment.epoch, known, segment.start), position, limit)
@@ -198,7 +199,7 @@ def jump_over_gaps(patches: Patches) -> None:
 
 @mutant("R10", "after a failed send the projector goes on where it is")
 def never_send_again(patches: Patches) -> None:
-    def rewind(self: Tracker) -> list[Any]:
+    def rewind(self: Tracker) -> Any:
         for poll in self.outstanding:
             self.outstanding[poll] = 0
         return self._advance()
@@ -314,7 +315,7 @@ def forget_parts(patches: Patches) -> None:
 
 @mutant("R21", "only puts are loaded")
 def forget_removals(patches: Patches) -> None:
-    def batch_end(self: Building, end: Any) -> list[Any]:
+    def batch_end(self: Building, end: Any) -> Any:
         loads = _batch_end(self, end)
         for load in loads:
             if isinstance(load, LoadBatch):
@@ -326,10 +327,10 @@ def forget_removals(patches: Patches) -> None:
 
 @mutant("R22", "whatever chunks have come are loaded: of losers, and of batches that are committed")
 def ignore_winners(patches: Patches) -> None:
-    def winners(self: Building, end: Any) -> list[Any]:
+    def winners(self: Building, end: Any) -> Any:
         return sorted(self._chunks, key=lambda key: (key.attempt, key.sequence))
 
-    def chunk(self: Building, message: Any, position: int) -> list[Any]:
+    def chunk(self: Building, message: Any, position: int) -> Any:
         applied = self.applied
         self.applied = Applied(build=applied.build, building=True)
         try:
@@ -343,7 +344,7 @@ def ignore_winners(patches: Patches) -> None:
 
 @mutant("R22", "a batch end is believed although chunks of its winners are missing")
 def load_half(patches: Patches) -> None:
-    def winners(self: Building, end: Any) -> list[Any]:
+    def winners(self: Building, end: Any) -> Any:
         return [key for key in self._chunks if key.batch == end.batch and key.attempt in end.winners][1:]
 
     patches.put(Building, "_winners", winners)
@@ -351,7 +352,7 @@ def load_half(patches: Patches) -> None:
 
 @mutant("R22", "a batch that is committed is loaded again")
 def load_twice(patches: Patches) -> None:
-    def batch_end(self: Building, end: Any) -> list[Any]:
+    def batch_end(self: Building, end: Any) -> Any:
         if end.batch <= self.applied.batch:
             self.applied = replace(self.applied, batch=end.batch - 1)
         return _batch_end(self, end)
@@ -370,16 +371,16 @@ def end_early(patches: Patches) -> None:
 
 @mutant("R23, hand over one segment early", "a build ends below its low-watermark")
 def hand_over_early(patches: Patches) -> None:
-    def reached(record: Any) -> bool:
+    def reached(record: Any) -> Any:
         low = {p: max(0, offset - 1) for p, offset in record.low_watermark.items()}
         return _reached(replace(record, low_watermark=low, load_timestamp=_minus_one(record.load_timestamp)))
 
-    def passed(position: Timestamp, build: Any, partitions: int) -> bool:
+    def passed(position: Timestamp, build: Any, partitions: int) -> Any:
         low = {p: max(0, offset - 1) for p, offset in build.low_watermark.items()}
         build = replace(build, low_watermark=low, load_timestamp=_minus_one(build.load_timestamp))
         return _passed(position, build, partitions)
 
-    def _minus_one(timestamp: Timestamp) -> Timestamp:
+    def _minus_one(timestamp: Timestamp) -> Any:
         return Timestamp.of({p: max(0, o - 1) for p, o in timestamp.offsets().items()}, timestamp.topic_id)
 
     _reached = patches.put(backfilling, "reached", reached)
@@ -391,7 +392,7 @@ def hand_over_early(patches: Patches) -> None:
 
 @mutant("Published, publish the maximum instead of the minimum", "a number counts when one slice holds it")
 def publish_the_maximum(patches: Patches) -> None:
-    def holds(self: Holdings, index: str, count: int, number: int, out: int = 0) -> bool:
+    def holds(self: Holdings, index: str, count: int, number: int, out: int = 0) -> Any:
         return self._masks.get(index, {}).get(number, 0) > 0
 
     patches.put(Holdings, "holds", holds)

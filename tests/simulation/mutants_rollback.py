@@ -9,8 +9,8 @@ from coordinator import rebuilding, rollback, trimming
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
 from coordinator.finishing import Finishing
-from indexer import stepping
 from indexer.core import SliceCore
+from indexer.events import DataLost, SteppedBack
 from indexer.following import Following
 from indexer.queue import HeldQueue
 from indexer.scan import agree
@@ -123,8 +123,8 @@ def do_not_step_back(patches: Patches) -> None:
 def keep_what_cannot_step_back(patches: Patches) -> None:
     def step_back(store: Any, ring: Any, history: Any, begin_anew: Any) -> Any:
         kept, outcome = _step_back(store, ring, history, begin_anew)
-        if isinstance(outcome, stepping.DataLost):
-            outcome = stepping.SteppedBack(kept.applied, -1)
+        if isinstance(outcome, DataLost):
+            outcome = SteppedBack(kept.applied, -1)
         return kept, outcome
 
     from indexer import slices

@@ -188,8 +188,7 @@ class SmallHosting(Hosting):
 
 def install() -> None:
     """Have the real hosting open simulated stores, in this process."""
-    hosting.LmdbSliceStore = open_store  # type: ignore[misc,assignment]
-    hosting.ChunkSpool = MemorySpool  # type: ignore[misc,assignment]
+    vars(hosting).update(LmdbSliceStore=open_store, ChunkSpool=MemorySpool)
 
 
 @dataclass(slots=True)

@@ -286,12 +286,12 @@ class SimProjector:
             indexes = life.pipeline.emitting(catalog, KEYSPACE, version)
             if not indexes:
                 continue
-            made = [
+            sent = [
                 segments_of(one.partition, one.epoch, one.start, one.end, self._versions(one))
                 for one in batches
             ]
             for number in range(SLICES):
-                parts = [segments[number] for segments in made]
+                parts = [segments[number] for segments in sent]
                 for index in indexes:
                     message = SegmentBatch(
                         index.id,

@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from indexer.scan import gather as gathering
 from indexer.scan.agree import Agreement
-from indexer.scan.choose import HistoryChangedError, IndexNotReadyError
+from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Directory, Scannable
 from indexer.scan.gather import SnapshotMissingError, Target
 from indexer.scan.leases import LeaseBook
 from indexer.scan.local import LocalReader
 from indexer.scan.reading import LeaseReply, LeaseRequest, ReadReply, ReadRequest
 from indexer.scan.request import Question
-from indexer.scan.selection import Span
 from indexer.scan.service import _check_page
 from indexer.scan.tokens import PageToken, Seen, SessionToken, newest, sign, verify
 from indexer.slices import SliceRunner
-from keytide.errors import CallerError, RetryableError
+from keytide.collation import Span
+from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from keytide.timestamp import Timestamp
 from tests.simulation.source import KEYSPACE, SLICES
 

@@ -49,9 +49,12 @@ def _fewer_faults(plan: Plan, same: Callable[[Plan], bool]) -> Plan:
         smaller = plan._replace(faults=plan.faults - {fault}, steps=steps)
         if same(smaller):
             plan = smaller
-    for field in ("real_pipeline", "replicas", "restart_at_end"):
-        if getattr(plan, field) and same(smaller := plan._replace(**{field: False})):
-            plan = smaller
+    for simpler in (
+        plan._replace(real_pipeline=False),
+        plan._replace(real_pipeline=False, replicas=False, restart_at_end=False),
+    ):
+        if simpler != plan and same(simpler):
+            plan = simpler
     return plan
 
 

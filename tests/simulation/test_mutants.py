@@ -7,16 +7,16 @@ import os
 import pytest
 
 from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
-from keytide.messages import encode
+from keytide.messages import SegmentBatch, encode
 from projector.events import Key
 from projector.pipeline import Limits, Pipeline, batches_of
 from tests.simulation import mutants_rollback  # noqa: F401 - adds its own
-from tests.simulation.chance import Chance, Plan, plan
+from tests.simulation.chance import Chance, Plan
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.packing import segments_of
 from tests.simulation.planting import Mutant, Patches
 from tests.simulation.projectors import columns_of
-from tests.simulation.running import failure, killer, quietly
+from tests.simulation.running import failure, killer, plan_for, quietly
 from tests.simulation.shrink import shrink
 from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, definition
 
@@ -67,9 +67,7 @@ def test_a_planted_fault_shrinks_to_a_short_plan() -> None:
         assert found is not None
         mutant.plant(patches)
         try:
-            whole = (
-                plan(found[0]) if failure(plan(found[0])) else plan(found[0], sorted(plan(found[0]).faults))
-            )
+            whole = plan_for(mutant, found[0])
             smallest = shrink(whole, failure, most=150)
             assert failure(smallest)
             assert len(smallest.steps) <= len(whole.steps) // 2
@@ -108,8 +106,6 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
             ]
             for message in made:
                 parts = [segments[message.slice] for segments in quick]
-                from keytide.messages import SegmentBatch
-
                 wanted = SegmentBatch("a", message.slice, "p", source.topic_id, 0, 1, parts, 5)
                 assert message.value == encode(wanted)
             at = max(end, at)

@@ -137,7 +137,7 @@ def test_an_end_below_an_older_timestamp_is_examined_and_a_false_alarm_changes_n
     assert sample(190, 71) == []
 
 
-def progress(world: World, acked: int, epoch: int) -> list[Instruction]:
+def progress(world: World, acked: int, epoch: int) -> list[ExamineHistory]:
     known = world.known()
     line = PartitionProgress(0, acked, epoch, acked, 0, known.version)
     message = Progress("people", "p2", known.topic_id, known.incarnation, [line], 0, {})
