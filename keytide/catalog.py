@@ -247,7 +247,8 @@ class Catalog:
         return other
 
     def _all(self, kind: type[RecordT]) -> list[RecordT]:
-        return [record for _, record in sorted(self.records.items()) if isinstance(record, kind)]
+        found = {key: record for key, record in self.records.items() if isinstance(record, kind)}
+        return [found[key] for key in sorted(found)]
 
     def _one(self, key: str, kind: type[RecordT]) -> RecordT | None:
         record = self.records.get(key)

@@ -229,7 +229,7 @@ class SimNode:
         self.places: dict[SliceKey, _Place] = {}
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
         self._heartbeat_at = 0
-        self._told: list[tuple[str, int]] = []
+        self._told: list[tuple[SliceKey, str, int, str]] = []
         self._control = len(world.kafka.control)
         self.hosting = SmallHosting(
             DiskFolder(world, self.name),  # type: ignore[arg-type]
@@ -342,11 +342,14 @@ class SimNode:
             self.world.report(Acknowledged(self.name, keyspace, incarnation, number, keys))
 
     def _heartbeat(self, now: int) -> None:
-        statuses = self.hosting.statuses(now)
-        self.node.show_states(statuses)
-        states = [(status.state, status.batch) for status in statuses]
+        runners = self.hosting.runners
+        states = [
+            (key, one.core.state, one.core.applied.batch, one.core.reason) for key, one in runners.items()
+        ]
         if now < self._heartbeat_at and states == self._told:
             return
+        statuses = self.hosting.statuses(now)
+        self.node.show_states(statuses)
         self._heartbeat_at, self._told = now + HEARTBEAT_MS, states
         self.world.report(
             NodeHeartbeat(
