@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
@@ -111,6 +112,29 @@ def test_a_node_that_was_away_reads_its_queue_and_nobody_waits(
     assert admin.call("GET", "/v1/builds") == builds, "nothing was built again"
     for index in admin.call("GET", "/v1/topology")["indexes"]:
         assert {one["state"] for one in index["slices"]} == {"LIVE"}
+
+
+def test_a_topic_that_was_made_anew_is_read_at_once(world: World) -> None:
+    """After restarts of the broker the old topic's leader epochs were larger than the new one's are."""
+    for number in range(2):
+        world.cluster.broker.kill()
+        world.cluster.broker.start()
+        with Writer(world.bootstrap, TOPIC, number, _person) as writer:
+            writer.write(100)
+        world.check_at_end("near", TOPIC, _keys, (False, True))
+    kafka = AdminClient({"bootstrap.servers": world.bootstrap})
+    kafka.delete_topics([TOPIC])[TOPIC].result(timeout=30)
+    wait_for(lambda: TOPIC not in kafka.list_topics(timeout=10).topics, "the topic is gone")
+    world.make_topic(TOPIC)
+    world.sources.pop(TOPIC).close()
+    with Writer(world.bootstrap, TOPIC, 9, _person) as writer:
+        writer.write(500)
+    admin = world.admin
+    wait_for(lambda: admin.call("GET", "/v1/stability")["keyspaces"][TOPIC]["incarnation"] == 1, "a rollback")
+    ends = {str(p): offset for p, offset in world.ends(TOPIC).items()}
+    world.scan_all("near", at_least=ends, timeout_ms=12_000)
+    for index in ("near", "far"):
+        assert world.check_at_end(index, TOPIC, _keys, (False, True)) > 0
 
 
 def _snapshot(admin: Admin) -> int:
