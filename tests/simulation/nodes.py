@@ -229,7 +229,7 @@ class SimNode:
         self.places: dict[SliceKey, _Place] = {}
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
         self._heartbeat_at = 0
-        self._told: list[tuple[SliceKey, str, int, str]] = []
+        self._told: list[tuple[object, ...]] = []
         self._control = len(world.kafka.control)
         self.hosting = SmallHosting(
             DiskFolder(world, self.name),  # type: ignore[arg-type]
@@ -343,7 +343,7 @@ class SimNode:
 
     def _heartbeat(self, now: int) -> None:
         runners = self.hosting.runners
-        states = [
+        states: list[tuple[object, ...]] = [
             (key, one.core.state, one.core.applied.batch, one.core.reason) for key, one in runners.items()
         ]
         if now < self._heartbeat_at and states == self._told:
