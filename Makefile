@@ -47,8 +47,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests/unit tests/property
-	$(PYTEST) -n 2 tests/simulation
+	$(PYTEST) -n 2 tests/unit tests/property tests/simulation
 
 test: check jars
 	$(PYTEST) tests/integration tests/browser
