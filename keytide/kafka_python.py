@@ -15,7 +15,7 @@ from typing import Any, Final
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
-logging.getLogger("kafka").setLevel(logging.WARNING)  # clients live for one call: their lives are no news
+logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what ends a call is told by who made it
 
 _PLAIN_MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
 _told: set[str] = set()

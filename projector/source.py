@@ -47,7 +47,8 @@ BATCH_BYTES = 16 * 1024 * 1024
 _OUTSIDE = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE}
 )
-"""The position is not in the log, or no longer; librdkafka gives up that partition until the next seek."""
+"""The position is not in the log, or no longer; librdkafka gives up that partition, and refuses to seek
+in it: it must be assigned anew."""
 
 
 class Source:
@@ -72,6 +73,8 @@ class Source:
         self._assigned, self._revoked, self._lost, self._committed = assigned, revoked, lost, committed
         self._reading: set[Key] = set()
         self._seeks: dict[Key, int] = {}
+        self._given_up: set[Key] = set()
+        """Partitions that librdkafka reads no more."""
         self._seeking_since = 0.0
         self._affordable = 1_000
         """Documents of the size of the last ones that BATCH_BYTES holds."""
@@ -120,11 +123,13 @@ class Source:
             self._revoked(keys)
         finally:
             self._forget(keys)
+            self._given_up.difference_update(keys)
             group.incremental_unassign(places)
 
     def _on_lost(self, group: Consumer, places: list[TopicPartition]) -> None:
         keys = [Key(place.topic, place.partition) for place in places]
         self._forget(keys)
+        self._given_up.difference_update(keys)
         self._lost(keys)
         group.incremental_unassign(places)
 
@@ -159,8 +164,14 @@ class Source:
         for key, offset in list(self._seeks.items()):
             place = TopicPartition(key.keyspace, key.partition, offset)
             try:
-                self._consumer.resume([place])
-                self._consumer.seek(place)
+                if key in self._given_up:
+                    self._consumer.incremental_unassign([place])
+                    self._consumer.incremental_assign([place])
+                    self._consumer.resume([place])  # a pause outlives the assignment
+                    self._given_up.discard(key)
+                else:
+                    self._consumer.resume([place])
+                    self._consumer.seek(place)
             except KafkaException as error:
                 if error_code(error) not in (KafkaError._STATE, KafkaError._UNKNOWN_PARTITION):
                     raise
@@ -207,6 +218,7 @@ class Source:
                 if key in self._reading:
                     harvest.ends[key] = message.offset() or 0
             elif error.code() in _OUTSIDE:
+                self._given_up.add(key)
                 if key in self._reading:
                     harvest.lost[key] = error.str()
             elif error.fatal():

@@ -28,7 +28,7 @@ from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord, Record, en
 from keytide.collation import decode_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.kafka import TopicReader, admin, create_topic, describe_topics, list_offsets
-from keytide.messages import Activated, Assembler, Progress, Segment, SegmentBatch, decode
+from keytide.messages import Activated, Assembler, HistoryLost, Progress, Segment, SegmentBatch, decode
 from keytide.settings import load_settings
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
@@ -62,8 +62,17 @@ class Slice:
     versions: Counter[int] = field(default_factory=Counter)
     senders: set[str] = field(default_factory=set)
     largest: int = 0
+    incarnation: int = 0
 
     def apply(self, batch: SegmentBatch, parts: int) -> None:
+        """Take a message in. With a later incarnation everything begins anew: the rollbacks of these tests
+        leave nothing."""
+        if batch.incarnation < self.incarnation:
+            return
+        if batch.incarnation > self.incarnation:
+            self.incarnation = batch.incarnation
+            for known in (self.positions, self.starts, self.heard, self.newest, self.skips):
+                known.clear()
         self.versions[batch.version] += 1
         self.senders.add(batch.sender)
         for segment in batch.segments:
@@ -123,7 +132,7 @@ class Rig:
         self.logs = logs
         self.children: list[Child] = []
         self.producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 1})
-        self.reports: list[Progress | Activated] = []
+        self.reports: list[Progress | Activated | HistoryLost] = []
         create_topic(self.admin, self.topics.metadata, 1, config={"cleanup.policy": "compact"})
         create_topic(self.admin, self.topics.reports, 1)
         self._reports = TopicReader(self.settings, self.topics.reports, {0: 0})
@@ -237,7 +246,7 @@ class Rig:
         """(keyspace, partition) -> the newest line of progress with the largest `acked`."""
         for message in self._reports.poll(0.05):
             report = decode(message.value() or b"")
-            assert isinstance(report, Progress | Activated)
+            assert isinstance(report, Progress | Activated | HistoryLost)
             self.reports.append(report)
         newest: dict[tuple[str, int], Any] = {}
         for report in self.reports:

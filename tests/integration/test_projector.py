@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import free_ports
-from keytide.catalog import BuildRecord, IndexRecord
-from keytide.kafka import consumer, create_topic, delete_topic, topic_config
+from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord, RollbackRecord
+from keytide.kafka import consumer, create_topic, delete_topic, describe_topics, topic_config
+from keytide.messages import HistoryLost
 from keytide.timestamp import Timestamp
 from tests.integration.projector_kit import Rig, Slice, eventually
 
@@ -411,21 +412,40 @@ def test_without_indexes_nothing_is_read_until_the_next_build(rig: Rig) -> None:
     assert rig.slices(first)[0].positions == {0: 100}
 
 
-def test_a_topic_made_anew_is_refused(rig: Rig) -> None:
-    topic = rig.topic("anew", 1)
+@pytest.mark.parametrize("meanwhile", ["stopped", "running"])
+def test_a_topic_made_anew_is_refused_until_the_rollback_and_read_from_its_beginning(
+    rig: Rig, meanwhile: str
+) -> None:
+    topic = rig.topic(f"anew-{meanwhile}", 1)
     index = rig.index("by-city-1", f"CREATE INDEX by_city ON {topic} (city) WITH (slices=1)")
     rig.build(index, everything=True)
     child = rig.start()
     write_cities(rig, topic, 1, 100)
     rig.wait_acked(topic, {0: 100})
-    child.terminate(20)
+    if meanwhile == "stopped":
+        child.terminate(20)
     delete_topic(rig.admin, topic)
     eventually(lambda: create_topic(rig.admin, topic, 1), "made anew")
-    write_cities(rig, topic, 1, 200)
+    write_cities(rig, topic, 1, 50)
     rig.producer.flush()
-    rig.start()
-    eventually(lambda: "deleted and made anew" in rig.log(1), "refused")
+    if meanwhile == "stopped":
+        rig.start()
+    anew = describe_topics(rig.admin, [topic])[topic].id
+
+    def told() -> list[HistoryLost]:
+        rig.progress()
+        return [report for report in rig.reports if isinstance(report, HistoryLost)]
+
+    lost = eventually(told, "the loss is told")[-1]
+    assert (lost.partition, lost.incarnation, lost.topic_id) == (0, 0, anew)
     assert rig.slices(index)[0].positions == {0: 100}
+    rollback = RollbackRecord(topic, 1, -1, Timestamp(), anew, "recreated", 0)
+    rig.put(rollback, KeyspaceRecord(topic, anew, 1, 1, 1))
+    eventually(lambda: rig.slices(index)[0].incarnation == 1, "it goes on")
+    write_cities(rig, topic, 1, 30)
+    end = rig.ends(topic, 1)
+    eventually(lambda: rig.slices(index)[0].positions == end, "all is sent")
+    check(rig, index, {0: 0})
 
 
 def test_records_that_expired_unread_are_covered_and_told(rig: Rig) -> None:
