@@ -123,17 +123,10 @@ class Doubted(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The place is on the log of this leader: the answer to `Check`, and news of a partition that is idle.
-
-    Attributes:
-        offset: the place that was looked at.
-        epoch: of what lies below it on the log, transaction markers included; -1 when that is not known.
-    """
+    """Answer to `Check`: the place is on the log of this leader."""
 
     key: Key
     leader_epoch: int
-    offset: int = -1
-    epoch: int = -1
 
 
 class Polled(NamedTuple):

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 LOOKUP_TIMEOUT_S = 5.0
 RETRY_S = 0.2
-_NEWEST_ONLY = 1 << 31
+_NEWEST = 1 << 31
 
 
 class LookUps:
@@ -68,8 +68,6 @@ class LookUps:
         self._to_check: set[Key] = set()
         self._to_locate: set[Key] = set()
         self._rolled_back: set[Key] = set()
-        self._idle: dict[Key, int] = {}
-        """Partitions whose position lies behind transaction markers, with the position that was seen last."""
         self._next_try = 0.0
 
     def take(self, keys: Iterable[Key], *, rolled_back: bool = False) -> None:
@@ -152,8 +150,7 @@ class LookUps:
         states = {
             key: state
             for key in sorted(self._to_check)
-            if (state := self._tracker.partitions.get(key)) is not None
-            and state.phase in ("CHECKING", "RUNNING")
+            if (state := self._tracker.partitions.get(key)) is not None and state.phase == "CHECKING"
         }
         self._to_check.intersection_update(states)
         for topic, partitions in by_topic(states).items():
@@ -172,15 +169,9 @@ class LookUps:
                     log.error("%s is not read any more: %s", state.key, event.reason)
                 else:
                     self.lows[state.key] = history.partitions[p].low
-                    log.info("%s: %d is on the log of leader epoch %d", event.key, event.offset, event[1])
+                    words = "%s: %d is on the log of leader epoch %d"
+                    log.info(words, event.key, state.position, event.leader_epoch)
                 self._handle(event)
-
-    def look_at_idle(self) -> None:
-        """Learn the epoch below places that lie behind transaction markers, where nothing has come since the
-        last look: what others judge them by (R31) is then the truth, and not the epoch of an older record."""
-        idle = {state.key: state.position for state in self._tracker.running() if state.position_tail}
-        self._to_check.update(key for key, position in idle.items() if self._idle.get(key) == position)
-        self._idle = idle
 
     # --- locating
 
@@ -216,9 +207,6 @@ def judge(settings: Settings, topic: str, places: Mapping[int, Place]) -> tuple[
         KafkaUnavailableError: no answer.
     """
     deadline = time.monotonic() + LOOKUP_TIMEOUT_S
-    # Down to one below the place's own: so the epoch of markers past its last record is told from it.
-    epochs = {
-        partition: place.epoch - 1 if place.offset else _NEWEST_ONLY for partition, place in places.items()
-    }
+    epochs = {partition: place.epoch if place.offset else _NEWEST for partition, place in places.items()}
     history = log_history(settings, topic, LOOKUP_TIMEOUT_S, down_to=epochs, partitions=places)
     return history, partings(settings, topic, history, places, deadline - time.monotonic())

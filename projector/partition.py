@@ -88,15 +88,6 @@ class PartitionState:
         self.position_epoch = self.acked_epoch = epoch
         self.position_tail = self.acked_tail = 0
 
-    def confirm(self, offset: int, epoch: int) -> None:
-        """What lies below `offset` on the log is of this epoch: where that is our place, it no longer depends
-        on the epoch of its last record."""
-        if epoch < 0 or offset != self.position:
-            return
-        self.position_epoch, self.position_tail = epoch, 0
-        if self.acked == offset and not self.flight:
-            self.acked_epoch, self.acked_tail = epoch, 0
-
     def strange(self, epochs: Iterable[int]) -> int | None:
         """The first of the epochs of records past `position` whose log was not looked at yet, None when there
         is none. Epochs only grow along a log: records of an older leader than those before show another

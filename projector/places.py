@@ -144,8 +144,8 @@ def take_over(
         expired = known.low - place.offset
         log.warning("%s: up to %d records expired at %d before they were read", key, expired, known.low)
     epoch, tail = place.epoch, begin.tail
-    if (tail or epoch < 0) and (below := known.epoch_below(place.offset)) >= 0:
-        epoch, tail = below, 0
+    if epoch < 0:  # what is there is what counts from now on
+        epoch, tail = known.epoch_below(place.offset), 0
     return Assigned(key, place.offset, begin.version, epoch, begin.incarnation, tail, known.leader_epoch)
 
 
@@ -170,7 +170,7 @@ def check(
         return Refused(
             key, place.offset, 0, reason, place.epoch, incarnation, lost=True, topic_id=history.topic_id
         )
-    return Checked(key, known.leader_epoch, place.offset, known.epoch_below(place.offset))
+    return Checked(key, known.leader_epoch)
 
 
 def first_place(key: Key, known: PartitionHistory, catalog: Catalog, *, has_commit: bool) -> Located:

@@ -308,7 +308,6 @@ class Projector:
                 self._reporter.activated(state)
             if state.lost:
                 self._reporter.history_lost(state)
-        self._members.look_ups.look_at_idle()
         for index, seconds in self._sender.stuck(self._reporter.alive_at).items():
             story = "a queue of index %s took nothing for %.0f s while others did: suspended, build it again"
             log.error(story, index, seconds)

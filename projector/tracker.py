@@ -119,8 +119,8 @@ class Tracker:
                 return self._located(event)
             case Doubted(key, epoch):
                 return self._doubted(key, epoch)
-            case Checked():
-                return self._checked(event)
+            case Checked(key, leader_epoch):
+                return self._checked(key, leader_epoch)
             case Polled():
                 return self._polled(event)
             case Delivered(poll, messages):
@@ -207,16 +207,12 @@ class Tracker:
         state.phase, state.doubted_epoch = "CHECKING", epoch
         return [Pause(key), Check(key)]
 
-    def _checked(self, event: Checked) -> list[Instruction]:
-        state = self.partitions.get(event.key)
-        if state is None or state.phase not in ("CHECKING", "RUNNING"):
+    def _checked(self, key: Key, leader_epoch: int) -> list[Instruction]:
+        state = self.partitions.get(key)
+        if state is None or state.phase != "CHECKING":
             return []
-        state.checked_epoch = event.leader_epoch
-        state.confirm(event.offset, event.epoch)
-        if state.phase == "RUNNING":
-            return []
-        state.phase = "RUNNING"
-        return self._step(state) or [ReadFrom(state.key, state.position)]
+        state.phase, state.checked_epoch = "RUNNING", leader_epoch
+        return self._step(state) or [ReadFrom(key, state.position)]
 
     def _step(self, state: PartitionState) -> list[Instruction]:
         """Bring a partition as far as it can go without an answer from outside."""

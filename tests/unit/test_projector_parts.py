@@ -26,7 +26,7 @@ from keytide.settings import load_settings
 from keytide.timestamp import Place, Timestamp
 from projector import report
 from projector.core import SourceBatch
-from projector.events import Assigned, Checked, CommitDone, Key, Located, Polled, Reached, Refused
+from projector.events import Assigned, Checked, CommitDone, Key, Located, Refused
 from projector.membership import Membership
 from projector.partition import PartitionState
 from projector.pipeline import Columns, Limits, Pipeline, batches_of
@@ -201,9 +201,9 @@ class TestCommits:
         assert isinstance(got, Refused)
         assert not got.lost
 
-    def test_markers_of_a_later_epoch_below_the_place_are_named_by_it(self) -> None:
-        got = taken(42, 3, encode_metadata(7, "T", 3, tail=2), parted=False)
-        assert got == Assigned(KEY, 42, 7, 5, leader_epoch=5)
+    def test_a_place_behind_markers_of_a_later_epoch_says_how_many_they_are(self) -> None:
+        got = taken(32, 3, encode_metadata(7, "T", 3, tail=2), parted=False)
+        assert got == Assigned(KEY, 32, 7, 3, tail=2, leader_epoch=5)
 
 
 LOG = PartitionHistory(low=0, high=60, leader_epoch=5, branches=((1, 10), (3, 30), (5, 60)))
@@ -291,7 +291,7 @@ class TestCheck:
         return check(KEY, place, 3, history, parting, catalog(index()))
 
     def test_a_place_on_the_log_goes_on(self) -> None:
-        assert self.check(Place(30, 3)) == Checked(KEY, 5, 30, 3)
+        assert self.check(Place(30, 3)) == Checked(KEY, 5)
 
     def test_a_place_off_the_log_is_lost(self) -> None:
         got = self.check(Place(31, 3))
@@ -574,14 +574,3 @@ class TestMembership:
         members.learn(self.catalog, set())
         assert self.work(members) == "RUNNING"
         assert self.place(members) == ("RUNNING", 4, 1)
-
-    def test_what_idle_places_lie_behind_is_learnt(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        members = self.running(monkeypatch)
-        members.handle(Polled(1, 0, {KEY: Reached(7, 0, 1)}))
-        self.there("T", (0, 6), (2, 7))
-        monkeypatch.setattr("projector.lookups.judge", lambda *_: (self.history, {}))
-        for _ in range(2):
-            members.look_ups.look_at_idle()
-            self.work(members)
-        state = members.tracker.partitions[KEY]
-        assert (state.acked, state.acked_epoch, state.acked_tail) == (7, 2, 0)
