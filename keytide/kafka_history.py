@@ -128,7 +128,7 @@ def log_history(
             reason = f"{type(error).__name__} {error}".strip()
             if time.monotonic() + RETRY_S > deadline:
                 raise KafkaUnavailableError(f"the history of {topic} is not to be had: {reason}") from error
-            log.info("the history of %s is asked for again: %s", topic, reason)
+            log.debug("the history of %s is asked for again: %s", topic, reason)
         time.sleep(RETRY_S)
 
 

@@ -30,6 +30,8 @@ from projector.tracker import Tracker
 log = logging.getLogger(__name__)
 
 LOOKUP_TIMEOUT_S = 5.0
+JUDGE_TIMEOUT_S = 2.0
+"""Others' partitions wait meanwhile: what has no answer so soon is asked again."""
 RETRY_S = 0.2
 _NEWEST = 1 << 31
 
@@ -206,7 +208,7 @@ def judge(settings: Settings, topic: str, places: Mapping[int, Place]) -> tuple[
     Raises:
         KafkaUnavailableError: no answer.
     """
-    deadline = time.monotonic() + LOOKUP_TIMEOUT_S
+    deadline = time.monotonic() + JUDGE_TIMEOUT_S
     epochs = {partition: place.epoch if place.offset else _NEWEST for partition, place in places.items()}
-    history = log_history(settings, topic, LOOKUP_TIMEOUT_S, down_to=epochs, partitions=places)
+    history = log_history(settings, topic, JUDGE_TIMEOUT_S, down_to=epochs, partitions=places)
     return history, partings(settings, topic, history, places, deadline - time.monotonic())

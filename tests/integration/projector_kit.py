@@ -32,6 +32,7 @@ from keytide.messages import Activated, Assembler, HistoryLost, Progress, Segmen
 from keytide.settings import load_settings
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
+from tests.integration.three_brokers import ThreeBrokers
 
 LIMIT_S = 60.0
 _T = TypeVar("_T")
@@ -124,7 +125,7 @@ def unpack(segment: Segment, parts: int) -> Iterable[tuple[int, bytes, list[list
 class Rig:
     """One cluster name on a shared broker."""
 
-    def __init__(self, kafka: EmbeddedKafka, cluster: str, logs: Path) -> None:
+    def __init__(self, kafka: EmbeddedKafka | ThreeBrokers, cluster: str, logs: Path) -> None:
         self.kafka = kafka
         self.settings = load_settings(cluster=cluster, kafka={"bootstrap": kafka.bootstrap})
         self.topics = Topics(cluster)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from keytide.kafka_admin import KafkaUnavailableError, delete_topic, describe_topics
 from keytide.kafka_history import diverging, log_history
+from keytide.messages import HistoryLost
 from keytide.settings import Settings, load_settings
 from keytide.timestamp import Place
+from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(300)]
@@ -38,6 +42,10 @@ def topic() -> str:
 
 def fill(brokers: ThreeBrokers, topic: str, partition: int, count: int, word: str = "x") -> None:
     brokers.write(topic, partition, [(f"{word}-{n}", b"{}") for n in range(count)])
+
+
+def _leads(brokers: ThreeBrokers, topic: str, broker: int) -> bool:
+    return brokers.leader(topic, 0) == broker
 
 
 def test_elections_that_lose_nothing_move_no_place(
@@ -159,3 +167,38 @@ def test_a_partition_without_a_leader_is_asked_again(
     brokers.restart(1)
     eventually(lambda: brokers.leader(topic, 0) == 1, "it leads again")
     assert diverging(settings, topic, {0: Place(0), 1: Place(3, 0)}, TIMEOUT_S) == {}
+
+
+def test_clean_elections_under_a_projector_are_no_loss(
+    brokers: ThreeBrokers, topic: str, tmp_path: Path
+) -> None:
+    """Also where the first that a new leader writes is the marker of a transaction."""
+    rig = Rig(brokers, "clean", tmp_path)
+    try:
+        brokers.create(topic, [[1, 2]], unclean=False)
+        index = rig.index("by-city-1", f"CREATE INDEX by_city ON {topic} (city) WITH (slices=2)")
+        rig.build(index, everything=True)
+        rig.start()
+        client = {"bootstrap.servers": brokers.bootstrap, "transactional.id": topic, "log_level": 0}
+        writer = Producer(client)
+        writer.init_transactions(30)
+        for leader in (1, 2, 1, 2):
+            for city in ("a", "b"):
+                writer.begin_transaction()
+                writer.produce(topic, b'{"city": "%s"}' % city.encode(), city.encode(), 0)
+                assert writer.flush(30) == 0
+                if city == "b":
+                    brokers.kill(leader)
+                    eventually(partial(_leads, brokers, topic, 3 - leader), "the other leads")
+                writer.commit_transaction(30)
+                if city == "b":
+                    brokers.restart(leader)
+                    eventually(lambda: len(brokers.in_sync(topic, 0)) == 2, "it has followed")
+            rig.wait_acked(topic, rig.ends(topic, 1))
+        assert not any(isinstance(report, HistoryLost) for report in rig.reports)
+        assert rig.log().count("is on the log of leader epoch") >= 2, "new leaders were asked"
+        for one in rig.slices(index):
+            assert one.positions == rig.ends(topic, 1)
+            assert len(one.heard) == 8
+    finally:
+        rig.close()
