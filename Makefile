@@ -68,7 +68,7 @@ soak: jars
 
 # Compiles pyproject.toml into the two pinned lists; the only thing that changes versions.
 requirements: $(STAMP)
-	$(COMPILE) --extra demo --extra dev --output-file requirements.txt pyproject.toml
+	$(COMPILE) --extra demo --extra dev --extra sql --output-file requirements.txt pyproject.toml
 	$(COMPILE) --only-build-deps --build-deps-for editable --output-file requirements-build.txt pyproject.toml
 
 format: $(STAMP)
