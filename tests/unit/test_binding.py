@@ -1,0 +1,278 @@
+"""Bound expressions: what is served, what is read for it, what it gives, and against the document itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytide.collation import MISSING, Json, Value, decode_key, encode_key
+from keytide.definition import CreateIndex, IndexDefinition, InvalidStatementError, parse_statement
+from keytide.definition.binding import Binding, Needs, NotHeldError
+from keytide.definition.fragments import MAX_FRAGMENT, parse_expression, parse_predicate
+from keytide.definition.render import render_expression
+from keytide.entry import unpack_value
+from projector.compile import compile_index
+from projector.decoding import DocumentReader
+from tests.property import naive_projection as naive
+from tests.property.test_projection import _compound, definitions, exact, ordinary, scalars
+
+
+def defined(statement: str) -> IndexDefinition:
+    parsed = parse_statement(statement)
+    assert isinstance(parsed, CreateIndex)
+    return parsed.definition
+
+
+def bound(statement: str) -> Binding:
+    return Binding(defined(statement))
+
+
+CITY = "CREATE INDEX by_city ON users (LOWER(city), age DESC) INCLUDE (address, tags[0], profile.score)"
+KEY: Sequence[Value] = ["boston", 7]
+INCLUDED: Mapping[str, Json] = {
+    "address": {"zip": "02101", "lines": ["a", "b"]},
+    "tags[0]": "x",
+    "profile.score": 2.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("LOWER(city)", "boston"),
+        ("lower( city )", "boston"),
+        ("UPPER(LOWER(city))", "BOSTON"),
+        ("age", 7),
+        ("age + profile.score", 9.5),
+        ("id", "u1"),
+        ("LENGTH(id)", 2),
+        ("address.zip", "02101"),
+        ("address.lines[1]", "b"),
+        ("address.lines[2]", MISSING),
+        ("address.zip.deeper", MISSING),
+        ("tags[0]", "x"),
+        ("tags[0].deeper", MISSING),
+        ("profile.score * 2", 5.0),
+        ("COALESCE(address.street, LOWER(city))", "boston"),
+        ("COALESCE(NULL, address.street)", None),
+        ("- age", -7),
+        ("CAST(age AS text) || LOWER(city)", "7boston"),
+        ("age / 2", 3.5),
+        ("age % 2", 1),
+        ("3", 3),
+    ],
+)
+def test_values(expression: str, value: object) -> None:
+    binding = bound(CITY)
+    node = parse_expression(expression)
+    assert binding.serves(node)
+    assert exact(binding.value(node)(KEY, "u1", INCLUDED)) == exact(value)
+
+
+@pytest.mark.parametrize("expression", ["city", "UPPER(city)", "LOWER(name)", "tags", "tags[1]", "profile"])
+def test_what_is_not_held_is_refused_by_name(expression: str) -> None:
+    binding = bound(CITY)
+    node = parse_expression(expression)
+    assert not binding.serves(node)
+    with pytest.raises(NotHeldError, match=r"does not hold .*; it holds LOWER\(city\), age, id, address"):
+        binding.value(node)
+    condition = parse_predicate(f"age = 1 OR {expression} IS NULL")
+    assert not binding.serves(condition)
+    with pytest.raises(NotHeldError):
+        binding.test(condition)
+
+
+def test_an_element_is_served_as_the_key_part_that_it_is_only() -> None:
+    binding = bound("CREATE INDEX i ON k (UNNEST(tags), a) INCLUDE (tags)")
+    assert binding.value(parse_expression("UPPER(UNNEST(tags))"))(["x", 1], "u", {}) == "X"
+    assert not bound("CREATE INDEX i ON k (LOWER(UNNEST(tags))) INCLUDE (tags)").serves(
+        parse_expression("UNNEST(tags)")
+    )
+
+
+def test_a_path_goes_on_below_a_key_part() -> None:
+    binding = bound("CREATE INDEX i ON k (b, address) INCLUDE (address.lines)")
+    node = parse_expression("address.lines[0]")
+    assert binding.value(node)([0, {"lines": ["from the key"]}], "u", {"address.lines": ["included"]}) == (
+        "included"  # the longest beginning that is held
+    )
+    assert binding.value(parse_expression("address.zip"))([0, {"zip": 1}], "u", {}) == 1
+    assert binding.needs(parse_expression("address.zip")) == Needs(parts=2)
+
+
+@pytest.mark.parametrize(
+    ("expression", "needs"),
+    [
+        ("3", Needs()),
+        ("LOWER(city)", Needs(parts=1)),
+        ("age", Needs(parts=2)),
+        ("id", Needs(id=True)),
+        ("address.zip", Needs(include=True)),
+        ("COALESCE(LOWER(city), id)", Needs(parts=1, id=True)),
+    ],
+)
+def test_needs(expression: str, needs: Needs) -> None:
+    assert bound(CITY).needs(parse_expression(expression)) == needs
+    assert bound(CITY).needs(parse_predicate(f"{expression} IN (1, 'a')")) == needs
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("age = 7", True),
+        ("age = 7.0", True),
+        ("age <> 7", False),
+        ("age > 'a'", None),
+        ("age = 'a'", False),
+        ("7 < age", False),
+        ("age >= 7 AND profile.score > 1", True),
+        ("age > 7 OR address.street = 'x'", None),
+        ("age > 7 AND address.street = 'x'", False),
+        ("NOT (address.street = 'x')", None),
+        ("address.street IS MISSING", True),
+        ("address.street IS NULL", None),
+        ("address.zip IS NOT NULL", True),
+        ("age BETWEEN 7 AND 8", True),
+        ("LOWER(city) IN ('boston', 'x')", True),
+        ("LOWER(city) IN ('y', 'x')", False),
+        ("LOWER(city) NOT IN ('y', NULL)", None),
+        ("address.street IN ('y', 'z')", None),
+        ("age IN ('y', 7)", True),
+        ("LOWER(city) LIKE 'bo%'", True),
+        ("age LIKE '7'", None),
+        ("age", None),
+        ("age = 7 OR address.street", True),
+    ],
+)
+def test_conditions(condition: str, expected: bool | None) -> None:
+    assert bound(CITY).test(parse_predicate(condition))(KEY, "u1", INCLUDED) is expected
+
+
+def test_columns_are_named_once() -> None:
+    binding = bound("CREATE INDEX i ON k (a, b.c) INCLUDE (b.c, d)")
+    assert binding.columns == ("a", "b.c", "id", "d")
+    assert binding.part(parse_expression("b.c")) == 1
+    assert binding.part(parse_expression("d")) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "a +", "a b", "'open", "\ud800", "a" * (MAX_FRAGMENT + 1), "(" * 300 + "a" + ")" * 300]
+)
+def test_what_is_no_expression_is_refused(text: str) -> None:
+    with pytest.raises(InvalidStatementError):
+        parse_expression(text)
+
+
+def test_an_expression_that_is_too_large_is_refused() -> None:
+    with pytest.raises(InvalidStatementError, match="too large"):
+        parse_expression("+".join(["a"] * 60))
+    with pytest.raises(InvalidStatementError, match="too large"):
+        parse_predicate(f"a IN ({','.join(['1'] * 1_001)})")
+
+
+# --- against the document ---------------------------------------------------------------------------------
+
+
+@st.composite
+def held_expressions(draw: st.DrawFn, definition: IndexDefinition) -> str:
+    """SQL over what the index holds, and now and then over what it does not."""
+    atoms = [render_expression(part.expression) for part in definition.keys] + ["id"]
+    atoms += [render_expression(path) for path in definition.include]
+    atoms += [f"{render_expression(path)}{step}" for path in definition.include for step in (".x", "[0]")]
+    inner = st.sampled_from(atoms)
+    expressions = st.recursive(st.one_of(inner, inner, inner, inner, scalars), _compound, max_leaves=3)
+    return draw(expressions)
+
+
+@st.composite
+def held_conditions(draw: st.DrawFn, definition: IndexDefinition) -> str:
+    operand = st.one_of(
+        held_expressions(definition), st.sampled_from(["1", "1.0", "2.5", "'abc'", "'b'", "TRUE", "NULL"])
+    )
+    comparison = st.one_of(
+        st.builds("{} {} {}".format, operand, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), operand),
+        st.builds("{} {}IN ({}, {})".format, operand, st.sampled_from(["", "NOT "]), operand, operand),
+        st.builds("{} {}IN ('abc', 'b')".format, operand, st.sampled_from(["", "NOT "])),
+        st.builds("{} BETWEEN {} AND {}".format, operand, operand, operand),
+        st.builds("{} LIKE '{}'".format, operand, st.sampled_from(["a%", "%b%", "_"])),
+        st.builds(
+            "{} IS {}".format, operand, st.sampled_from(["NULL", "NOT NULL", "MISSING", "NOT MISSING"])
+        ),
+        operand,
+    )
+    both = st.builds("({} {} {})".format, comparison, st.sampled_from(["AND", "OR"]), comparison)
+    return draw(st.one_of(comparison, both, st.builds("NOT ({})".format, both)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_over_an_entry_is_as_over_the_document(data: st.DataObject) -> None:
+    definition = msgspec.structs.replace(data.draw(definitions()), where=None)
+    document = data.draw(ordinary)
+    expression = parse_expression(data.draw(held_expressions(definition)))
+    condition = parse_predicate(data.draw(held_conditions(definition)))
+    binding = Binding(definition)
+    compiled = compile_index(definition)
+    _, keys, _, values, _, _ = compiled.project(
+        [0], DocumentReader(compiled.fields).read([document]).documents, [b"u1"]
+    )
+    for number, canonical in enumerate(keys):
+        forms, include = unpack_value(values.get(number, b""))
+        key, _ = decode_key(canonical, len(definition.keys), definition.descending, forms)
+        entry = (key, "u1", json.loads(include) if include else {})
+        scope = scope_of(definition, canonical, json.loads(document))
+        if binding.serves(expression):
+            assert exact(binding.value(expression)(*entry)) == exact(naive.evaluate(expression, scope))
+        if binding.serves(condition):
+            assert binding.test(condition)(*entry) is naive.condition(condition, scope)
+
+
+def scope_of(definition: IndexDefinition, canonical: bytes, document: dict[str, Any]) -> dict[str, Any]:
+    """The document with, of an index on UNNEST, the first element that gives the entry's key."""
+    scope: dict[str, Any] = {"id": "u1", "document": document}
+    if definition.unnest is None:
+        return scope
+    array = naive.evaluate(definition.unnest.operand, scope)
+    for element in array if type(array) is list and array else [MISSING]:
+        one = {**scope, "element": element}
+        parts = [naive.evaluate(part.expression, one) for part in definition.keys]
+        if encode_key(parts, [part.descending for part in definition.keys]) == canonical:
+            return one
+    raise AssertionError("no element gives this key")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_filtering_entries_is_projecting_with_where(data: st.DataObject) -> None:
+    definition = msgspec.structs.replace(data.draw(definitions()), where=None)
+    condition = parse_predicate(data.draw(held_conditions(definition)))
+    binding = Binding(definition)
+    unnests = "UNNEST" in definition.normal_statement
+    if unnests or not binding.serves(condition):
+        return  # WHERE cannot say UNNEST
+    documents = data.draw(st.lists(ordinary, min_size=1, max_size=4))
+    ids = [f"u{number}".encode() for number in range(len(documents))]
+    filtered = compile_index(msgspec.structs.replace(definition, where=condition))
+    fields = DocumentReader({*filtered.fields, *compile_index(definition).fields})
+    decoded = fields.read(documents).documents
+    ordinals, keys, _, values, skips, _ = compile_index(definition).project(
+        range(len(documents)), decoded, ids
+    )
+    test = binding.test(condition)
+    kept = []
+    for number, (ordinal, canonical) in enumerate(zip(ordinals, keys, strict=True)):
+        forms, include = unpack_value(values.get(number, b""))
+        key, _ = decode_key(canonical, len(definition.keys), definition.descending, forms)
+        if test(key, f"u{ordinal}", json.loads(include) if include else {}) is True:
+            kept.append((ordinal, canonical))
+    expected_ordinals, expected_keys, _, _, _, _ = filtered.project(range(len(documents)), decoded, ids)
+    skipped = {skip[0] for skip in skips}
+    assert kept == [
+        pair for pair in zip(expected_ordinals, expected_keys, strict=True) if pair[0] not in skipped
+    ]
