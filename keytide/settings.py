@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -189,6 +189,56 @@ class ScanSettings(_Section):
     )
 
 
+class PrimarySettings(_Section):
+    """`[primary.<keyspace>]`: where scans with `validate` look up the documents of a keyspace (their meaning:
+    docs/validate.md). The url may hold a password, and is never shown."""
+
+    kind: Literal["sql", "topic"] = Field(
+        description="`sql`: a database, through SQLAlchemy; `topic`: the keyspace's own topic"
+    )
+    url: SecretStr = Field(SecretStr(""), description="SQLAlchemy's URL of the database")
+    table: str = Field("", description="table or view, with its schema before a dot if need be")
+    id_column: str = Field("id", description="the column with the document id")
+    document_column: str = Field("", description="the column with the whole document as JSON")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="instead of it: top-level field of the document -> its column"
+    )
+    nulls: Literal["null", "missing"] = Field("null", description="what a NULL of such a column is in JSON")
+    offset_column: str = Field(
+        "",
+        description="the column with the Kafka offset that a row was written from, for a database that "
+        "is fed from the topic",
+    )
+    partition_column: str = Field("", description="the column with the partition of that offset")
+    position_query: str = Field(
+        "", description="a query for (partition, next offset) of what the database has been fed with"
+    )
+    connections: int = Field(
+        4, ge=1, le=64, description="to the primary, of each node: what validation may load it with"
+    )
+    connect_timeout_s: int = Field(3, ge=1, description="longest wait for a new connection")
+    batch_ids: int = Field(1_000, ge=1, le=10_000, description="documents asked for at once")
+    max_rows: int = Field(10_000, ge=1, description="rows of one validated page")
+    wait_ms: int = Field(
+        200, ge=0, description="how long a page waits for a primary that is behind some of its rows"
+    )
+    look_ahead: int = Field(
+        20_000, ge=0, description="records past the snapshot that are read for newer versions (topic)"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        sql = (self.url.get_secret_value(), self.table, self.document_column, self.columns)
+        told = (self.offset_column, self.partition_column, self.position_query)
+        if self.kind == "topic" and any((*sql, *told)):
+            raise ValueError("kind `topic` takes no url, table or columns")
+        if self.kind == "sql" and (not all(sql[:2]) or bool(sql[2]) == bool(sql[3])):
+            raise ValueError("kind `sql` needs url, table, and either document_column or columns")
+        if self.partition_column and not self.offset_column:
+            raise ValueError("partition_column goes with offset_column")
+        return self
+
+
 class SecuritySettings(_Section):
     tokens: dict[str, list[str]] = Field(
         default_factory=dict, description="API token -> scopes (read, admin)"
@@ -200,7 +250,12 @@ class SecuritySettings(_Section):
 class Settings(BaseSettings):
     """All settings of one process. Build with `load_settings`."""
 
-    model_config = SettingsConfigDict(env_prefix="KEYTIDE_", env_nested_delimiter="__", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="KEYTIDE_",
+        env_nested_delimiter="__",
+        extra="ignore",
+        hide_input_in_errors=True,  # which may hold passwords
+    )
 
     cluster: str = Field("keytide", description="cluster name: the prefix of its topics")
     data_dir: Path = Field(Path("keytide-data"), description="where this machine's parts keep their data")
@@ -211,6 +266,9 @@ class Settings(BaseSettings):
     coordinator: CoordinatorSettings = CoordinatorSettings()  # type: ignore[call-arg]
     build: BuildSettings = BuildSettings()  # type: ignore[call-arg]
     scan: ScanSettings = ScanSettings()  # type: ignore[call-arg]
+    primary: dict[str, PrimarySettings] = Field(
+        default_factory=dict, description="keyspace -> where its documents are looked up by validated scans"
+    )
     security: SecuritySettings = SecuritySettings()
 
     @classmethod
