@@ -23,7 +23,7 @@ in milliseconds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -240,6 +240,17 @@ class Reading:
         except StoreDamagedError as error:
             self._ring.report_damage(error.message)
             raise
+
+    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
+        """(partition, offset) of the version of each document, None for one without entries here. Raises as
+        `rows` does."""
+        back = self._kept.snapshot.back
+        try:
+            held = [back(docid) for docid in ids]
+        except StoreDamagedError as error:
+            self._ring.report_damage(error.message)
+            raise
+        return [(one.partition, one.offset) if one is not None and one.keys else None for one in held]
 
     def release(self) -> None:
         """Give the snapshot back. Once is enough; more does nothing."""

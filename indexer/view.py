@@ -7,7 +7,7 @@ here waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
@@ -24,8 +24,8 @@ class Trouble(NamedTuple):
 
 
 class ReadableSnapshot(Protocol):
-    """One slice at one commit. The holder calls `release` exactly once; `rows` and `count` may be called from
-    any thread until then."""
+    """One slice at one commit. The holder calls `release` exactly once; the others may be called from any
+    thread until then."""
 
     @property
     def number(self) -> int:
@@ -60,6 +60,11 @@ class ReadableSnapshot(Protocol):
 
     def count(self, low: bytes, high: bytes | None) -> int:
         """How many entries lie in [low, high). Raises as `rows`."""
+        ...
+
+    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
+        """(partition, offset) of the version of each document that its entries here come from; None for one
+        without entries here. Raises as `rows`."""
         ...
 
     def release(self) -> None:

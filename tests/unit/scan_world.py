@@ -79,6 +79,7 @@ class FakeSnapshot:
         self.entries = sorted(entries)
         self.readers = 0
         self.leases: dict[str, int] = {}
+        self.back: dict[bytes, tuple[int, int]] = {}  # by document id; a test may fill it
 
     def rows(
         self,
@@ -101,6 +102,10 @@ class FakeSnapshot:
     def count(self, low: bytes, high: bytes | None) -> int:
         assert self.readers > 0, "counted without holding it"
         return sum(map(len, self.rows(low, high)))
+
+    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
+        assert self.readers > 0, "asked without holding it"
+        return [self.back.get(docid) for docid in ids]
 
     def release(self) -> None:
         assert self.readers > 0, "given back twice"
