@@ -1,7 +1,7 @@
 """The vocabulary that every part of Keytide shares: one word per thing, one thing per word.
 
 What lives here: vector timestamps, index definitions and their SQL, the order-preserving key encoding, every
-wire message, topic names, settings, the three families of errors; the client that users import and the
+wire message, topic names, settings, the three families of errors; the clients that users import and the
 `keytide` command.
 
 Who may import it: every package. What it may import: none of the services. Only `keytide.cli` reaches
@@ -18,15 +18,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keytide.client import Client
+    from keytide.client import AsyncClient, Client, Writes
 
-__all__ = ["Client"]
+__all__ = ["AsyncClient", "Client", "Writes"]
 
 
 def __getattr__(name: str) -> Any:
     """`from keytide import Client`, without making every service that imports the vocabulary load httpx."""
-    if name == "Client":
-        from keytide.client import Client
+    if name in __all__:
+        from keytide import client
 
-        return Client
+        return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

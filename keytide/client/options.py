@@ -1,0 +1,159 @@
+"""What a reader may ask for (CONTRACT §5), as the keyword arguments of both clients. Pure.
+
+The types are for editors and type checkers; what a node does not understand, it refuses by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypedDict
+
+Inclusion = Literal["both", "low", "high", "neither"]
+Consistency = Literal["stable", "tip"]
+Column = Literal["key", "id", "include"]
+ColumnType = Literal["text", "bigint", "double", "boolean", "json"]
+
+
+class Acknowledged(Protocol):
+    """What a producer was told of its writes: `keytide.client.Writes`."""
+
+    @property
+    def topic(self) -> str | None: ...
+
+    def at_least(self) -> dict[str, Any]: ...
+
+
+class HeldSnapshot(Protocol):
+    """A snapshot that nodes hold for a reader: what `Client.snapshot` gives."""
+
+    @property
+    def at(self) -> str: ...
+
+
+AtLeast = Mapping[Any, Any] | Acknowledged
+"""Source partition -> next offset (or `{"offset": n, "epoch": n}`, as the timestamps of answers are), or what
+a producer wrote."""
+
+
+class Moment(TypedDict, total=False):
+    """From which moment in time to read.
+
+    Attributes:
+        consistency: `stable` (one agreed snapshot of all slices, the default) or `tip` (each slice's newest
+            state).
+        at_least: what the snapshot must include at least.
+        session: token of an earlier answer, instead of the client's own session.
+        max_staleness_ms: how old the snapshot may be at most.
+        timeout_ms: longest wait for such a snapshot and for the slices.
+        at: a held snapshot: read exactly that one.
+        explain: add how the snapshot was chosen.
+    """
+
+    consistency: Consistency | None
+    at_least: AtLeast | None
+    session: str | None
+    max_staleness_ms: int | None
+    timeout_ms: int | None
+    at: str | HeldSnapshot | None
+    explain: bool | None
+
+
+class Span(TypedDict, total=False):
+    """One of several stretches of an index."""
+
+    equals: Sequence[Any] | None
+    low: Sequence[Any] | None
+    high: Sequence[Any] | None
+    inclusion: Inclusion | None
+    prefix: str | None
+
+
+class Question(Moment, total=False):
+    """Which entries, and from which moment: what counts take.
+
+    Attributes:
+        equals: leading key parts that must be equal.
+        low, high, inclusion: bounds by leading key parts, and which of them belong to the range.
+        prefix: strings that begin so, in the key part after `equals`.
+        spans: several of these at once; overlaps are read once.
+        slices: read these slices only, for readers that divide the work.
+    """
+
+    equals: Sequence[Any] | None
+    low: Sequence[Any] | None
+    high: Sequence[Any] | None
+    inclusion: Inclusion | None
+    prefix: str | None
+    spans: Sequence[Span] | None
+    slices: Sequence[int] | None
+
+
+class CountOptions(Question, total=False):
+    """What a count may be told besides.
+
+    Attributes:
+        distinct: count keys instead of entries.
+    """
+
+    distinct: bool | None
+
+
+class ScanOptions(Question, total=False):
+    """What a scan may be told besides.
+
+    Attributes:
+        reverse: descending key order.
+        offset: rows to leave out at the start.
+        distinct: one row per key.
+        columns: which of `key`, `id`, `include` a row has.
+        validate: check rows against the primary.
+    """
+
+    reverse: bool | None
+    offset: int | None
+    distinct: bool | None
+    columns: Sequence[Column] | None
+    validate: bool | None
+
+
+class PageOptions(ScanOptions, total=False):
+    """What one answer may be told besides.
+
+    Attributes:
+        limit: rows at most.
+        page: token of an earlier answer: its next page, with nothing else.
+    """
+
+    limit: int | None
+    page: str | None
+
+
+class AggregateOptions(Question, total=False):
+    """What an aggregate may be told besides.
+
+    Attributes:
+        group_by: SQL expressions over what the index holds; none for one group.
+        limit, offset: groups to give, and to leave out at the start.
+    """
+
+    group_by: Sequence[str] | None
+    limit: int | None
+    offset: int | None
+
+
+class TailOptions(TypedDict, total=False):
+    """Which entries a tail follows, and from where.
+
+    Attributes:
+        equals, low, high, inclusion, prefix, spans, slices: as of `Question`.
+        initial: begin with all rows of the first snapshot.
+    """
+
+    equals: Sequence[Any] | None
+    low: Sequence[Any] | None
+    high: Sequence[Any] | None
+    inclusion: Inclusion | None
+    prefix: str | None
+    spans: Sequence[Span] | None
+    slices: Sequence[int] | None
+    initial: bool | None

@@ -1,0 +1,102 @@
+"""Following the changes of an index, as flows. Pure.
+
+Theory of operation
+===================
+A node tells the changes from snapshot to snapshot as server-sent events, each with a token to go on from.
+When the connection breaks, the tail is resumed behind the newest event that its caller was given, at any node
+that answers: no change is left out, none comes twice. Two things end a tail for good: the snapshot to go on
+from is no longer held (`SnapshotGoneError`; begin anew with `initial=True`), and the source has lost records
+that were told (`HistoryChangedError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from keytide.client.answers import Event, MisuseError, not_a_node, problem_of
+from keytide.client.calling import FIRST_PAUSE_S, LONGEST_PAUSE_S, Close, Failure, Flow, Pause, Read, ask
+from keytide.client.flows import Core
+from keytide.client.requests import follow, members, path
+from keytide.client.sse import EventParser, ServerEvent
+from keytide.client.states import TailState
+from keytide.errors import RetryableError
+
+HEARTBEAT_LIMIT_S: Final = 60.0
+"""A tail from which nothing was heard for so long, not even a heartbeat, is resumed elsewhere."""
+
+_ENDS: Final = ("history-changed", "snapshot-gone", "error")
+"""Events that say why there are no more."""
+
+_events = msgspec.json.Decoder(Event)
+_problems = msgspec.json.Decoder(dict[str, Any])
+
+
+def next_event(core: Core, state: TailState) -> Flow[Event]:
+    """The next event, however long that takes.
+
+    Raises:
+        SnapshotGoneError, HistoryChangedError: there is no way to go on.
+        RetryableError: no node answers.
+    """
+    while not state.ready:
+        if state.over:
+            raise state.end or MisuseError(
+                "the tail is closed", next_step="begin another one, with `resume=tail.token`"
+            )
+        if state.reply is None:
+            query = members(state.request, core.sessions.token)
+            call = follow(path(state.index, "tail"), query, state.token, HEARTBEAT_LIMIT_S)
+            state.reply = yield from ask(core.nodes, call, core.retries)
+            state.parser = EventParser()
+        reply = state.reply
+        chunk = yield Read(reply.body)
+        if not isinstance(chunk, bytes) or not chunk:
+            state.reply = None
+            yield from _again(core, state, chunk.why if isinstance(chunk, Failure) else "it ended")
+            continue
+        try:
+            _take(state, state.parser.feed(chunk))
+        except (ValueError, msgspec.MsgspecError) as error:
+            yield from stop(state)
+            raise not_a_node(reply.url, str(error)) from error
+        if state.end is not None:
+            yield from stop(state)
+    event = state.ready.popleft()
+    state.token, state.failures = event.token, 0
+    return event
+
+
+def stop(state: TailState) -> Flow[None]:
+    """End the connection."""
+    if state.reply is not None:
+        body, state.reply = state.reply.body, None
+        yield Close(body)
+
+
+def _take(state: TailState, events: Iterable[ServerEvent]) -> None:
+    """What events of a node mean. An error is raised once the events before it were given."""
+    for event in events:
+        if event.name in _ENDS:
+            document = _problems.decode(event.data)
+            state.end = problem_of({"type": event.name, **document}, int(document.get("status", 503)))
+            state.over = True
+            return
+        made = _events.decode(event.data)
+        first = event.name == "snapshot" and state.token is None and not state.told
+        state.told = True
+        state.ready.append(msgspec.structs.replace(made, first=first, token=event.id))
+
+
+def _again(core: Core, state: TailState, why: str) -> Flow[None]:
+    """The connection broke: wait a moment, unless that happens all the time."""
+    state.failures += 1
+    if state.failures > core.retries:
+        raise RetryableError(
+            f"the tail of {state.index} breaks again and again: {why}",
+            problem_type="stream-broken",
+            next_step="go on with `resume=tail.token` once the nodes are back",
+        )
+    yield Pause(min(FIRST_PAUSE_S * 2.0 ** (state.failures - 1), LONGEST_PAUSE_S))
