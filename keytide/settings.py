@@ -184,8 +184,27 @@ class ScanSettings(_Section):
     lease_s: int = Field(60, description="how long a page token keeps its snapshot after its last use")
     max_leases: int = Field(
         400,
-        description="snapshots of one index that a node keeps for page tokens at once; beyond it those go "
-        "first that only gave first pages",
+        description="snapshots of one index that a node keeps for page tokens and holds at once; beyond it "
+        "those go first that only gave first pages",
+    )
+    max_hold_s: int = Field(
+        3_600,
+        description="how long a held snapshot may be kept after its last use: a kept snapshot keeps disk "
+        "from being reused, also when its holder is gone",
+    )
+    max_spans: int = Field(
+        1_000, description="spans of one request: each costs every slice a seek per block of rows"
+    )
+    max_offset: int = Field(
+        1_000_000,
+        description="rows that a scan may leave out at its start: all of them are read; page tokens cost "
+        "nothing for rows gone by",
+    )
+    max_groups: int = Field(
+        100_000,
+        ge=1,
+        description="groups, or distinct values, of one aggregate: a node holds all of them in memory, some "
+        "hundred bytes each, and in the answer there is no paging",
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from indexer.scan.choose import (
     IndexNotReadyError,
@@ -25,11 +25,11 @@ from indexer.scan.choose import (
     unmet,
 )
 from indexer.scan.directory import Directory, Scannable
-from indexer.scan.gather import Gathered, SnapshotMissingError, Target
 from indexer.scan.news import News, Patience
 from indexer.scan.reading import TIP, HistoryAheadError, NodeUnavailableError
-from indexer.scan.request import Question
-from indexer.scan.selection import slices_of, spans_of
+from indexer.scan.request import Moment
+from indexer.scan.scatter import Asked, SnapshotMissingError, Target
+from indexer.scan.selection import Selection, filter_json
 from indexer.scan.tokens import Seen
 from indexer.view import NodeView
 from keytide.clock import now_ms
@@ -47,19 +47,22 @@ _ENDED: Final = ("READY", "FAILED", "CANCELLED")
 """States of a build that is over."""
 
 
+AskedT = TypeVar("AskedT", bound=Asked)
+
+
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreed(Generic[AskedT]):
     """A gathered read of one agreed snapshot, and the story of the choice."""
 
     stamp: Stamp
     target: Target
-    gathered: Gathered
+    gathered: AskedT
     waited_ms: int
     waited_for: list[str]
 
 
 class Agreement:
-    """Chooses snapshots for first pages and counts.
+    """Chooses snapshots for first pages, counts and everything else that names none.
 
     Args:
         view: this node.
@@ -75,15 +78,18 @@ class Agreement:
     async def read(
         self,
         index: Scannable,
-        question: Question,
+        selection: Selection,
+        moment: Moment,
         seen: Seen,
         patience: Patience,
         lease_ms: int,
-        work: Callable[[Target], Awaitable[Gathered]],
-    ) -> Agreed:
-        """Do `work` on the newest snapshot that satisfies the question.
+        work: Callable[[Target], Awaitable[AskedT]],
+    ) -> Agreed[AskedT]:
+        """Do `work` on the newest snapshot that satisfies `moment`.
 
         Args:
+            selection: what the target is to name.
+            moment: its `at` is not looked at: `Shared.read` knows what to do with it.
             seen: what the session has seen.
             patience: bounds all waits.
             lease_ms: for `Target`.
@@ -94,18 +100,27 @@ class Agreement:
             KeytideError: the typed errors of CONTRACT §5.
             ReaderGoneError: the reader went away.
         """
-        spans = spans_of(question, index.shape)
-        slices = slices_of(question, index.shape) if spans else ()
+        slices = selection.slices
+        tested = filter_json(selection.filter)
         waited_for: list[str] = []
         lacking: dict[int, set[str]] = {}
         lost: dict[int, dict[str, str]] = {}
         pause = FIRST_PAUSE_S
         while True:
-            stamp = await self._choose(index, slices, question, seen, patience, waited_for)
+            stamp = await self._choose(index, slices, moment, seen, patience, waited_for)
             index = await self._rebuilt(index, slices, patience, waited_for)
             nodes = {number: self._place(index.placement[number], lacking.get(number)) for number in slices}
             target = Target(
-                index.id, stamp.number, stamp.incarnation, spans, nodes, max(0.001, patience.left), lease_ms
+                index.id,
+                stamp.number,
+                stamp.incarnation,
+                selection.spans,
+                nodes,
+                max(0.001, patience.left),
+                lease_ms,
+                False,
+                tested,
+                selection.distinct,
             )
             try:
                 gathered = await work(target)
@@ -143,27 +158,27 @@ class Agreement:
         self,
         index: Scannable,
         slices: Sequence[int],
-        question: Question,
+        moment: Moment,
         seen: Seen,
         patience: Patience,
         waited_for: list[str],
     ) -> Stamp:
-        """The newest published snapshot, once it satisfies the question. What is lost is not waited for."""
-        at_least = check_partitions(question.at_least, index.partitions)
-        tip = question.consistency == "tip"
-        if tip and (at_least or question.max_staleness_ms is not None):
+        """The newest published snapshot, once it satisfies the moment. What is lost is not waited for."""
+        at_least = check_partitions(moment.at_least, index.partitions)
+        tip = moment.consistency == "tip"
+        if tip and (at_least or moment.max_staleness_ms is not None):
             raise CallerError(
                 "at_least and max_staleness_ms need consistency `stable`: a tip scan agrees on nothing",
                 status=422,
                 problem_type="invalid-request",
             )
-        stamp, lacking = self._look(index, question, seen, at_least)
+        stamp, lacking = self._look(index, moment, seen, at_least)
         if lacking is None and stamp is not None:
             return stamp
         while True:
             with self._news.listening() as heard:
                 index = self._same(index)
-                stamp, lacking = self._look(index, question, seen, at_least)
+                stamp, lacking = self._look(index, moment, seen, at_least)
                 if lacking is None and stamp is not None:
                     return stamp
                 self._check_known_lost(index, slices)
@@ -183,7 +198,7 @@ class Agreement:
         )
 
     def _look(
-        self, index: Scannable, question: Question, seen: Seen, at_least: dict[int, int]
+        self, index: Scannable, moment: Moment, seen: Seen, at_least: dict[int, int]
     ) -> tuple[Stamp | None, str | None]:
         """The newest published snapshot (of a tip scan, none), and what it lacks.
 
@@ -192,15 +207,15 @@ class Agreement:
         """
         of_keyspace = seen.get(index.keyspace)
         check_history(of_keyspace, index.history)
-        check_branches(question.at_least, index.history)
-        if question.consistency == "tip":
+        check_branches(moment.at_least, index.history)
+        if moment.consistency == "tip":
             behind = of_keyspace is not None and of_keyspace[1] > index.incarnation
             lacking = "this node to read of a rollback that the session has seen" if behind else None
             return Stamp(TIP, index.incarnation, Timestamp(), 0), lacking
         number = self._view.published(index.id)
         known = None if number is None else self._view.stamp(index.keyspace, number)
         stamp = None if number is None or known is None else Stamp(number, *known)
-        return stamp, unmet(stamp, question, of_keyspace, at_least, index.incarnation, now_ms())
+        return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, now_ms())
 
     def _check_rollback(self, index: Scannable) -> None:
         """Raise `RollingBackError` if the keyspace was ever rolled back: nothing is common since."""

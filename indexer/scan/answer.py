@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.agree import Agreed
+from indexer.scan.agree import Agreed, AskedT
 from indexer.scan.choose import Stamp
 from indexer.scan.reading import TIP
 from keytide.timestamp import Timestamp
@@ -58,7 +58,7 @@ class AnswerMaker:
         return self._timestamp_json
 
 
-def explain(agreed: Agreed, slices: int) -> dict[str, Any]:
+def explain(agreed: Agreed[AskedT], slices: int) -> dict[str, Any]:
     """How the snapshot was chosen, which slices were asked (of how many), what each read."""
     gathered = agreed.gathered
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexer.scan.request import AtLeast, OffsetAndEpoch, Question
+from indexer.scan.request import AtLeast, Moment, OffsetAndEpoch
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from keytide.history import History
 from keytide.timestamp import Timestamp
@@ -109,7 +109,7 @@ def check_partitions(at_least: AtLeast, partitions: int) -> dict[int, int]:
 
 def unmet(
     stamp: Stamp | None,
-    question: Question,
+    moment: Moment,
     seen: tuple[int, int] | None,
     at_least: dict[int, int],
     incarnation: int,
@@ -133,7 +133,7 @@ def unmet(
     for partition, offset in at_least.items():
         if stamp.timestamp.offset(partition) < offset:
             return f"offset {offset} of partition {partition} (indexed: {stamp.timestamp.offset(partition)})"
-    if question.max_staleness_ms is not None and now - stamp.fresh_at > question.max_staleness_ms:
+    if moment.max_staleness_ms is not None and now - stamp.fresh_at > moment.max_staleness_ms:
         age = f"{now - stamp.fresh_at} ms" if stamp.fresh_at else "of unknown age"
-        return f"a snapshot at most {question.max_staleness_ms} ms old (newest: {age})"
+        return f"a snapshot at most {moment.max_staleness_ms} ms old (newest: {age})"
     return None

@@ -3,112 +3,88 @@
 Theory of operation
 ===================
 Every slice gives its entries in order, a block at a time. What lies at or before the *frontier* (the nearest
-last entry of any slice that may have more) is final: no slice can still bring anything before it. When the
+place that any slice with more has reached) is final: no slice can still bring anything before it. When the
 keys are spread evenly one round of even shares (and a few standard deviations) is enough; when they are not,
 blocks double from round to round, so that a scan whose rows all lie in one slice takes a few rounds only.
+
+An offset is left out by the slice itself when only one is asked. Of several, keys are gathered without values
+and dropped, in blocks of bounded size.
+
+A read that filters, skips or takes distinct keys may look at much and find little. Slices give up after a
+bounded number of entries and say where they are, and so does the whole read when its time is over: `more`
+with fewer entries than the limit, perhaps none, and `reached`.
+
+Distinct entries have keys without ids: equal keys of several slices are equal, and meet in the merge.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
 
-from indexer.scan.reading import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
-from keytide.collation import Span
-from keytide.errors import invariant
+from indexer.scan.picking import behind
+from indexer.scan.reading import TIP, Nodes, ReadRequest
+from indexer.scan.scatter import Asked, Entry, Target, ask
+from keytide.errors import RetryableError, invariant
 
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
-
-
-class SnapshotMissingError(Exception):
-    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
-
-    def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
-        super().__init__(slice_number, node, newest, state, reason)
-        self.slice = slice_number
-        self.node = node
-        self.newest = newest
-        self.state = state
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What to read, where, and for how long to wait.
-
-    Attributes:
-        nodes: slice -> id of the node to ask.
-        lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
-        in_use: this is not the first page.
-        timeout_s: longest wait for a node.
-    """
-
-    index: str
-    number: int
-    incarnation: int
-    spans: Sequence[Span]
-    nodes: Mapping[int, str]
-    timeout_s: float
-    lease_ms: int = 0
-    in_use: bool = False
-
-    def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
-        """Node -> its slices, of `slices` or all."""
-        grouped: dict[str, list[int]] = {}
-        for number in self.nodes if slices is None else slices:
-            grouped.setdefault(self.nodes[number], []).append(number)
-        return grouped
+SKIP_BLOCK: Final = 8_192
+"""Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
+COUNT_BLOCK: Final = 8_192
+"""Distinct keys that are gathered at once to be counted."""
 
 
 @dataclass(slots=True)
-class Gathered:
+class Gathered(Asked):
     """The result of one gathered read, while it grows.
 
     Attributes:
         entries: (entry key, value) in the direction of the read, at most the limit.
         rows: the entries as a JSON array of rows, once it is made.
-        more: whether anything lies behind them.
+        more: whether anything may lie behind them.
+        reached: behind which key to go on when there is more.
+        offset_left: how many entries are still to be left out then.
         count: entries counted, for a count.
-        read: slice -> entries read there.
-        replies: slice -> its last reply, without entries of use.
-        leased: slices whose snapshot is kept under the target's lease.
-        rounds: how often slices were asked.
     """
 
     entries: list[Entry] = field(default_factory=list)
     rows: bytes = b""
     more: bool = False
+    reached: bytes = b""
+    offset_left: int = 0
     count: int = 0
-    read: dict[int, int] = field(default_factory=dict)
-    replies: dict[int, SliceReply] = field(default_factory=dict)
-    leased: set[int] = field(default_factory=set)
-    rounds: int = 0
 
 
 @dataclass(slots=True)
 class _Source:
-    """One slice while it is being read."""
+    """One slice while it is being read: what it gave and was not taken yet, and where it is."""
 
     slice: int
-    node: str
     after: bytes
     entries: list[Entry] = field(default_factory=list)
     more: bool = True
 
 
-async def gather(target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int) -> Gathered:
-    """The first `limit` entries behind `after` in key order, over all slices.
+async def gather(
+    target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int, offset: int = 0
+) -> Gathered:
+    """The first `limit` entries behind `after` in key order, over all slices, without the first `offset`.
 
     Raises:
         SnapshotMissingError: a slice does not hold the snapshot.
         RetryableError: a node did not answer.
     """
-    result = Gathered()
-    sources = [_Source(number, node, after) for number, node in sorted(target.nodes.items())]
+    result = Gathered(offset_left=offset)
+    deadline = monotonic() + target.timeout_s if offset or target.filter or target.distinct else math.inf
+    last = b""  # the last key that was left out: of distinct keys another slice may bring it again
+    if offset and len(target.nodes) > 1:
+        after, last = await _skip(target, nodes, after, reverse, result, deadline)
+        if result.offset_left:
+            return result
+    sources = [_Source(number, after) for number in sorted(target.nodes)]
     taken = result.entries
     wanted = limit + 1  # one more tells whether there is a next page
     block = 0
@@ -118,18 +94,61 @@ async def gather(target: Target, nodes: Nodes, after: bytes, reverse: bool, limi
             still = wanted - len(taken)
             unread = sum(source.more for source in sources)
             block = min(still, max(2 * block, _even_share(still, unread)))
-            await _fill(target, nodes, hungry, reverse, block, result)
+            await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
         if not any(source.entries for source in sources):
-            break
-        final = _final(sources, reverse)
-        if target.number == TIP:  # an entry on its way between slices may be in both
-            final = list(dict(final).items())
-        taken += final
+            if not any(source.more for source in sources):
+                break
+        else:
+            final = _final(sources, reverse)
+            if target.number == TIP:  # an entry on its way between slices may be in both
+                final = list(dict(final).items())
+            if target.distinct:
+                final = _once(final, taken[-1][0] if taken else last)
+            taken += final
+        if len(taken) <= limit and monotonic() > deadline and any(source.more for source in sources):
+            result.more = True
+            result.reached = _frontier(sources, reverse)
+            return result
     if target.number != TIP:
         _check_order(taken, reverse)
     result.more = len(taken) > limit
     del taken[limit:]
+    if result.more:
+        result.reached = behind(taken[-1][0], reverse) if target.distinct else taken[-1][0]
     return result
+
+
+async def _skip(
+    target: Target, nodes: Nodes, after: bytes, reverse: bool, result: Gathered, deadline: float
+) -> tuple[bytes, bytes]:
+    """Leave out the first `offset_left` entries of several slices; returns the place behind them and the last
+    key left out. When they are not all left out, `more` tells whether there are any others."""
+    last = b""
+    while result.offset_left:
+        sources = [_Source(number, after) for number in sorted(target.nodes)]
+        block = _even_share(min(result.offset_left, SKIP_BLOCK), len(sources))
+        await _fill(target, nodes, sources, reverse, block, result, keys_only=True)
+        open_ends = any(source.more for source in sources)
+        frontier = _frontier(sources, reverse) if open_ends else b""
+        final = _final(sources, reverse)
+        if target.number == TIP:
+            final = list(dict(final).items())
+        if target.distinct:
+            final = _once(final, last)
+        dropped = min(len(final), result.offset_left)
+        result.offset_left -= dropped
+        if dropped:
+            last = final[dropped - 1][0]
+        if not result.offset_left:
+            return (behind(last, reverse) if target.distinct else last), last
+        if not open_ends:
+            return after, last
+        # Behind the frontier entries are read once more: the even shares make them few.
+        after = frontier
+        if monotonic() > deadline:
+            result.more, result.reached = True, after
+            return after, last
+    return after, last
 
 
 async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int) -> None:
@@ -139,19 +158,59 @@ async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, lim
         SnapshotMissingError: of the first slice that holds what nothing can have written, with state LOST.
         RetryableError: a node did not answer.
     """
-    sources = [_Source(number, node, after) for number, node in sorted(target.nodes.items())]
+    sources = [_Source(number, after) for number in sorted(target.nodes)]
     if sources:
         await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
 
 
-async def count(target: Target, nodes: Nodes) -> Gathered:
-    """How many entries the spans hold, over all slices. Raises as `gather` does."""
+async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered:
+    """How many entries (or distinct keys) the target has, over all slices.
+
+    Args:
+        apart: no key lies in two slices.
+
+    Raises:
+        CountTimeoutError: there are too many to be counted in the time.
+        SnapshotMissingError, RetryableError: as `gather`.
+    """
     result = Gathered()
-    sources = [_Source(number, node, b"") for number, node in sorted(target.nodes.items())]
-    if sources:
+    deadline = monotonic() + target.timeout_s
+    if target.distinct and not apart and len(target.nodes) > 1:
+        after, last = b"", b""
+        while True:
+            sources = [_Source(number, after) for number in sorted(target.nodes)]
+            share = _even_share(COUNT_BLOCK, len(sources))
+            await _fill(target, nodes, sources, False, share, result, keys_only=True)
+            if open_ends := any(source.more for source in sources):
+                after = _frontier(sources, False)
+            final = _once(_final(sources, False), last)
+            result.count += len(final)
+            last = final[-1][0] if final else last
+            if not open_ends:
+                return result
+            _check_time(deadline, target, result)
+    sources = [_Source(number, b"") for number in sorted(target.nodes)]
+    while sources:
         await _fill(target, nodes, sources, False, 0, result)
-    result.count = sum(reply.count for reply in result.replies.values())
+        sources = [source for source in sources if source.more]
+        if sources:
+            _check_time(deadline, target, result)
     return result
+
+
+class CountTimeoutError(RetryableError):
+    """Counting took longer than the request allows."""
+
+    problem_type = "count-timeout"
+    status = 504
+
+
+def _check_time(deadline: float, target: Target, result: Gathered) -> None:
+    if monotonic() > deadline:
+        raise CountTimeoutError(
+            f"{result.count} were counted in {target.timeout_s:.1f} s, and there are more",
+            next_step="allow more with timeout_ms, or count a narrower span",
+        )
 
 
 def _even_share(rows: int, slices: int) -> int:
@@ -169,6 +228,8 @@ async def _fill(
     result: Gathered,
     *,
     examine: bool = False,
+    skip: int = 0,
+    keys_only: bool = False,
 ) -> None:
     """Ask every node once for the next block of its slices among `sources`, or to examine it."""
     by_slice = {source.slice: source for source in sources}
@@ -186,56 +247,39 @@ async def _fill(
             target.lease_ms,
             target.in_use,
             examine,
+            target.filter,
+            target.distinct,
+            skip,
+            keys_only,
+            target.hold,
         )
         for node, slices in target.by_node(by_slice).items()
     }
-    result.rounds += 1
-    for node, reply in (await _ask_all(nodes, requests, target.timeout_s)).items():
-        if reply.leased:
-            result.leased.update(requests[node].slices)
-        for one in reply.slices:
-            if one.gone:
-                raise SnapshotMissingError(one.slice, node, one.newest, one.state, one.reason)
-            if one.incarnation != target.incarnation or (one.number != target.number != TIP):
-                raise NodeUnavailableError(
-                    f"node {node} answered from snapshot {one.number} of incarnation {one.incarnation}, "
-                    f"and was asked for {target.number} of {target.incarnation}",
-                    node=node,
-                    next_step="run the same release on every node",
-                )
-            invariant(one.entries or not one.more, "Gathered", f"slice {one.slice} has more but gave nothing")
-            source = by_slice[one.slice]
-            source.entries = one.entries
-            source.more = one.more
-            if one.entries:
-                source.after = one.entries[-1][0]
-            result.read[one.slice] = result.read.get(one.slice, 0) + len(one.entries)
-            result.replies[one.slice] = one
+    for one in await ask(target, nodes, requests, result):
+        source = by_slice[one.slice]
+        if one.more:
+            reached = one.reached or (one.entries[-1][0] if one.entries else b"")
+            onward = reached and (
+                not source.after or (reached < source.after if reverse else reached > source.after)
+            )
+            invariant(onward, "Gathered", f"slice {one.slice} has more but came no further")
+            source.after = reached
+        source.entries = one.entries
+        source.more = one.more
+        result.count += one.count
+        result.offset_left -= one.skipped
+        result.read[one.slice] = result.read.get(one.slice, 0) + (one.examined or len(one.entries))
 
 
-async def _ask_all(
-    nodes: Nodes, requests: Mapping[str, ReadRequest], timeout_s: float
-) -> dict[str, ReadReply]:
-    """All nodes' replies. Other nodes work while this one reads its own slices."""
-    others = [node for node in requests if node != nodes.here]
-    tasks = [asyncio.ensure_future(nodes.read(node, requests[node], timeout_s)) for node in others]
-    try:
-        replies = {}
-        if nodes.here in requests:
-            if tasks:
-                await asyncio.sleep(0)  # let the requests go out first
-            replies[nodes.here] = await nodes.read(nodes.here, requests[nodes.here], timeout_s)
-        replies.update(zip(others, await asyncio.gather(*tasks), strict=True) if tasks else ())
-        return replies
-    finally:
-        for task in tasks:
-            task.cancel()
+def _frontier(sources: Sequence[_Source], reverse: bool) -> bytes:
+    """The nearest place that any source with more has reached; one must have more."""
+    places = (source.after for source in sources if source.more)
+    return max(places) if reverse else min(places)
 
 
 def _final(sources: Sequence[_Source], reverse: bool) -> list[Entry]:
     """Take what is at or before the frontier out of the buffers, merged."""
-    open_ends = [source.entries[-1][0] for source in sources if source.more and source.entries]
-    frontier = (max(open_ends) if reverse else min(open_ends)) if open_ends else None
+    frontier = _frontier(sources, reverse) if any(source.more for source in sources) else None
     merged: list[Entry] = []
     for source in sources:
         entries = source.entries
@@ -251,6 +295,16 @@ def _final(sources: Sequence[_Source], reverse: bool) -> list[Entry]:
             source.entries = entries[cut:]
     merged.sort(reverse=reverse)  # sorted runs one after the other: Python's sort merges them
     return merged
+
+
+def _once(entries: Sequence[Entry], last: bytes) -> list[Entry]:
+    """Each key once, and `last` not again."""
+    once: list[Entry] = []
+    for entry in entries:
+        if entry[0] != last:
+            once.append(entry)
+            last = entry[0]
+    return once
 
 
 def _first_behind(entries: Sequence[Entry], frontier: bytes, reverse: bool) -> int:

@@ -8,6 +8,9 @@ only given first pages is *idle*: when more snapshots are kept than the limit, t
 tokens are then `snapshot-gone`). Snapshots that later pages were read from go only when their time is over;
 if nothing but these is left, a new token is refused.
 
+A *held* snapshot has a lease of its own under its id, which is given back, or runs out some time after the
+hold's last use; it counts as much as a snapshot that pages are read from.
+
 Every slice that a token names keeps the snapshot (a restart loses it). Most leases come with the read itself
 (`ReadRequest.lease_ms`); `keep_everywhere` takes the others.
 """
@@ -19,13 +22,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.scan.gather import SnapshotMissingError, Target
 from indexer.scan.reading import TIP, LeaseRequest, Nodes
+from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.view import NodeView
 from keytide.errors import RetryableError
 
 HOLDER: Final = "pages"
-"""The name under which slices keep snapshots for page tokens."""
+"""The name under which slices keep snapshots for page tokens; for a hold it is its id."""
+
+_Key = tuple[int, str]
+"""(snapshot number, id of the hold or "")."""
 
 
 class TooManyLeasesError(RetryableError):
@@ -55,16 +61,25 @@ class LeaseBook:
     def __init__(self, view: NodeView, limit: int) -> None:
         self._view = view
         self._limit = limit
-        self._by_index: dict[str, dict[int, _Lease]] = {}
+        self._by_index: dict[str, dict[_Key, _Lease]] = {}
 
     def keep(
-        self, index: str, number: int, slices: Sequence[int], lease_ms: int, *, in_use: bool, now: int
+        self,
+        index: str,
+        number: int,
+        slices: Sequence[int],
+        lease_ms: int,
+        *,
+        in_use: bool,
+        now: int,
+        hold: str = "",
     ) -> list[int]:
         """Keep a snapshot in some slices for at least `lease_ms`; returns those that do not hold it.
 
         Args:
             in_use: a later page was read from it.
             now: milliseconds.
+            hold: id of the hold that this is for, "" for page tokens.
 
         Raises:
             TooManyLeasesError: the limit is reached, and all snapshots that are kept are in use.
@@ -73,34 +88,49 @@ class LeaseBook:
         if leases is None:
             self._forget_indexes(now)
             leases = self._by_index[index] = {}
-        lease = leases.get(number)
+        lease = leases.get((number, hold))
         if lease is None:
             if len(leases) >= self._limit:
                 self._make_room(index, leases, now)
-            lease = leases[number] = _Lease(0)
-        lease.in_use |= in_use
+            lease = leases[number, hold] = _Lease(0)
+        lease.in_use |= in_use or bool(hold)
         if lease.until - now >= lease_ms and lease.slices.issuperset(slices):
             return []
         # A tenth longer than is promised, so that not every token renews the lease.
         lease.until = max(lease.until, now + lease_ms + lease_ms // 10)
-        missing = [one for one in slices if not self._view.lease(index, one, number, HOLDER, lease.until)]
-        lease.slices.update(set(slices).difference(missing))
-        return missing
+        # A slice that another read has asked for keeps the snapshot as long.
+        wanted = lease.slices.union(slices)
+        holder = hold or HOLDER
+        held = {one for one in wanted if self._view.lease(index, one, number, holder, lease.until)}
+        lease.slices = held
+        return [one for one in slices if one not in held]
 
-    def _make_room(self, index: str, leases: dict[int, _Lease], now: int) -> None:
+    def holds(self, index: str, number: int, hold: str, slices: Iterable[int], now: int) -> bool:
+        """Whether a hold lasts, and is on these slices."""
+        lease = self._by_index.get(index, {}).get((number, hold))
+        return lease is not None and lease.until > now and lease.slices.issuperset(slices)
+
+    def give_back(self, index: str, number: int, hold: str, now: int) -> None:
+        """Let go of what a hold keeps; of one that is not known, nothing."""
+        lease = self._by_index.get(index, {}).pop((number, hold), None)
+        for one in lease.slices if lease is not None else ():
+            self._view.lease(index, one, number, hold, now)
+
+    def _make_room(self, index: str, leases: dict[_Key, _Lease], now: int) -> None:
         """Forget what has run out; let go of the oldest idle snapshots until one more may be kept."""
-        for number in [number for number, lease in leases.items() if lease.until <= now]:
-            del leases[number]
-        idle = sorted(number for number, lease in leases.items() if not lease.in_use)
+        for key in [key for key, lease in leases.items() if lease.until <= now]:
+            del leases[key]
+        idle = sorted(key for key, lease in leases.items() if not lease.in_use)
         surplus = len(leases) + 1 - self._limit
         if surplus > len(idle):
             raise TooManyLeasesError(
-                f"node {self._view.node_id} keeps {len(leases)} snapshots for paged scans under way",
-                next_step="try again, ask for larger pages, or raise scan.max_leases",
+                f"node {self._view.node_id} keeps {len(leases)} snapshots for scans under way",
+                next_step="try again, ask for larger pages, give held snapshots back, or raise "
+                "scan.max_leases",
             )
-        for number in idle[: max(0, surplus)]:
-            for one in leases.pop(number).slices:
-                self._view.lease(index, one, number, HOLDER, now)
+        for key in idle[: max(0, surplus)]:
+            for one in leases.pop(key).slices:
+                self._view.lease(index, one, key[0], HOLDER, now)
 
     def _forget_indexes(self, now: int) -> None:
         """Forget indexes whose leases have run out: they may be dropped."""
@@ -124,7 +154,13 @@ async def keep_everywhere(target: Target, nodes: Nodes, held: Iterable[int]) -> 
             nodes.lease(
                 node,
                 LeaseRequest(
-                    target.index, target.number, target.incarnation, slices, target.lease_ms, target.in_use
+                    target.index,
+                    target.number,
+                    target.incarnation,
+                    slices,
+                    target.lease_ms,
+                    target.in_use,
+                    target.hold,
                 ),
                 target.timeout_s,
             )

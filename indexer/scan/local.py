@@ -4,7 +4,11 @@ Theory of operation
 ===================
 Snapshots are taken hold of, leased and given back on the event loop; only reading their entries may take
 long. A read of at most `INLINE_ROWS` rows is done at once (a hop to a thread costs more than the read), a
-longer one or a count in a small pool of threads, so that it holds up no other scan.
+longer one, a count, a task or anything that may look at much and find little in a small pool of threads, so
+that it holds up no other scan; there it looks at a bounded number of entries (`picking`), so that it keeps no
+thread from others for long.
+
+A read that belongs to a held snapshot is answered only while the hold lasts, and prolongs it.
 
 Nothing is answered that the present history does not hold, as far as this node knows it: a request that is
 behind it is told so (`HistoryAheadError`), one that is ahead finds the snapshot gone and comes again. Nor is
@@ -15,11 +19,16 @@ from __future__ import annotations
 
 import asyncio
 import operator
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from msgspec.structs import replace
+
 from indexer.scan.examining import flaw
+from indexer.scan.filtering import Filters
 from indexer.scan.leases import LeaseBook
+from indexer.scan.picking import Picked, pick
 from indexer.scan.reading import (
     TIP,
     HistoryAheadError,
@@ -30,19 +39,39 @@ from indexer.scan.reading import (
     SliceReply,
 )
 from indexer.scan.selection import Shape
+from indexer.scan.task_list import TASKS
+from indexer.scan.tasks import SliceWork, Task, Unfinished
 from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError, Trouble
 from keytide.clock import now_ms
+from keytide.definition import IndexDefinition
+from keytide.errors import InvariantViolationError, RetryableError
 from keytide.history import History
 from keytide.timestamp import Timestamp
 
 INLINE_ROWS: Final = 2_000
 """Rows that are read or written as JSON on the event loop: about 2 ms."""
+EXAMINED: Final = 50_000
+"""Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
+is not a setting: `timeout_ms` bounds the whole, this only how it is divided."""
 READERS: Final = 4
 """Threads for long reads: two cores' worth, and some that wait for the disk."""
 
 _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = Trouble("", "")
+_RUN_OUT: Final = Trouble("", "the hold has run out, or was given back")
 _Held = list[ReadableSnapshot | None]
+
+
+class UnknownTaskError(RetryableError):
+    """A node of another release is asked for what it cannot do."""
+
+    problem_type = "node-unavailable"
+
+
+class IndexUnknownHereError(RetryableError):
+    """A node holds slices of an index that its metadata does not have (any more)."""
+
+    problem_type = "index-not-ready"
 
 
 class LocalReader:
@@ -51,11 +80,22 @@ class LocalReader:
     Args:
         view: the node.
         max_leases: see `LeaseBook`.
+        tasks: what slices can work out (`indexer.scan.task_list`).
+        examined: see `EXAMINED`.
     """
 
-    def __init__(self, view: NodeView, max_leases: int) -> None:
+    def __init__(
+        self,
+        view: NodeView,
+        max_leases: int,
+        tasks: Mapping[str, Task] = TASKS,
+        examined: int = EXAMINED,
+    ) -> None:
         self._view = view
         self._leases = LeaseBook(view, max_leases)
+        self._tasks = tasks
+        self._examined = examined
+        self._filters = Filters()
         self.threads = ThreadPoolExecutor(READERS, thread_name_prefix="scan")
 
     def close(self) -> None:
@@ -68,9 +108,12 @@ class LocalReader:
         Raises:
             TooManyLeasesError: a lease was asked for, and is one too many.
             HistoryAheadError: the snapshot was rolled back.
+            UnknownTaskError: this release has no such task.
         """
         history = self._view.history(request.index)
         _check_history(request, history)
+        if request.hold and request.in_use and not self._holds(request):
+            return ReadReply([self._gone(request.index, one, _RUN_OUT) for one in request.slices])
         held = [self._acquire(request, slice_number, history) for slice_number in request.slices]
         try:
             if _is_short(request):
@@ -79,7 +122,11 @@ class LocalReader:
                 loop = asyncio.get_running_loop()
                 replies = await loop.run_in_executor(self.threads, self._read, request, held)
             leased = False
-            if request.lease_ms and request.number != TIP and any(reply.more for reply in replies):
+            if (
+                request.lease_ms
+                and request.number != TIP
+                and (request.hold or any(reply.more for reply in replies))
+            ):
                 leased = not self._keep(request)
             return ReadReply(replies, leased)
         finally:
@@ -88,14 +135,23 @@ class LocalReader:
                     snapshot.release()
 
     def lease(self, request: LeaseRequest) -> LeaseReply:
-        """Keep snapshots that are held here.
+        """Keep snapshots that are held here, or give a hold back.
 
         Raises:
             TooManyLeasesError: one too many.
             HistoryAheadError: the snapshot was rolled back.
         """
+        if request.hold and not request.lease_ms:
+            self._leases.give_back(request.index, request.number, request.hold, self._now())
+            return LeaseReply([])
         _check_history(request, self._view.history(request.index))
+        if request.hold and request.in_use and not self._holds(request):
+            return LeaseReply(request.slices)
         return LeaseReply(self._keep(request))
+
+    def _holds(self, request: ReadRequest | LeaseRequest) -> bool:
+        """Whether a held snapshot is still held here."""
+        return self._leases.holds(request.index, request.number, request.hold, request.slices, self._now())
 
     def _acquire(self, request: ReadRequest, slice_number: int, history: History) -> ReadableSnapshot | None:
         """The slice's snapshot, None when it does not hold it as the request and the history know it."""
@@ -153,25 +209,31 @@ class LocalReader:
         Raises:
             StoreDamagedError: what it holds cannot have been written.
         """
+        picked = None
         entries: list[tuple[bytes, bytes]] = []
-        counted = 0
-        if request.limit:
+        more, counted, result = False, 0, b""
+        if request.task:
+            worked = self._work(request, slice_number, snapshot, after)
+            more = isinstance(worked, Unfinished)
+            result = worked.result if isinstance(worked, Unfinished) else worked
+        elif request.examine:
+            self._examine(request, snapshot, after)
+        elif _is_plain(request):
             entries = _entries(snapshot, request, after)
             keys = [key for key, _ in entries]
             if not all(map(operator.gt if request.reverse else operator.lt, keys, keys[1:])):
                 raise StoreDamagedError("entries are out of order")
-        else:
+            more = len(entries) >= request.limit
+        elif _knows_count(request):
             counted = sum(snapshot.count(low, high) for low, high in request.spans)
-        more = bool(request.limit) and len(entries) >= request.limit
-        if request.examine:
-            record = self._view.catalog().index(request.index)
-            found = flaw(entries, request, after, Shape.of(record.definition)) if record is not None else ""
-            if found:
-                raise StoreDamagedError(found)
-            entries, more = [], False
+        else:
+            picked = self._pick(request, snapshot, after)
+            entries, more, counted = picked.entries, picked.more, picked.counted
+        if request.keys_only:
+            entries = [(key, b"") for key, _ in entries]
         incarnation = request.incarnation if request.number == TIP else snapshot.incarnation
         newest = self._view.newest(request.index, slice_number)
-        return SliceReply(
+        reply = SliceReply(
             slice_number,
             snapshot.number,
             snapshot.timestamp,
@@ -182,6 +244,56 @@ class LocalReader:
             newest,
             incarnation,
         )
+        if picked is not None:
+            reply = replace(reply, reached=picked.reached, skipped=picked.skipped, examined=picked.examined)
+        return replace(reply, result=result) if result else reply
+
+    def _pick(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes) -> Picked:
+        """What a read finds that may look at much.
+
+        Raises:
+            StoreDamagedError: what it looks at cannot have been written.
+        """
+        definition = self._definition(request.index)
+        try:
+            test = self._filters.test(request.index, definition, request.filter)
+            return pick(snapshot, request, after, Shape.of(definition), test, self._examined)
+        except (InvariantViolationError, UnicodeDecodeError) as error:
+            raise StoreDamagedError(f"an entry cannot be read ({error})") from error
+
+    def _work(
+        self, request: ReadRequest, slice_number: int, snapshot: ReadableSnapshot, after: bytes
+    ) -> bytes | Unfinished:
+        task = self._tasks.get(request.task)
+        if task is None:
+            raise UnknownTaskError(
+                f"node {self._view.node_id} does not know how to work out {request.task}",
+                next_step="run the same release on every node",
+            )
+        definition = self._definition(request.index)
+        return task(SliceWork(request, slice_number, snapshot, definition, after, self._view))
+
+    def _examine(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes) -> None:
+        """Raise `StoreDamagedError` if what the request reads cannot have been written."""
+        if not _is_plain(request):
+            request = replace(request, limit=max(request.limit, self._examined))
+        shape = Shape.of(self._definition(request.index))
+        found = flaw(_entries(snapshot, request, after), request, after, shape)
+        if found:
+            raise StoreDamagedError(found)
+
+    def _definition(self, index: str) -> IndexDefinition:
+        """An index's.
+
+        Raises:
+            IndexUnknownHereError: this node does not know it: it was dropped, or is too new.
+        """
+        record = self._view.catalog().index(index)
+        if record is None:
+            raise IndexUnknownHereError(
+                f"node {self._view.node_id} knows no index {index}", next_step="try again in a moment"
+            )
+        return record.definition
 
     def _gone(self, index: str, slice_number: int, trouble: Trouble) -> SliceReply:
         newest = self._view.newest(index, slice_number)
@@ -195,15 +307,33 @@ class LocalReader:
             request.slices,
             request.lease_ms,
             in_use=request.in_use,
-            now=now_ms(),
+            now=self._now(),
+            hold=request.hold,
         )
+
+    def _now(self) -> int:
+        return now_ms()
+
+
+def _is_plain(request: ReadRequest) -> bool:
+    """Whether the first entries that are found are those that are wanted."""
+    return bool(request.limit) and not (request.filter or request.distinct or request.skip)
+
+
+def _knows_count(request: ReadRequest) -> bool:
+    """Whether this is a count that the store knows without reading."""
+    return not (request.limit or request.filter or request.distinct) and all(
+        not low and high is None for low, high in request.spans
+    )
 
 
 def _is_short(request: ReadRequest) -> bool:
     """Whether the read is done faster than a thread is asked to do it."""
-    if request.limit:
+    if request.task:
+        return False
+    if _is_plain(request):
         return request.limit * len(request.slices) <= INLINE_ROWS
-    return all(not low and high is None for low, high in request.spans)  # the store knows this count
+    return _knows_count(request)
 
 
 def _check_history(request: ReadRequest | LeaseRequest, history: History) -> None:

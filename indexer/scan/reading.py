@@ -28,6 +28,14 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
         in_use: this is not the first page.
         examine: give nothing, but look whether every entry is one that can have been written; a slice with
             one that cannot is damaged.
+        filter: JSON of the predicate that entries must satisfy (`keytide.definition.expression`), b"" for
+            none.
+        distinct: only the first entry of each key, in the direction of the read.
+        skip: entries to leave out before the first that is given (only of use when one slice is asked).
+        keys_only: give entries without their values.
+        hold: id of the held snapshot that this read belongs to: its lease is renewed in any case.
+        task, body: instead of giving or counting entries, have this task (`indexer.scan.tasks`) work on each
+            slice, with these arguments, which only it understands.
     """
 
     index: str
@@ -41,6 +49,13 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     lease_ms: int = 0
     in_use: bool = False
     examine: bool = False
+    filter: bytes = b""
+    distinct: bool = False
+    skip: int = 0
+    keys_only: bool = False
+    hold: str = ""
+    task: str = ""
+    body: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices) or self.limit < 0:
@@ -61,6 +76,11 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
         incarnation: of the snapshot read; of a tip scan, of the history that its states belong to.
         state, reason: when it is gone because the slice is not in order: `LOST` (only a rebuild helps),
             `BUILDING`, `STOPPED`, and why.
+        reached: behind which key to go on; b"" for the last entry's. A read that filters, skips or goes from
+            key to key looks at a bounded number of entries, and may find none for long.
+        skipped: how many entries were left out of those that the request was to `skip`.
+        examined: how many entries were looked at, where that is more than what is given.
+        result: what the request's task has worked out.
     """
 
     slice: int
@@ -74,6 +94,10 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int = -1
     state: str = ""
     reason: str = ""
+    reached: bytes = b""
+    skipped: int = 0
+    examined: int = 0
+    result: bytes = b""
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True):
@@ -84,8 +108,8 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Keep the snapshot of some slices of one index for at least `lease_ms` from now. `in_use` as in
-    `ReadRequest`."""
+    """Keep the snapshot of some slices of one index for at least `lease_ms` from now; with a `hold`, 0 gives
+    it back. `in_use` and `hold` as in `ReadRequest`."""
 
     index: str
     number: int
@@ -93,6 +117,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     slices: list[int]
     lease_ms: int
     in_use: bool
+    hold: str = ""
 
 
 class LeaseReply(msgspec.Struct, frozen=True, array_like=True):

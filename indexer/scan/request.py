@@ -29,23 +29,9 @@ AtLeast = dict[int, Annotated[int, Meta(ge=0)] | OffsetAndEpoch] | None
 """Source partition -> next offset, with or without the leader epoch under which it was written."""
 
 
-class Question(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Which entries, and from which moment in time.
+class Moment(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """From which moment in time: what every question has."""
 
-    At most one of `equals`, `low`/`high`, `prefix` (which may follow `equals`); nothing selects the whole
-    index.
-    """
-
-    equals: Annotated[
-        KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["Boston"]])
-    ] = None
-    low: Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")] = None
-    high: Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")] = None
-    inclusion: Annotated[Inclusion, Meta(description="which of the bounds belong to the range")] = "both"
-    prefix: Annotated[
-        str | None,
-        Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
-    ] = None
     consistency: Annotated[
         Consistency,
         Meta(description="`stable`: one agreed snapshot of all slices; `tip`: each slice's newest state"),
@@ -55,7 +41,7 @@ class Question(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         Meta(
             description="source partition -> next offset (record offset + 1) that the snapshot must include; "
             "with the leader epoch, an offset that the source has lost is told at once (409)",
-            examples=[{"0": 4711}],
+            examples=[{"0": 1}],
         ),
     ] = None
     session: Annotated[
@@ -69,15 +55,88 @@ class Question(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="longest wait for such a snapshot and for the slices"),
     ] = None
+    at: Annotated[
+        str | None,
+        Meta(description="token of a held snapshot (`POST .../snapshots`): read exactly that one"),
+    ] = None
     explain: Annotated[bool, Meta(description="add how the snapshot was chosen")] = False
 
     def __post_init__(self) -> None:
-        if self.low is None and self.high is None:
+        if self.at is None:
             return
-        if self.equals is not None:
-            raise ValueError("give either `equals` or `low`/`high`, not both")
-        if self.prefix is not None:
-            raise ValueError("give either `prefix` or `low`/`high`, not both")
+        if self.consistency != "stable" or self.at_least or self.max_staleness_ms is not None:
+            raise ValueError(
+                "`at` names the snapshot: leave out `consistency`, `at_least` and `max_staleness_ms`"
+            )
+
+
+class SpanRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """One stretch of an index's keys.
+
+    At most one of `equals`, `low`/`high`, `prefix` (which may follow `equals`); nothing selects the whole
+    index.
+    """
+
+    equals: Annotated[
+        KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["JFK"]])
+    ] = None
+    low: Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")] = None
+    high: Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")] = None
+    inclusion: Annotated[Inclusion, Meta(description="which of the bounds belong to the range")] = "both"
+    prefix: Annotated[
+        str | None,
+        Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class Question(Moment, frozen=True):
+    """Which entries, and from which moment in time.
+
+    One stretch of keys as in `SpanRequest`, or several in `spans`; nothing selects the whole index.
+    """
+
+    equals: Annotated[
+        KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["JFK"]])
+    ] = None
+    low: Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")] = None
+    high: Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")] = None
+    inclusion: Annotated[Inclusion, Meta(description="which of the bounds belong to the range")] = "both"
+    prefix: Annotated[
+        str | None,
+        Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
+    ] = None
+    spans: Annotated[
+        list[SpanRequest] | None,
+        Meta(
+            description="several stretches, in place of one; where they overlap, entries come once",
+            examples=[[{"equals": ["JFK"]}, {"low": ["S"], "high": ["T"]}]],
+        ),
+    ] = None
+    slices: Annotated[
+        Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] | None,
+        Meta(description="only these slices of the index: for readers that divide the work"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bounds(self)
+        if self.spans is not None and any(
+            bound is not None for bound in (self.equals, self.low, self.high, self.prefix)
+        ):
+            raise ValueError("give either `spans` or one of `equals`, `low`/`high`, `prefix`, not both")
+
+
+def check_bounds(one: SpanRequest | Question) -> None:
+    """Raise `ValueError` if a stretch is bounded in two ways."""
+    if one.low is None and one.high is None:
+        return
+    if one.equals is not None:
+        raise ValueError("give either `equals` or `low`/`high`, not both")
+    if one.prefix is not None:
+        raise ValueError("give either `prefix` or `low`/`high`, not both")
 
 
 class ScanRequest(Question, frozen=True):
@@ -85,12 +144,47 @@ class ScanRequest(Question, frozen=True):
 
     reverse: Annotated[bool, Meta(description="rows in descending key order")] = False
     limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="rows per page")] = None
+    offset: Annotated[Annotated[int, Meta(ge=0)], Meta(description="rows to leave out at the start")] = 0
+    distinct: Annotated[
+        bool, Meta(description="one row per key, with the key only, however many entries have it")
+    ] = False
     columns: Annotated[list[Column] | None, Meta(description="what each row holds")] = None
     page: Annotated[
         str | None,
         Meta(description="token of an earlier answer: its next page; the selection is in the token"),
     ] = None
+    validate: Annotated[
+        bool,
+        Meta(description="ask the primary for each row's document, and leave out rows that are stale"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distinct and self.columns is not None and self.columns != ["key"]:
+            raise ValueError('a `distinct` row stands for many documents: `columns` can only be ["key"]')
+        if self.distinct and self.validate:
+            raise ValueError("a `distinct` row stands for many documents: it cannot be validated")
+        if self.page is not None and self.at is not None:
+            raise ValueError("a page token names its snapshot: leave out `at`")
 
 
 class CountRequest(Question, frozen=True):
     """Body of `POST /v1/indexes/{name}/count`."""
+
+    distinct: Annotated[bool, Meta(description="count keys, however many entries have them")] = False
+
+
+class HoldRequest(Moment, frozen=True):
+    """Body of `POST /v1/indexes/{name}/snapshots`: hold a snapshot, so that many reads see the same one."""
+
+    lease_s: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="how long it is held after its last use", examples=[60]),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.consistency != "stable":
+            raise ValueError("only a `stable` snapshot can be held")
+        if self.at is not None:
+            raise ValueError("`at` is held already")

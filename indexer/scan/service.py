@@ -18,23 +18,24 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.scan.agree import CATALOG_LAG_S, Agreed, Agreement, with_timestamp
-from indexer.scan.answer import Answer, AnswerMaker, encode, explain
-from indexer.scan.choose import IndexNotReadyError, SnapshotGoneError, Stamp, check_history
-from indexer.scan.directory import Directory, Scannable
-from indexer.scan.gather import Gathered, SnapshotMissingError, Target, count, examine, gather
+from indexer.scan.agree import Agreed, with_timestamp
+from indexer.scan.answer import Answer, encode, explain
+from indexer.scan.choose import SnapshotGoneError, Stamp
+from indexer.scan.directory import Scannable
+from indexer.scan.gather import Gathered, count, examine, gather
 from indexer.scan.leases import keep_everywhere
 from indexer.scan.local import INLINE_ROWS, LocalReader
-from indexer.scan.news import Gone, News, Patience
+from indexer.scan.news import Gone, Patience
 from indexer.scan.reading import TIP, Nodes
-from indexer.scan.request import CountRequest, Question, ScanRequest
+from indexer.scan.request import CountRequest, HoldRequest, ScanRequest
 from indexer.scan.rows import RowMaker
-from indexer.scan.selection import effective_limit
-from indexer.scan.tokens import InvalidTokenError, PageToken, Seen, SessionToken, newest, sign, verify
+from indexer.scan.scatter import SnapshotMissingError, Target
+from indexer.scan.selection import bounded_offset, effective_limit
+from indexer.scan.shared import Shared, check_snapshot
+from indexer.scan.tokens import PageToken, Seen, newest, sign, verify
 from indexer.view import NodeView
-from keytide.clock import now_ms
 from keytide.collation import Span
-from keytide.errors import HistoryChangedError, InvariantViolationError
+from keytide.errors import CallerError, InvariantViolationError
 from keytide.settings import ScanSettings
 from keytide.timestamp import Timestamp
 
@@ -50,25 +51,23 @@ class ScanService:
         local: its slices, and threads for long work.
         nodes: reads slices here and elsewhere.
         settings: limits and time-outs.
+
+    Attributes:
+        shared: the parts, for other kinds of reads.
     """
 
     def __init__(self, view: NodeView, local: LocalReader, nodes: Nodes, settings: ScanSettings) -> None:
+        self.shared = Shared(view, local, nodes, settings)
         self._local = local
         self._nodes = nodes
         self._settings = settings
         self._first_lease_ms = min(settings.first_lease_s, settings.lease_s) * 1000
         self._lease_ms = settings.lease_s * 1000
-        self._directory = Directory(view)
-        self._answers = AnswerMaker()
-        news = News()
-        self._news = news
-        self._agreement = Agreement(view, self._directory, news)
-        view.on_published(news.tell)
 
     @property
     def waiting(self) -> int:
         """How many requests wait for news."""
-        return self._news.listeners
+        return self.shared.news.listeners
 
     async def scan(self, name: str, request: ScanRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/scan`.
@@ -80,22 +79,24 @@ class ScanService:
             KeytideError: the typed errors of CONTRACT §5.
             ReaderGoneError: the reader went away while the request waited.
         """
-        index = await self._ready_index(name, request, gone)
-        secret = self._directory.secret()
-        seen = _session(request, secret)
+        shared = self.shared
+        index = await shared.ready_index(name, request, gone)
+        secret = shared.directory.secret()
+        seen = shared.session(request)
         if request.page is not None:
             return await self._next_page(index, request, verify(request.page, PageToken, secret), seen)
         limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
-
-        maker = RowMaker(index.shape, request.columns)
+        offset = bounded_offset(request.offset, self._settings.max_offset)
+        selection = shared.selection(request, index, distinct=request.distinct)
+        columns = ["key"] if request.distinct else request.columns
+        maker = RowMaker(index.shape, columns)
 
         async def work(target: Target) -> Gathered:
-            return await self._read(target, maker, b"", request.reverse, limit)
+            return await self._read(target, maker, b"", request.reverse, limit, offset)
 
-        with Patience(self._timeout_s(request), gone) as patience:
-            agreed = await self._agreement.read(index, request, seen, patience, self._first_lease_ms, work)
+        agreed = await shared.read(index, selection, request, seen, gone, work, self._first_lease_ms)
         stamp, target = agreed.stamp, agreed.target
-        seen = self._seen_too(seen, index, stamp)
+        seen = shared.seen_too(seen, index, stamp)
         page = None
         if agreed.gathered.more:
             token = PageToken(
@@ -105,51 +106,81 @@ class ScanService:
                 stamp.fresh_at,
                 [(span.low, span.high) for span in target.spans],
                 list(target.by_node().items()),
-                agreed.gathered.entries[-1][0],
+                agreed.gathered.reached,
                 request.reverse,
                 limit,
-                list(request.columns) if request.columns is not None else None,
+                list(columns) if columns is not None else None,
                 seen,
+                target.filter,
+                target.distinct,
+                agreed.gathered.offset_left,
+                target.hold,
+                target.lease_ms if target.hold else 0,
             )
             page = sign(token, secret)
         return self._rows_answer(index, request, agreed, seen, page)
 
     async def count(self, name: str, request: CountRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
-        index = await self._ready_index(name, request, gone)
-        secret = self._directory.secret()
-        seen = _session(request, secret)
-        with Patience(self._timeout_s(request), gone) as patience:
-            agreed = await self._agreement.read(
-                index, request, seen, patience, 0, lambda target: count(target, self._nodes)
-            )
-        session = sign(SessionToken(self._seen_too(seen, index, agreed.stamp)), secret)
-        answer = {"count": agreed.gathered.count, **self._answers.head(agreed.stamp, session, now_ms())}
+        shared = self.shared
+        index = await shared.ready_index(name, request, gone)
+        seen = shared.session(request)
+        selection = shared.selection(request, index, distinct=request.distinct)
+        # The part that the partitioning goes by is in the key: equal keys lie in one slice.
+        apart = index.shape.partition_part is not None
+
+        async def work(target: Target) -> Gathered:
+            return await count(target, self._nodes, apart=apart)
+
+        agreed = await shared.read(index, selection, request, seen, gone, work)
+        head = shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))
+        answer = {"count": agreed.gathered.count, **head}
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
         return Answer(encode(answer), 0, index.name, request.consistency)
 
-    async def _ready_index(self, name: str, question: Question, gone: Gone) -> Scannable:
-        """The index, waiting a moment for an end of its build that this node has not read of yet: who was
-        told READY by the coordinator may scan at once.
+    async def hold(self, name: str, request: HoldRequest, gone: Gone) -> Answer:
+        """The answer of `POST /v1/indexes/{name}/snapshots`: a snapshot that is kept for many reads.
 
         Raises:
-            UnknownIndexError, IndexNotReadyError: as `Directory.index`.
+            CallerError (422): for longer than the server allows.
+            TooManyLeasesError: a node keeps too many.
+            KeytideError, ReaderGoneError: as `scan`.
         """
-        try:
-            return self._directory.index(name)
-        except IndexNotReadyError as error:
-            if error.extra.get("state", "BUILDING") != "BUILDING":
-                raise
-        with Patience(min(CATALOG_LAG_S, self._timeout_s(question)), gone) as patience:
-            while True:
-                with self._news.listening() as heard:
-                    try:
-                        return self._directory.index(name)
-                    except IndexNotReadyError:
-                        if not patience.left:
-                            raise
-                    await patience.wait(heard)
+        shared = self.shared
+        index = await shared.ready_index(name, request, gone)
+        seen = shared.session(request)
+        lease_s = request.lease_s or min(self._settings.lease_s, self._settings.max_hold_s)
+        if lease_s > self._settings.max_hold_s:
+            raise CallerError(
+                f"lease_s {lease_s} is above this server's {self._settings.max_hold_s} s",
+                status=422,
+                problem_type="lease-too-long",
+                next_step="ask for less: every read renews it; or raise scan.max_hold_s",
+            )
+        with Patience(shared.timeout_s(request), gone) as patience:
+            held = await shared.holds.take(
+                index, range(index.shape.slices), request, seen, patience, lease_s * 1000
+            )
+        seen = shared.seen_too(seen, index, held.stamp)
+        answer = {
+            "at": sign(held.token(seen), shared.directory.secret()),
+            **shared.head(held.stamp, seen),
+            "slices": index.shape.slices,
+            "expires_in_s": lease_s,
+        }
+        return Answer(encode(answer), 0, index.name, "stable")
+
+    async def give_back(self, name: str, at: str, gone: Gone) -> None:
+        """`DELETE /v1/indexes/{name}/snapshots?at=token`. What is not held any more is given back already.
+
+        Raises:
+            InvalidTokenError: no such token of this cluster and index.
+            KeytideError: as `scan`.
+        """
+        index = await self.shared.ready_index(name, HoldRequest(), gone)
+        held = self.shared.held(index, at, {})
+        await self.shared.holds.give_back(held, self.shared.timeout_s(HoldRequest()))
 
     async def _next_page(
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
@@ -161,13 +192,16 @@ class ScanService:
             token.incarnation,
             [Span(low, high) for low, high in token.spans],
             {number: node for node, slices in token.nodes for number in slices},
-            self._timeout_s(request),
-            self._lease_ms,
-            in_use=True,
+            self.shared.timeout_s(request),
+            token.lease_ms or self._lease_ms,
+            True,
+            token.filter,
+            token.distinct,
+            token.hold,
         )
         try:
             maker = RowMaker(index.shape, token.columns)
-            gathered = await self._read(target, maker, token.after, token.reverse, token.limit)
+            gathered = await self._read(target, maker, token.after, token.reverse, token.limit, token.offset)
         except SnapshotMissingError as missing:
             raise SnapshotGoneError(
                 f"slice {missing.slice} no longer holds snapshot {token.number}"
@@ -178,19 +212,18 @@ class ScanService:
             ) from missing
         page = None
         if gathered.more:
-            page = sign(
-                msgspec.structs.replace(token, after=gathered.entries[-1][0]), self._directory.secret()
-            )
+            token = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
+            page = sign(token, self.shared.directory.secret())
         stamp = with_timestamp(
             Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at),
             (reply.timestamp for reply in gathered.replies.values()),
         )
         agreed = Agreed(stamp, target, gathered, 0, [])
-        seen = newest(token.seen, seen, self._directory.holds)
+        seen = newest(token.seen, seen, self.shared.directory.holds)
         return self._rows_answer(index, request, agreed, seen, page)
 
     async def _read(
-        self, target: Target, maker: RowMaker, after: bytes, reverse: bool, limit: int
+        self, target: Target, maker: RowMaker, after: bytes, reverse: bool, limit: int, offset: int
     ) -> Gathered:
         """Gather a page and make its rows (a large page's in a thread); keep the snapshot if there is a next.
 
@@ -199,7 +232,7 @@ class ScanService:
             InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
         """
         try:
-            gathered = await gather(target, self._nodes, after, reverse, limit)
+            gathered = await gather(target, self._nodes, after, reverse, limit, offset)
             entries = gathered.entries
             if len(entries) <= INLINE_ROWS:
                 gathered.rows = encode(maker.rows(entries))
@@ -209,26 +242,19 @@ class ScanService:
                     self._local.threads, lambda: encode(maker.rows(entries))
                 )
         except _UNREADABLE:
-            await examine(target, self._nodes, after, reverse, limit)
+            await examine(target, self._nodes, after, reverse, limit + offset)
             raise
-        if gathered.more:
+        if gathered.more and target.lease_ms:
             await keep_everywhere(target, self._nodes, gathered.leased)
         return gathered
 
-    def _seen_too(self, seen: Seen, index: Scannable, stamp: Stamp) -> Seen:
-        """The session after reading a stamp; a tip scan has seen nothing that could be named."""
-        if stamp.number == TIP:
-            return seen
-        return newest(seen, {index.keyspace: (stamp.number, stamp.incarnation)}, self._directory.holds)
-
     def _rows_answer(
-        self, index: Scannable, request: ScanRequest, agreed: Agreed, seen: Seen, page: str | None
+        self, index: Scannable, request: ScanRequest, agreed: Agreed[Gathered], seen: Seen, page: str | None
     ) -> Answer:
         """The answer with its rows."""
-        session = sign(SessionToken(seen), self._directory.secret())
         answer: dict[str, Any] = {
             "rows": msgspec.Raw(agreed.gathered.rows),
-            **self._answers.head(agreed.stamp, session, now_ms()),
+            **self.shared.head(agreed.stamp, seen),
             "page": page,
         }
         if request.explain:
@@ -236,33 +262,7 @@ class ScanService:
         consistency = "tip" if agreed.stamp.number == TIP else "stable"
         return Answer(encode(answer), len(agreed.gathered.entries), index.name, consistency)
 
-    def _timeout_s(self, question: Question) -> float:
-        timeout_ms = question.timeout_ms or self._settings.default_timeout_ms
-        return min(timeout_ms, self._settings.max_timeout_ms) / 1000
-
-
-def _session(question: Question, secret: bytes) -> Seen:
-    """What the question's session has seen."""
-    return verify(question.session, SessionToken, secret).seen if question.session else {}
-
 
 def _check_page(index: Scannable, token: PageToken, seen: Seen) -> None:
     """Raise unless the token is of this index and of the history that holds now."""
-    if token.index != index.id:
-        raise InvalidTokenError(
-            f"the page token belongs to another index than {index.name}", next_step="start the scan again"
-        )
-    check_history(seen.get(index.keyspace), index.history)
-    if token.number == TIP:
-        void = token.incarnation < index.incarnation
-    else:
-        void = not index.history.number_holds(token.number, token.incarnation)
-    if void:
-        raise HistoryChangedError(
-            "the source lost records, and what this scan reads was rolled back",
-            next_step="start the scan again",
-        )
-    if token.incarnation > index.incarnation:
-        raise IndexNotReadyError(
-            "this node has not read of the keyspace's rollback yet", next_step="try again in a moment"
-        )
+    check_snapshot(index, token.index, token.number, token.incarnation, seen)

@@ -1,8 +1,8 @@
 """Session and page tokens: MessagePack, signed with the cluster's secret, base64url. Pure.
 
 Opaque to readers and useless on another cluster. A session token says for each keyspace which snapshot its
-holder has seen; a page token names everything that the next page needs, so that a page is answered by any
-node from the same snapshot.
+holder has seen; a held token names a snapshot that is kept for its holder; a page token names everything that
+the next page needs, so that a page is answered by any node from the same snapshot.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
         nodes: (node id, its slices): the replicas that keep the snapshot.
         after: entry key of the last row given; the next page begins behind it in the scan's direction.
         seen: what the session had seen with the first page.
+        filter, distinct: as `Target` has them.
+        offset: rows that are still to be left out.
+        hold, lease_ms: of the held snapshot that is read, "" and 0 when it is none.
     """
 
     index: str
@@ -53,9 +56,36 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     limit: int
     columns: list[str] | None
     seen: Seen
+    filter: bytes = b""
+    distinct: bool = False
+    offset: int = 0
+    hold: str = ""
+    lease_ms: int = 0
 
 
-TokenT = TypeVar("TokenT", SessionToken, PageToken)
+class HeldToken(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """A held snapshot.
+
+    Attributes:
+        index: index id.
+        hold: under which id its lease goes.
+        number, incarnation, fresh_at: the snapshot, as in `PageToken`.
+        nodes: (node id, its slices): the replicas that hold it, of all slices.
+        lease_ms: how long it is held after its last use.
+        seen: what the session had seen when it was taken.
+    """
+
+    index: str
+    hold: str
+    number: int
+    incarnation: int
+    fresh_at: int
+    nodes: list[tuple[str, list[int]]]
+    lease_ms: int
+    seen: Seen
+
+
+TokenT = TypeVar("TokenT", SessionToken, PageToken, HeldToken)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -66,7 +96,7 @@ class InvalidTokenError(CallerError):
     status = 422
 
 
-def sign(token: SessionToken | PageToken, secret: bytes) -> str:
+def sign(token: SessionToken | PageToken | HeldToken, secret: bytes) -> str:
     """The token as the string that readers hold."""
     body = _encoder.encode(token)
     return base64.urlsafe_b64encode(_signature(body, secret) + body).decode().rstrip("=")

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from indexer.scan import gather as gathering
+from indexer.scan import scatter
 from indexer.scan.agree import Agreement
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Directory, Scannable
-from indexer.scan.gather import SnapshotMissingError, Target
 from indexer.scan.leases import LeaseBook
 from indexer.scan.local import LocalReader
 from indexer.scan.reading import LeaseReply, LeaseRequest, ReadReply, ReadRequest
 from indexer.scan.request import Question
+from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.service import _check_page
 from indexer.scan.tokens import PageToken, Seen, SessionToken, newest, sign, verify
 from indexer.slices import SliceRunner
@@ -57,7 +58,7 @@ async def _ask_all(
 
 def install() -> None:
     """Have the real gathering ask without an event loop, in this process."""
-    gathering._ask_all = _ask_all  # type: ignore[assignment]
+    scatter._ask_all = _ask_all  # type: ignore[assignment]
 
 
 class SlowReader(LocalReader):
@@ -68,15 +69,8 @@ class SlowReader(LocalReader):
         self._view = node.node
         self._leases = LeaseBook(node.node, 1_000)
 
-    def _keep(self, request: ReadRequest | LeaseRequest) -> list[int]:
-        return self._leases.keep(
-            request.index,
-            request.number,
-            request.slices,
-            request.lease_ms,
-            in_use=request.in_use,
-            now=self._world.clock.now,
-        )
+    def _now(self) -> int:
+        return self._world.clock.now
 
 
 @dataclass(slots=True)

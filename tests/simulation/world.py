@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from coordinator.events import DriverExited
-from indexer.scan.gather import SnapshotMissingError
+from indexer.scan.scatter import SnapshotMissingError
 from indexer.slices import SliceKey, SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
@@ -444,6 +444,8 @@ class World:
                 self.kafka.source.recreate()
                 self.kafka.committed = [Committed(None, -1, "")] * PARTITIONS
                 self._note_loss("recreated", 0)
+                for _ in range(chance.below(9)):  # producers go on
+                    self.note("write", self.kafka.source.write(chance, self.clock.now))
             case "disk-loss" | "damage":
                 node = chance.pick(NODES)
                 if self.disks[node]:

@@ -373,7 +373,7 @@ json_values = st.recursive(
 )
 MEMBERS = (
     "equals", "low", "high", "inclusion", "prefix", "consistency", "at_least", "session", "max_staleness_ms",
-    "explain", "reverse", "limit", "columns", "page",
+    "explain", "reverse", "limit", "columns", "page", "spans", "slices", "offset", "distinct", "at", "validate",
 )  # fmt: skip
 
 

@@ -1,0 +1,200 @@
+"""Held snapshots: one moment that many reads share.
+
+Theory of operation
+===================
+A hold is taken on every slice that it is for, under an id of its own (`leases`), and lasts for `lease_ms`
+after its last use; whoever has its token reads exactly that snapshot through any node. Every read renews it
+on the slices that it reads. Those that it does not read are renewed now and then: leases run a tenth longer
+than is promised, so once within that time is enough.
+
+A slice answers for a hold only while the hold lasts there: who comes too late, after a restart of a node or
+after giving it back, is told `snapshot-gone`, also if the snapshot happens to be there still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Final
+
+from indexer.scan.agree import Agreement
+from indexer.scan.choose import SnapshotGoneError, Stamp
+from indexer.scan.directory import Scannable
+from indexer.scan.gather import Gathered, count
+from indexer.scan.leases import keep_everywhere
+from indexer.scan.news import Patience
+from indexer.scan.reading import TIP, LeaseRequest, Nodes
+from indexer.scan.request import Moment
+from indexer.scan.scatter import SnapshotMissingError, Target
+from indexer.scan.selection import Selection, filter_json
+from indexer.scan.tokens import HeldToken, Seen
+from keytide.errors import RetryableError
+from keytide.timestamp import Timestamp
+
+REMEMBERED: Final = 4_096
+"""Holds of which a node knows when it last renewed them everywhere. Forgetting one costs some requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot that is held.
+
+    Attributes:
+        index: index id.
+        hold: under which id; "" for the tip, which cannot be held.
+        stamp: which snapshot.
+        nodes: slice -> the node that holds it there.
+        lease_ms: how long it is held after its last use.
+        seen: what the session had seen when it was taken.
+    """
+
+    index: str
+    hold: str
+    stamp: Stamp
+    nodes: Mapping[int, str]
+    lease_ms: int
+    seen: Seen
+
+    @classmethod
+    def of(cls, token: HeldToken) -> Held:
+        stamp = Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at)
+        nodes = {number: node for node, slices in token.nodes for number in slices}
+        return cls(token.index, token.hold, stamp, nodes, token.lease_ms, token.seen)
+
+    def token(self, seen: Seen) -> HeldToken:
+        by_node: dict[str, list[int]] = {}
+        for number, node in self.nodes.items():
+            by_node.setdefault(node, []).append(number)
+        return HeldToken(
+            self.index,
+            self.hold,
+            self.stamp.number,
+            self.stamp.incarnation,
+            self.stamp.fresh_at,
+            list(by_node.items()),
+            self.lease_ms,
+            seen,
+        )
+
+    def target(self, selection: Selection, timeout_s: float) -> Target:
+        """What to read for a selection. Of one that can have nothing a slice is asked all the same: it tells
+        the timestamp, and whether the hold lasts."""
+        slices: Sequence[int] = selection.slices or sorted(self.nodes)[:1]
+        return Target(
+            self.index,
+            self.stamp.number,
+            self.stamp.incarnation,
+            selection.spans if selection.slices else (),
+            {number: self.nodes[number] for number in slices},
+            timeout_s,
+            self.lease_ms if self.hold else 0,
+            True,
+            filter_json(selection.filter),
+            selection.distinct,
+            self.hold,
+        )
+
+    def gone(self, missing: SnapshotMissingError) -> SnapshotGoneError:
+        """What a reader is told when a slice does not hold the snapshot any more."""
+        return SnapshotGoneError(
+            f"slice {missing.slice} no longer holds snapshot {self.stamp.number}"
+            + (f": {missing.reason}" if missing.reason else ""),
+            next_step="begin again with a new snapshot (`POST /v1/indexes/{name}/snapshots`); it must be "
+            f"used every {self.lease_ms // 1000} s (its `lease_s`)",
+        )
+
+
+class Holds:
+    """Takes, renews and gives back holds, from one node.
+
+    Args:
+        agreement: chooses the snapshots.
+        nodes: every node.
+    """
+
+    def __init__(self, agreement: Agreement, nodes: Nodes) -> None:
+        self._agreement = agreement
+        self._nodes = nodes
+        self._renewed: dict[str, float] = {}
+
+    async def take(
+        self,
+        index: Scannable,
+        slices: Sequence[int],
+        moment: Moment,
+        seen: Seen,
+        patience: Patience,
+        lease_ms: int,
+    ) -> Held:
+        """Hold the newest snapshot that satisfies a moment. Of the tip nothing is held: the answer says where
+        to read it.
+
+        Raises:
+            TooManyLeasesError: a node keeps too many.
+            KeytideError: as `Agreement.read`.
+        """
+        hold = "" if moment.consistency == "tip" else secrets.token_hex(8)
+
+        async def work(target: Target) -> Gathered:
+            asked = replace(target, spans=(), hold=hold)
+            try:
+                counted = await count(asked, self._nodes)
+                if hold:
+                    await keep_everywhere(asked, self._nodes, counted.leased)
+                return counted
+            except BaseException:
+                if hold:
+                    await asyncio.shield(self._give_back(asked))
+                raise
+
+        selection = Selection((), slices)
+        agreed = await self._agreement.read(index, selection, moment, seen, patience, lease_ms, work)
+        self._note(hold)
+        return Held(index.id, hold, agreed.stamp, agreed.target.nodes, lease_ms, seen)
+
+    async def renew(self, held: Held, leased: Iterable[int], timeout_s: float) -> None:
+        """Renew a hold after a read, where the read has not done so itself.
+
+        Args:
+            leased: the slices on which it has.
+
+        Raises:
+            SnapshotMissingError: it does not last on some slice.
+            RetryableError: a node does not answer.
+        """
+        if not held.hold:
+            return
+        late = monotonic() - self._renewed.get(held.hold, 0.0) >= held.lease_ms / 12_000
+        if not late:
+            return
+        everywhere = Selection((), sorted(held.nodes))
+        await keep_everywhere(held.target(everywhere, timeout_s), self._nodes, leased)
+        self._note(held.hold)
+
+    async def give_back(self, held: Held, timeout_s: float) -> None:
+        """Give a hold back. A node that cannot be asked keeps it until its time is over."""
+        self._renewed.pop(held.hold, None)
+        if held.hold:
+            await self._give_back(held.target(Selection((), sorted(held.nodes)), timeout_s))
+
+    async def _give_back(self, target: Target) -> None:
+        async def one(node: str, slices: list[int]) -> None:
+            request = LeaseRequest(
+                target.index, target.number, target.incarnation, slices, 0, True, target.hold
+            )
+            try:
+                await self._nodes.lease(node, request, target.timeout_s)
+            except RetryableError:
+                return
+
+        if target.number != TIP:
+            await asyncio.gather(*(one(node, slices) for node, slices in target.by_node().items()))
+
+    def _note(self, hold: str) -> None:
+        if len(self._renewed) >= REMEMBERED:
+            self._renewed.clear()
+        if hold:
+            self._renewed[hold] = monotonic()

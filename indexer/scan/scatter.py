@@ -1,0 +1,164 @@
+"""Scattering: one request to every node that is needed, for slices of one index at one snapshot.
+
+Everything that reads slices goes through `ask`: entries (`gather`), and with `ask_task` whatever else is
+worked out on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from indexer.scan.reading import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
+from keytide.collation import Span
+
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
+
+
+class SnapshotMissingError(Exception):
+    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
+
+    def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
+        super().__init__(slice_number, node, newest, state, reason)
+        self.slice = slice_number
+        self.node = node
+        self.newest = newest
+        self.state = state
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to read, where, and for how long to wait.
+
+    Attributes:
+        nodes: slice -> id of the node to ask.
+        lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
+        in_use: this is not the first page.
+        timeout_s: longest wait for a node, and how long a read that finds little may take.
+        filter: JSON of the predicate that entries must satisfy, b"" for none.
+        distinct: one entry per key.
+        hold: id of the held snapshot that this is, "" when it is none.
+    """
+
+    index: str
+    number: int
+    incarnation: int
+    spans: Sequence[Span]
+    nodes: Mapping[int, str]
+    timeout_s: float
+    lease_ms: int = 0
+    in_use: bool = False
+    filter: bytes = b""
+    distinct: bool = False
+    hold: str = ""
+
+    def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
+        """Node -> its slices, of `slices` or all."""
+        grouped: dict[str, list[int]] = {}
+        for number in self.nodes if slices is None else slices:
+            grouped.setdefault(self.nodes[number], []).append(number)
+        return grouped
+
+
+@dataclass(slots=True)
+class Asked:
+    """What slices have answered, while it grows. Whoever asks them for something of its own adds to it.
+
+    Attributes:
+        read: slice -> entries read there.
+        replies: slice -> its last reply, without entries of use.
+        leased: slices whose snapshot is kept under the target's lease.
+        rounds: how often slices were asked.
+    """
+
+    read: dict[int, int] = field(default_factory=dict)
+    replies: dict[int, SliceReply] = field(default_factory=dict)
+    leased: set[int] = field(default_factory=set)
+    rounds: int = 0
+
+
+async def ask(
+    target: Target, nodes: Nodes, requests: Mapping[str, ReadRequest], asked: Asked
+) -> list[SliceReply]:
+    """Send every node its request, and note in `asked` what came.
+
+    Args:
+        requests: node -> what to ask it, all of the target's snapshot.
+
+    Raises:
+        SnapshotMissingError: a slice does not hold the snapshot.
+        RetryableError: a node did not answer.
+    """
+    asked.rounds += 1
+    found: list[SliceReply] = []
+    for node, reply in (await _ask_all(nodes, requests, target.timeout_s)).items():
+        if reply.leased:
+            asked.leased.update(requests[node].slices)
+        for one in reply.slices:
+            if one.gone:
+                raise SnapshotMissingError(one.slice, node, one.newest, one.state, one.reason)
+            if one.incarnation != target.incarnation or (one.number != target.number != TIP):
+                raise NodeUnavailableError(
+                    f"node {node} answered from snapshot {one.number} of incarnation {one.incarnation}, "
+                    f"and was asked for {target.number} of {target.incarnation}",
+                    node=node,
+                    next_step="run the same release on every node",
+                )
+            asked.replies[one.slice] = one
+            found.append(one)
+    return found
+
+
+async def ask_task(target: Target, nodes: Nodes, task: str, body: bytes, asked: Asked) -> dict[int, bytes]:
+    """Have a task (`indexer.scan.tasks`) work on every slice of the target, once.
+
+    Returns:
+        Slice -> what the task has worked out there. (`asked.replies` has the rest of the replies.)
+
+    Raises:
+        As `ask`.
+    """
+    spans = [(span.low, span.high) for span in target.spans]
+    requests = {
+        node: ReadRequest(
+            target.index,
+            target.number,
+            target.incarnation,
+            slices,
+            spans,
+            [b""] * len(slices),
+            False,
+            0,
+            target.lease_ms,
+            target.in_use,
+            filter=target.filter,
+            distinct=target.distinct,
+            hold=target.hold,
+            task=task,
+            body=body,
+        )
+        for node, slices in target.by_node().items()
+    }
+    return {one.slice: one.result for one in await ask(target, nodes, requests, asked)}
+
+
+async def _ask_all(
+    nodes: Nodes, requests: Mapping[str, ReadRequest], timeout_s: float
+) -> dict[str, ReadReply]:
+    """All nodes' replies. Other nodes work while this one reads its own slices."""
+    others = [node for node in requests if node != nodes.here]
+    tasks = [asyncio.ensure_future(nodes.read(node, requests[node], timeout_s)) for node in others]
+    try:
+        replies = {}
+        if nodes.here in requests:
+            if tasks:
+                await asyncio.sleep(0)  # let the requests go out first
+            replies[nodes.here] = await nodes.read(nodes.here, requests[nodes.here], timeout_s)
+        replies.update(zip(others, await asyncio.gather(*tasks), strict=True) if tasks else ())
+        return replies
+    finally:
+        for task in tasks:
+            task.cancel()

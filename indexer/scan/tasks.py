@@ -1,0 +1,44 @@
+"""Tasks: what slices can work out beside giving and counting entries, near the data and in a thread.
+
+A task is asked for by `ReadRequest.task` (`scatter.ask_task`) with arguments in `body` that only it
+understands. It is called once per slice, on a snapshot that is held for it, in a thread of its own; what it
+returns goes back in `SliceReply.result`. Old and new releases of nodes work side by side, so a task that
+changes its arguments gets another name. Those of this release are in `task_list`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from indexer.scan.reading import ReadRequest
+from indexer.view import NodeView, ReadableSnapshot
+from keytide.definition import IndexDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWork:
+    """One slice's share of a task.
+
+    Attributes:
+        after: where to go on, as the request says it for this slice; b"" for the start.
+        view: the node, for what else it holds.
+    """
+
+    request: ReadRequest
+    slice: int
+    snapshot: ReadableSnapshot
+    definition: IndexDefinition
+    after: bytes
+    view: NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a task gives that is to be called again: the snapshot is kept, if the request has a lease."""
+
+    result: bytes
+
+
+Task = Callable[[SliceWork], bytes | Unfinished]
+"""Works on one slice. Any thread. May raise `StoreDamagedError`, and typed errors for the reader."""
