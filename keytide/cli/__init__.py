@@ -2,6 +2,7 @@
 `deploy`.
 
     app      the commands
+    scan     rows for people, and whole indexes as files
     admin    the coordinator's REST API, and where it is
     looks    what people see of keyspaces, slices and events
     output   tables, progress bars, JSON, errors

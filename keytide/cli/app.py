@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from keytide.cli import local, looks
-from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.admin import Admin, find_url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
-from keytide.client import Client
+from keytide.cli.scan import scan
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
@@ -38,6 +37,7 @@ app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
 local.add_to(app)
+app.command()(scan)
 
 INDEX_COLUMNS = (
     "name",
@@ -67,11 +67,6 @@ NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "me
 
 def _admin(url: str | None, data_dir: Path = DEFAULT_DATA_DIR) -> Admin:
     return Admin(find_url(url, data_dir))
-
-
-def _node_url(url: str | None, data_dir: Path) -> str:
-    with _admin(url, data_dir) as admin:
-        return admin.node_url()
 
 
 def _list(
@@ -294,73 +289,6 @@ def events(
                 print(json.dumps(line, ensure_ascii=False), flush=True)
             else:
                 looks.show_event(line)
-
-
-def _key(text: str | None) -> list[Any] | None:
-    """Key parts from the command line: a JSON array, or one plain value."""
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    return value if isinstance(value, list) else [value]
-
-
-@app.command()
-def scan(
-    index: str,
-    equals: Annotated[
-        str | None, typer.Option(help='leading key parts: a value, or a JSON array like ["ORD", 3]')
-    ] = None,
-    low: Annotated[str | None, typer.Option(help="lower bound")] = None,
-    high: Annotated[str | None, typer.Option(help="upper bound")] = None,
-    inclusion: Annotated[str, typer.Option(help="both, low, high or neither")] = "both",
-    prefix: Annotated[str | None, typer.Option(help="strings that begin so")] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="descending")] = False,
-    limit: Annotated[int, typer.Option(help="rows at most")] = 20,
-    tip: Annotated[
-        bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")
-    ] = False,
-    count: Annotated[bool, typer.Option("--count", help="only count")] = False,
-    node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
-    """Rows of an index in key order, from one snapshot."""
-    with (
-        friendly_errors(as_json),
-        Client(node or _node_url(url, data_dir), token=api_token()) as client,
-    ):
-        selection: dict[str, Any] = {
-            "equals": _key(equals),
-            "low": _key(low),
-            "high": _key(high),
-            "inclusion": inclusion,
-            "prefix": prefix,
-            "consistency": "tip" if tip else "stable",
-        }
-        if count:
-            counted = client.count(index, **selection)
-            if as_json:
-                document = msgspec.to_builtins(counted)
-                print_json({name: value for name, value in document.items() if name != "explain"})
-            else:
-                out.print(f"{counted.count:,} entries at snapshot {counted.snapshot}")
-            return
-        page = client.page(index, reverse=reverse, limit=limit, **selection)
-        if as_json:
-            document = msgspec.to_builtins(page)
-            print_json({name: value for name, value in document.items() if name != "explain"})
-            return
-        shown = [
-            [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
-            for row in page.rows
-        ]
-        table(f"{index} at snapshot {page.snapshot}", ("key", "id", "include"), shown)
-        if page.page is not None:
-            out.print("there are more rows: raise --limit", style="dim")
 
 
 def main() -> None:

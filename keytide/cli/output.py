@@ -18,6 +18,7 @@ from rich.progress import (
     Progress,
     TaskProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -131,4 +132,16 @@ def progress(quiet: bool = False) -> Progress:
         TimeRemainingColumn(),
         console=err,
         disable=quiet,
+    )
+
+
+def rows_progress() -> Progress:
+    """A count of rows of which nobody knows how many there are, on standard error; none where no person
+    looks."""
+    return Progress(
+        TextColumn("{task.completed:,.0f} {task.description}"),
+        TimeElapsedColumn(),
+        console=err,
+        disable=not err.is_terminal,
+        transient=True,
     )

@@ -123,7 +123,7 @@ class AsyncClient:
         return await self._shell.run(self._core.count(index, request))
 
     async def aggregate(
-        self, index: str, functions: Sequence[str | dict[str, str]], **request: Unpack[AggregateOptions]
+        self, index: str, functions: Sequence[str | dict[str, Any]], **request: Unpack[AggregateOptions]
     ) -> Aggregate:
         """Functions over the entries of a selection, worked out where they lie. Raises as `scan`.
 

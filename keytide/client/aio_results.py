@@ -77,6 +77,14 @@ class AsyncScan(Result):
         """The same as a data frame; a column that holds several types has Python's objects."""
         return frame_of(await self.to_arrow(types=types, any_order=any_order))
 
+    async def schema(
+        self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
+    ) -> pa.Schema:
+        """The schema of the batches, which are to be asked for in the same words."""
+        self._state.read("batches")
+        more = streams.form(types, any_order)
+        return await self._shell.run(streams.schema(self._shell.core, self._state, more))
+
     async def batches(
         self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
     ) -> AsyncGenerator[pa.RecordBatch]:
@@ -86,7 +94,7 @@ class AsyncScan(Result):
             TypeChangedError: a value does not fit its column's type in the batches before; name the column
                 in `types`.
         """
-        self._state.read("batches", whole=True)
+        self._state.read("batches")
         more = streams.form(types, any_order)
         try:
             while True:
@@ -199,7 +207,7 @@ class AsyncHeldSnapshot(HeldReader):
         return await self._client.count(self.index, **self._with(request))
 
     async def aggregate(
-        self, functions: Sequence[str | dict[str, str]], **request: Unpack[AggregateOptions]
+        self, functions: Sequence[str | dict[str, Any]], **request: Unpack[AggregateOptions]
     ) -> Aggregate:
         """As `AsyncClient.aggregate`, of this snapshot."""
         return await self._client.aggregate(self.index, functions, **self._with(request))

@@ -6,7 +6,8 @@ PyArrow reads a stream from a file; a client that waits in its own way cannot gi
 cut into its messages here (Arrow's "encapsulated message format": a marker, the size of the header, the
 header, and a body whose length is a field of the header), and PyArrow reads each message from memory.
 
-A stream is whole only with its end mark: a connection that breaks off never passes for a short result.
+A stream is whole only with its end mark: a connection that breaks off never passes for a short result. The
+last message of a stream that a node could not finish is a batch without rows, whose metadata has the problem.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _MARKER: Final = b"\xff\xff\xff\xff"
 _BODY_LENGTH: Final = 3
 """Position of `bodyLength` in the fields of Arrow's `Message` table."""
 _MAX_HEADER: Final = 64 << 20
+_ERROR: Final = b"keytide.error"
+"""In the metadata of such a batch."""
+_END: Final = _MARKER + bytes(4)
 JSON_MARK: Final = (b"keytide.type", b"json")
 """In the metadata of a field whose values are JSON texts."""
 
@@ -35,12 +39,15 @@ class ArrowParts:
     Attributes:
         schema: None before it has come.
         complete: whether the end mark has come.
+        problem: why it will not come, as a problem document, if the node said so.
     """
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._head = b""
         self.schema: pa.Schema | None = None
         self.complete = False
+        self.problem: dict[str, Any] | None = None
 
     def feed(self, chunk: bytes) -> list[pa.RecordBatch]:
         """The batches that a chunk completes.
@@ -53,16 +60,30 @@ class ArrowParts:
         self._rest += chunk
         batches = []
         while not self.complete and (size := self._message_size()) is not None:
-            message = pa.py_buffer(bytes(memoryview(self._rest)[:size]))
+            message = bytes(memoryview(self._rest)[:size])
             del self._rest[:size]
             try:
                 if self.schema is None:
-                    self.schema = pa.ipc.read_schema(message)
+                    self._head, self.schema = message, pa.ipc.read_schema(pa.py_buffer(message))
+                    continue
+                batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
+                if batch.num_rows:
+                    batches.append(batch)
                 else:
-                    batches.append(pa.ipc.read_record_batch(message, self.schema))
+                    self.problem = self.problem or self._told(message)
             except (pa.ArrowException, OSError) as error:
                 raise ValueError(str(error)) from error
         return batches
+
+    def _told(self, message: bytes) -> dict[str, Any] | None:
+        """The problem document in the metadata of a batch."""
+        import pyarrow as pa
+
+        reader = pa.ipc.open_stream(self._head + message + _END)
+        metadata = reader.read_next_batch_with_custom_metadata().custom_metadata
+        text = None if metadata is None else dict(metadata).get(_ERROR)
+        document = None if text is None else json.loads(text)
+        return document if isinstance(document, dict) else None
 
     def _message_size(self) -> int | None:
         """Bytes of the next message; None when not all of it is there, or the stream is over."""

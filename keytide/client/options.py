@@ -133,10 +133,12 @@ class AggregateOptions(Question, total=False):
 
     Attributes:
         group_by: SQL expressions over what the index holds; none for one group.
+        reverse: groups in descending order of their keys.
         limit, offset: groups to give, and to leave out at the start.
     """
 
     group_by: Sequence[str] | None
+    reverse: bool | None
     limit: int | None
     offset: int | None
 

@@ -81,6 +81,12 @@ class Scan(Result):
         """The same as a data frame; a column that holds several types has Python's objects."""
         return frame_of(self.to_arrow(types=types, any_order=any_order))
 
+    def schema(self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False) -> pa.Schema:
+        """The schema of the batches, which are to be asked for in the same words."""
+        self._state.read("batches")
+        more = streams.form(types, any_order)
+        return self._shell.run(streams.schema(self._shell.core, self._state, more))
+
     def batches(
         self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
     ) -> Iterator[pa.RecordBatch]:
@@ -93,7 +99,7 @@ class Scan(Result):
         >>> sum(batch.num_rows for batch in client.scan("by_city").batches())
         4
         """
-        self._state.read("batches", whole=True)
+        self._state.read("batches")
         more = streams.form(types, any_order)
         try:
             while True:
@@ -210,7 +216,7 @@ class HeldSnapshot(HeldReader):
         return self._client.count(self.index, **self._with(request))
 
     def aggregate(
-        self, functions: Sequence[str | dict[str, str]], **request: Unpack[AggregateOptions]
+        self, functions: Sequence[str | dict[str, Any]], **request: Unpack[AggregateOptions]
     ) -> Aggregate:
         """As `Client.aggregate`, of this snapshot."""
         return self._client.aggregate(self.index, functions, **self._with(request))

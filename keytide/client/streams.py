@@ -11,10 +11,11 @@ raised, with `types` as what to do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from keytide.client.answers import MisuseError, TypeChangedError, not_a_node
+from keytide.client.answers import MisuseError, TypeChangedError, not_a_node, problem_of
 from keytide.client.arrow import ArrowParts, table_of
 from keytide.client.calling import Close, Failure, Flow, Read, Reply, ask
 from keytide.client.flows import Core
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 STREAM_S: Final = 60.0
 """How long a stream may stand still: nodes read a block of every slice between two pieces of an answer."""
+_ERROR_LINE: Final = b'{"error":'
+"""How the last line begins of a stream of lines that a node could not finish. No row begins so."""
 BROKEN: Final = "stream-broken"
 MOMENT: Final = ("consistency", "at_least", "session", "max_staleness_ms", "timeout_ms")
 """What a held snapshot is asked for with, and what reads from it need not say again."""
@@ -72,15 +75,20 @@ def next_lines(core: Core, state: ScanState) -> Flow[bytes | None]:
         if state.head is None:
             state.reply = yield from open_stream(core, state, NDJSON, {})
         chunk = yield from next_chunk(state)
-        if chunk:
-            state.lines += chunk
-            whole = state.lines.rfind(b"\n") + 1
-            if whole:
-                found = bytes(state.lines[:whole])
-                del state.lines[:whole]
-                return found
-            continue
-        state.last = True
+        if not chunk:
+            state.last = True
+            break
+        state.lines += chunk
+        whole = state.lines.rfind(b"\n") + 1
+        if whole:
+            found = bytes(state.lines[:whole])
+            del state.lines[:whole]
+            last = found.rfind(b"\n", 0, -1) + 1
+            if found.startswith(_ERROR_LINE, last):
+                yield from stop(state)
+                document = json.loads(found[last:])["error"]
+                raise problem_of(document, document.get("status", 503))
+            return found
     state.over = True
     return None
 
@@ -112,6 +120,9 @@ def fill(core: Core, state: ScanState, more: Mapping[str, Any]) -> Flow[None]:
         yield Close(reply.body)
         raise not_a_node(reply.url, str(error)) from error
     state.ready.extend(batches)
+    if state.parts.problem is not None:
+        yield from stop(state)
+        raise problem_of(state.parts.problem, state.parts.problem.get("status", 503))
     if not chunk:
         state.last = True
         if not state.parts.complete:
@@ -155,6 +166,7 @@ def _whole(core: Core, state: ScanState, more: Mapping[str, Any]) -> Flow[pa.Tab
     broken = 0
     while True:
         state.parts, state.last = ArrowParts(), False
+        state.ready.clear()
         batches: list[pa.RecordBatch] = []
         try:
             options = {**more, "types": types or None}

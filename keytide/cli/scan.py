@@ -1,0 +1,258 @@
+"""`keytide scan`: rows of an index for people, and whole indexes as files.
+
+Without `--form` it shows one page as a table. `--form`, `--to` or `--all` give rows to programs: they are
+streamed as they come, in constant memory, with a count on standard error. A file gets its name when it is
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+import typer
+
+from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
+from keytide.client import Client, TypeChangedError
+from keytide.errors import CallerError
+
+DEFAULT_LIMIT = 20
+"""Rows of a table, unless asked otherwise."""
+
+
+class Form(StrEnum):
+    """How rows are written."""
+
+    json = "json"
+    ndjson = "ndjson"
+    arrow = "arrow"
+
+
+def scan(
+    index: str,
+    equals: Annotated[
+        str | None, typer.Option(help='leading key parts: a value, or a JSON array like ["ORD", 3]')
+    ] = None,
+    low: Annotated[str | None, typer.Option(help="lower bound")] = None,
+    high: Annotated[str | None, typer.Option(help="upper bound")] = None,
+    inclusion: Annotated[str, typer.Option(help="both, low, high or neither")] = "both",
+    prefix: Annotated[str | None, typer.Option(help="strings that begin so")] = None,
+    spans: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help='several stretches: [{"equals": ["ORD"]}, {"low": ["S"], "high": ["T"]}]'
+        ),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="descending")] = False,
+    distinct: Annotated[bool, typer.Option("--distinct", help="one row per key")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"rows at most ({DEFAULT_LIMIT} in a table)")
+    ] = None,
+    offset: Annotated[int, typer.Option(min=0, help="rows to leave out at the start")] = 0,
+    all_rows: Annotated[bool, typer.Option("--all", help="every row, as lines of JSON or in --form")] = False,
+    form: Annotated[Form | None, typer.Option(help="json, ndjson or arrow instead of a table")] = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write rows there (ndjson, unless --form says)")
+    ] = None,
+    tip: Annotated[
+        bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")
+    ] = False,
+    at_least: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
+    ] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, metavar="MS", help="how old the snapshot may be")
+    ] = None,
+    timeout: Annotated[
+        int | None, typer.Option(min=1, metavar="MS", help="longest wait for such a snapshot")
+    ] = None,
+    count: Annotated[bool, typer.Option("--count", help="only count")] = False,
+    node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
+    ] = Path("keytide-data"),
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Rows of an index in key order, from one snapshot."""
+    with friendly_errors(as_json):
+        selection: dict[str, Any] = {
+            "equals": _key(equals),
+            "low": _key(low),
+            "high": _key(high),
+            "inclusion": inclusion if inclusion != "both" else None,
+            "prefix": prefix,
+            "spans": _json("--spans", spans, list),
+            "distinct": distinct or None,
+            "consistency": "tip" if tip else None,
+            "at_least": _json("--at-least", at_least, dict),
+            "max_staleness_ms": max_staleness,
+            "timeout_ms": timeout,
+        }
+        if all_rows and limit is not None:
+            raise CallerError("--all and --limit go against each other", next_step="give one of them")
+        with Client(node or _any_node(url, data_dir), token=api_token()) as client:
+            if count:
+                _count(client, index, selection, as_json)
+                return
+            selection |= {"reverse": reverse or None, "offset": offset or None}
+            if all_rows or form is not None or to is not None:
+                rows = limit if limit is not None or all_rows or to is not None else DEFAULT_LIMIT
+                _write(client, index, selection, rows, form or (Form.json if as_json else Form.ndjson), to)
+            else:
+                _show(client, index, {**selection, "limit": limit or DEFAULT_LIMIT}, as_json)
+
+
+def _any_node(url: str | None, data_dir: Path) -> str:
+    with Admin(find_url(url, data_dir)) as admin:
+        return admin.node_url()
+
+
+def _count(client: Client, index: str, selection: dict[str, Any], as_json: bool) -> None:
+    counted = client.count(index, **selection)
+    if as_json:
+        print_json(_document(counted))
+    else:
+        out.print(f"{counted.count:,} entries at snapshot {counted.snapshot}")
+
+
+def _show(client: Client, index: str, selection: dict[str, Any], as_json: bool) -> None:
+    page = client.page(index, **selection)
+    if as_json:
+        print_json(_document(page))
+        return
+    shown = [
+        [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
+        for row in page.rows
+    ]
+    table(f"{index} at snapshot {page.snapshot}", ("key", "id", "include"), shown)
+    if page.page is not None:
+        out.print("there are more rows: raise --limit, or --all", style="dim")
+
+
+def _document(answer: Any) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(answer).items() if name != "explain"}
+
+
+# --- rows for programs --------------------------------------------------------
+
+
+def _write(
+    client: Client, index: str, selection: dict[str, Any], limit: int | None, form: Form, to: Path | None
+) -> None:
+    """All rows (at most `limit`) to a file or standard output."""
+    if form is Form.arrow:
+        if to is None and sys.stdout.isatty():
+            raise CallerError("Arrow is not for a terminal", next_step="give a file with --to")
+        _write_arrow(client, index, selection, limit, to)
+        return
+    scan = client.scan(index, limit=limit, **selection)
+    with _sink(to) as sink:
+        if form is Form.ndjson:
+            for lines in _counted(scan.ndjson(), lambda lines: lines.count(b"\n")):
+                sink.write(lines)
+            return
+        sink.write(b'{"rows": [')
+        before = b"\n"
+        for lines in _counted(scan.ndjson(), lambda lines: lines.count(b"\n")):
+            sink.write(before + lines.rstrip(b"\n").replace(b"\n", b",\n"))
+            before = b",\n"
+        head = {"snapshot": scan.snapshot, "timestamp": scan.timestamp, "session": scan.session}
+        sink.write(b'\n], "page": null, ' + json.dumps(head).encode().removeprefix(b"{") + b"\n")
+
+
+def _write_arrow(
+    client: Client, index: str, selection: dict[str, Any], limit: int | None, to: Path | None
+) -> None:
+    """Record batches to a file or standard output. A column of which a later value shows that it holds
+    several types is written anew as JSON texts, if a file can be begun anew."""
+    import pyarrow as pa
+
+    types: dict[str, Any] = {}
+    while True:
+        scan = client.scan(index, limit=limit, **selection)
+        try:
+            with _sink(to) as sink, pa.ipc.new_stream(sink, scan.schema(types=types)) as writer:
+                for batch in _counted(scan.batches(types=types), lambda batch: int(batch.num_rows)):
+                    writer.write_batch(batch)
+            return
+        except TypeChangedError as error:
+            column = error.extra.get("column")
+            if to is None or not isinstance(column, str) or column in types:
+                raise
+            types[column] = "json"
+            err.print(f"{column} holds several types: it is written as JSON", style="dim")
+
+
+@contextmanager
+def _sink(to: Path | None) -> Iterator[IO[bytes]]:
+    """Where rows go.
+
+    Raises:
+        CallerError: the file cannot be written.
+    """
+    if to is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = to if to.exists() and not to.is_file() else to.with_name(to.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(to)
+    except OSError as error:
+        raise CallerError(f"{to} cannot be written: {error.strerror or error}") from error
+    finally:
+        if part != to:
+            part.unlink(missing_ok=True)
+
+
+def _counted(parts: Iterable[Any], size: Any) -> Iterator[Any]:
+    """The parts, with a count of their rows on standard error."""
+    with rows_progress() as bar:
+        task = bar.add_task("rows", total=None)
+        for part in parts:
+            bar.advance(task, size(part))
+            yield part
+
+
+# --- words of the command line -------------------------------------------------
+
+
+def _key(text: str | None) -> list[Any] | None:
+    """Key parts from the command line: a JSON array, or one plain value."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return value if isinstance(value, list) else [value]
+
+
+def _json(option: str, text: str | None, kind: type) -> Any:
+    """The JSON of an option.
+
+    Raises:
+        CallerError: it is none, or of another kind.
+    """
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CallerError(f"{option} is not JSON: {error}", next_step="see `keytide scan --help`") from error
+    if not isinstance(value, kind):
+        word = "an array" if kind is list else "an object"
+        raise CallerError(f"{option} must be {word}", next_step="see `keytide scan --help`")
+    return value
