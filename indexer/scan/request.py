@@ -46,7 +46,10 @@ class Moment(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     ] = None
     session: Annotated[
         str | None,
-        Meta(description="token of an earlier answer: never see an older snapshot than that one"),
+        Meta(
+            description="token of an earlier answer: never see an older snapshot than that one; several with "
+            "commas between them"
+        ),
     ] = None
     max_staleness_ms: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="how old the snapshot may be at most")

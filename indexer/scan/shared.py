@@ -85,14 +85,20 @@ class Shared:
         return min(timeout_ms, self.settings.max_timeout_ms) / 1000
 
     def session(self, moment: Moment) -> Seen:
-        """What a request's session has seen.
+        """What a request's session has seen. Tokens of several answers may be given, with commas between
+        them: of answers to requests that ran at the same time, none covers the others.
 
         Raises:
-            InvalidTokenError: its token is none.
+            InvalidTokenError: a token is none.
         """
         if not moment.session:
             return {}
-        return verify(moment.session, SessionToken, self.directory.secret()).seen
+        secret = self.directory.secret()
+        seen: Seen = {}
+        for token in moment.session.split(","):
+            found = verify(token, SessionToken, secret).seen
+            seen = newest(seen, found, self.directory.holds) if seen else found
+        return seen
 
     def seen_too(self, seen: Seen, index: Scannable, stamp: Stamp) -> Seen:
         """The session after reading a stamp; a tip scan has seen nothing that could be named."""
