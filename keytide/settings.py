@@ -206,6 +206,39 @@ class ScanSettings(_Section):
         description="groups, or distinct values, of one aggregate: a node holds all of them in memory, some "
         "hundred bytes each, and in the answer there is no paging",
     )
+    max_streams: int = Field(
+        16,
+        ge=1,
+        description="streams (NDJSON, Arrow) that a node runs at once: each has some times stream_block_bytes "
+        "in memory",
+    )
+    stream_block_bytes: int = Field(
+        4 << 20,
+        ge=1 << 10,
+        description="bytes of keys and values that a stream reads at once, over all slices, and of changes "
+        "that a tail collects: more makes streams hardly faster",
+    )
+    stream_stall_s: float = Field(
+        30.0,
+        gt=0,
+        description="how long a reader of a stream or tail may take nothing (64 KiB) before it is let go: its "
+        "snapshot keeps disk from being reused",
+    )
+    max_tails: int = Field(
+        64, ge=1, description="tails that a node runs at once: each compares its selection again and again"
+    )
+    tail_lease_s: int = Field(
+        60,
+        ge=3,
+        description="how long the moment that a tail told last is held after its reader went away: the time "
+        "to resume it",
+    )
+    tail_heartbeat_s: float = Field(
+        15.0,
+        gt=0,
+        description="how long a tail may be silent: proxies, and clients, take a connection for dead that is "
+        "silent for a minute",
+    )
 
 
 class PrimarySettings(_Section):

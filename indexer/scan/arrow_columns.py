@@ -31,7 +31,8 @@ from indexer.scan.arrow_keys import (
     Split,
     split_keys,
 )
-from indexer.scan.arrow_schema import INT64, Column, ColumnType
+from indexer.scan.arrow_schema import INT64, Column
+from indexer.scan.request import ColumnType
 from indexer.scan.selection import Shape
 from keytide.collation import Missing, Value, decode_key
 from keytide.entry import unpack_value

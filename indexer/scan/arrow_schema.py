@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from indexer.scan.request import ColumnType
 from keytide.collation import Missing, Value
 from keytide.definition import (
     Binary,
@@ -37,8 +38,6 @@ from keytide.definition import (
     render_expression,
 )
 from keytide.errors import CallerError
-
-ColumnType = Literal["text", "bigint", "double", "boolean", "json"]
 
 INT64: Final = 2**63
 _EXACT: Final = 2**53

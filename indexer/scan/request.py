@@ -14,6 +14,8 @@ from msgspec import Meta
 Inclusion = Literal["both", "low", "high", "neither"]
 Consistency = Literal["stable", "tip"]
 Column = Literal["key", "id", "include"]
+ColumnType = Literal["text", "bigint", "double", "boolean", "json"]
+Order = Literal["key", "any"]
 KeyParts = list[Any]
 """Leading key parts: JSON values as they are, integers of any size exactly."""
 
@@ -156,6 +158,13 @@ class ScanRequest(Question, frozen=True):
         str | None,
         Meta(description="token of an earlier answer: its next page; the selection is in the token"),
     ] = None
+    types: Annotated[
+        dict[str, ColumnType] | None,
+        Meta(description="of an Arrow stream: column -> its type, in place of what is inferred"),
+    ] = None
+    order: Annotated[
+        Order, Meta(description="of a stream: `any` gives rows as slices have them, in no order, and faster")
+    ] = "key"
     validate: Annotated[
         bool,
         Meta(description="ask the primary for each row's document, and leave out rows that are stale"),

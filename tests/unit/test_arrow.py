@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from indexer.scan.arrow_columns import BatchMaker
 from indexer.scan.arrow_keys import split_keys
-from indexer.scan.arrow_schema import Column, ColumnType, TypeChangedError, columns_of, inferred, typed
+from indexer.scan.arrow_schema import Column, TypeChangedError, columns_of, inferred, typed
+from indexer.scan.request import ColumnType
 from indexer.scan.selection import Shape
 from keytide.collation import MISSING, Value, encode_key, key_forms
 from keytide.entry import pack_value
