@@ -10,6 +10,9 @@ changes nothing). A timestamp is issued
 * with the same content again, `heartbeat_ms` after the last one (R7): a restarted slice or a finished build
   joins at it.
 
+New content is issued only when Kafka has said, after all of it was reported, that the keyspace's name still
+stands for the same topic (`coordinator.confirming`).
+
 One timestamp of a keyspace is on its way at a time. Its number is the offset of its message in the control
 topic (R3), so it is known only when it has been delivered, and acknowledgements of it may come before that.
 
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from coordinator import confirming
 from coordinator.events import (
     Broadcast,
     CommonSnapshot,
@@ -39,10 +43,12 @@ from coordinator.events import (
     Recovered,
     Reported,
     Tick,
+    TopicSeen,
 )
 from coordinator.holdings import Holdings
 from coordinator.nodes import Nodes
 from coordinator.pacing import Pacing
+from coordinator.progress import Content
 from coordinator.publishing import Publishing
 from coordinator.stream import STAMPS_KEPT, Limits, Stream, begin
 from keytide.catalog import EMITTING, Catalog, IndexRecord, KeyspaceRecord
@@ -124,6 +130,9 @@ class StabilityCore:
                 out = self._issue_failed(message, error)
             case Recovered():
                 return self._recovered(event)
+            case TopicSeen(now=now):
+                confirming.answered(self.streams.get(event.keyspace), event)
+                out = []
             case Tick(now):
                 out = self._tick(now)
             case _:
@@ -139,40 +148,49 @@ class StabilityCore:
         due = now + self.limits.heartbeat_ms
         for stream in self.streams.values():
             if stream.may_issue:
-                due = min(due, stream.issued_at + self.limits.heartbeat_ms)
+                due = min(due, self._beat_at(stream))
                 if stream.newsworthy and stream.ready:
                     allowed = stream.issued_at + self.limits.interval_ms
                     if not self._pacing.paced(stream):
                         allowed = max(allowed, stream.content_since + self.limits.pacing_limit_ms)
-                    due = min(due, allowed)
+                    due = min(due, confirming.not_before(stream, allowed, now))
         return max(0, due - now)
+
+    def _beat_at(self, stream: Stream) -> int:
+        """When the same content is due again (R7); it waits a little for an answer that may bring new one."""
+        since = stream.issued_at if stream.asked is None else max(stream.issued_at, stream.asked_at)
+        return since + self.limits.heartbeat_ms
 
     def _maybe_issue(self, name: str, stream: Stream, now: int) -> list[Instruction | CommonSnapshot]:
         if not stream.may_issue:
             return []
         since = now - stream.issued_at
-        beat = since >= self.limits.heartbeat_ms
         interval = self.limits.interval_ms if stream.ready else self.limits.heartbeat_ms
-        fresh = stream.content is None or (
+        wanted = stream.content is None or (
             stream.newsworthy
             and since >= interval
             and (self._pacing.paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
         )
-        if not fresh and not beat:
-            return []
-        if fresh:
-            self._renew(stream, now)
-        content = stream.content or Timestamp()
+        ripe = stream.ripe if wanted else None
+        out: list[Instruction | CommonSnapshot] = []
+        if ripe is not None:
+            self._renew(stream, ripe, now)
+        elif wanted:
+            out += confirming.ask(stream, now)
+        if stream.content is None or not (ripe or now >= self._beat_at(stream)):
+            return out
+        progress = stream.progress
         message = StabilityTimestamp(
-            name, self.term, stream.progress.keyspace.incarnation, content, stream.progress.fresh_at(), now
+            name, self.term, progress.keyspace.incarnation, stream.content, progress.fresh_at(), now
         )
         stream.in_flight = message
         stream.issued_at = now
-        return [Broadcast(message)]
+        return [*out, Broadcast(message)]
 
-    def _renew(self, stream: Stream, now: int) -> None:
+    def _renew(self, stream: Stream, confirmed: Content, now: int) -> None:
         before = stream.content or Timestamp()
-        content = stream.progress.take()
+        content = stream.progress.take(confirmed)
+        stream.confirmed = None
         invariant(content.covers(before), "Monotonic", lambda: f"timestamp {content} after {before}")
         stream.content = content
         stream.content_number = None

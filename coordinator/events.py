@@ -2,8 +2,8 @@
 
 An event carries its own time (`now`, ms since the epoch): the cores have no clock. An instruction says what
 the shell must do; whatever comes of it returns as another event. Instructions of one event are carried out in
-their order, with one exception: `Broadcast`, `Note` and `StopDriver` do not wait for the writes before them
-(a timestamp must not wait for a transaction; see `coordinator.lane`).
+their order, with one exception: `Broadcast`, `ConfirmTopic`, `Note` and `StopDriver` do not wait for the
+writes before them (a timestamp must not wait for a transaction; see `coordinator.lane`).
 """
 
 from __future__ import annotations
@@ -11,44 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coordinator.facts import SourceFacts as SourceFacts
 from keytide.catalog import Record
 from keytide.history import History
 from keytide.messages import BuildEnd, Message, Published, StabilityTimestamp
 from keytide.timestamp import Place, Timestamp
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFacts:
-    """What Kafka says of a source topic at one moment.
-
-    Attributes:
-        topic_id: "" when the topic does not exist (then everything else is empty).
-        earliest: first offset that is still there, by partition.
-        stable: end for a read_committed reader (last stable offset), by partition.
-        high: high watermark, by partition; above `stable` while a transaction is open.
-        compacted: `cleanup.policy` has compact.
-        delete_retention_ms: how long tombstones are kept, at least, on a compacted topic.
-        min_compaction_lag_ms: how long a record is safe from compaction.
-        sampled_at: ms; taken before the offsets were asked for.
-    """
-
-    keyspace: str
-    topic_id: str
-    earliest: dict[int, int]
-    stable: dict[int, int]
-    high: dict[int, int]
-    compacted: bool
-    delete_retention_ms: int
-    min_compaction_lag_ms: int
-    sampled_at: int
-
-    @property
-    def exists(self) -> bool:
-        return bool(self.topic_id)
-
-    @property
-    def partitions(self) -> int:
-        return len(self.high)
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -96,6 +63,21 @@ class SourceSampled:
 
     facts: SourceFacts
     build: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSeen:
+    """Answer to `ConfirmTopic`: the topic that has this name, at some moment between question and answer.
+
+    Attributes:
+        topic_id: "" when there is none, or `error` says why it cannot be told now.
+    """
+
+    keyspace: str
+    ask: int
+    topic_id: str
+    error: str
     now: int
 
 
@@ -224,6 +206,7 @@ Event = (
     | Issued
     | IssueFailed
     | Recovered
+    | TopicSeen
     | SourceSampled
     | BuildPrepared
     | PrepareFailed
@@ -244,6 +227,14 @@ class Broadcast:
     """Send to the control topic, at once."""
 
     message: StabilityTimestamp | Published
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmTopic:
+    """Ask Kafka, at once, which topic has this name now. There is always an answer: `TopicSeen`."""
+
+    keyspace: str
+    ask: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +366,7 @@ class Note:
 
 Instruction = (
     Broadcast
+    | ConfirmTopic
     | Write
     | PrepareBuild
     | SampleSource

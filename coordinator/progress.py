@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from keytide.catalog import KeyspaceRecord
 from keytide.messages import PartitionProgress, Progress, StabilityTimestamp
@@ -39,6 +40,17 @@ class ProjectorState:
     documents: int
     skipped: dict[str, dict[str, int]]
     heard_at: int
+
+
+class Content(NamedTuple):
+    """What was acknowledged at one moment.
+
+    Attributes:
+        fresh_at: last time at which each partition's place covered the end that was seen, by partition.
+    """
+
+    timestamp: Timestamp
+    fresh_at: dict[int, int]
 
 
 class Progresses:
@@ -139,12 +151,17 @@ class Progresses:
         self._known = True
         return True
 
-    def take(self) -> Timestamp:
-        """The newest timestamp; from now on there is no news."""
-        for state in self.partitions.values():
-            state.issued_fresh_at = state.fresh_at
-        self.news = False
-        return self.timestamp()
+    def content(self) -> Content:
+        """Everything that is acknowledged now."""
+        fresh_at = {partition: state.fresh_at for partition, state in self.partitions.items()}
+        return Content(self.timestamp(), fresh_at)
+
+    def take(self, content: Content) -> Timestamp:
+        """The timestamp to issue; from now on only what was acknowledged after `content` is news."""
+        for partition, fresh_at in content.fresh_at.items():
+            self.partitions[partition].issued_fresh_at = fresh_at
+        self.news = not content.timestamp.covers(self.timestamp())
+        return content.timestamp
 
     def timestamp(self) -> Timestamp:
         """Everything that is acknowledged, as a timestamp."""

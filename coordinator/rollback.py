@@ -6,7 +6,8 @@ timestamps were made of:
 
 * a projector says so (`HistoryLost`): a place that it had read up to is not on the log any more. What lies
   past the newest timestamp was sent already, so this always ends in a rollback;
-* the topic has another id: it was deleted and made anew. The same;
+* the topic has another id: it was deleted and made anew. The same; it is asked for with every timestamp that
+  has news (`coordinator.confirming`), so none was issued of what was read of the new one;
 * the end of a partition lies below a timestamp that is older than the look at that end. This may be a broker
   that does not know better for a moment, so the examination decides;
 * a projector reports under a later leader epoch than that of what was acknowledged before it. Nearly always
@@ -48,6 +49,7 @@ from coordinator.events import (
     SourceFacts,
     SourceSampled,
     Tick,
+    TopicSeen,
 )
 from coordinator.lateness import LatenessWatch
 from coordinator.stream import Stream
@@ -125,6 +127,8 @@ class Rollbacks:
                 return self._reported(message, now)
             case SourceSampled(facts, "", now):
                 return self._sampled(facts, now)
+            case TopicSeen():
+                return self._seen(event)
             case HistoryExamined():
                 return self._examined(event)
             case RollbackWritten(keyspace, incarnation, _):
@@ -188,8 +192,8 @@ class Rollbacks:
         if not facts.exists:
             return self._gone(facts.keyspace)
         self._missing.discard(facts.keyspace)
-        if keyspace.topic_id and keyspace.topic_id != facts.topic_id:
-            return self._suspect(facts.keyspace, "the topic was deleted and made anew", now, certain=True)
+        if _another(keyspace, facts.topic_id):
+            return self._made_anew(facts.keyspace, now)
         # An end may only be held against a timestamp that is older than the look at it.
         seen_at, content = self._witnesses.get(facts.keyspace, (0, Timestamp()))
         self._witnesses[facts.keyspace] = (now, stream.content or Timestamp())
@@ -205,6 +209,18 @@ class Rollbacks:
             for partition, offset in sorted(short.items())
         )
         return self._suspect(facts.keyspace, places, now)
+
+    def _seen(self, event: TopicSeen) -> list[Instruction]:
+        """Which topic has a keyspace's name. An answer to a question of before the last rollback says nothing
+        any more."""
+        affected = self._affected(event.keyspace)
+        if affected is None or affected[1].asked is None or affected[1].ask != event.ask:
+            return []
+        anew = event.topic_id and _another(affected[0], event.topic_id)
+        return self._made_anew(event.keyspace, event.now) if anew else []
+
+    def _made_anew(self, keyspace: str, now: int) -> list[Instruction]:
+        return self._suspect(keyspace, "the topic was deleted and made anew", now, certain=True)
 
     def _gone(self, keyspace: str) -> list[Instruction]:
         if keyspace in self._missing:
@@ -338,6 +354,11 @@ class Rollbacks:
             if keyspace not in self._cases:
                 self._close(keyspace)
         return []
+
+
+def _another(keyspace: KeyspaceRecord, topic_id: str) -> bool:
+    """Whether a topic is not the one that the keyspace is known to be."""
+    return bool(keyspace.topic_id) and keyspace.topic_id != topic_id
 
 
 def in_words(record: RollbackRecord) -> str:

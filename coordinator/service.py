@@ -29,6 +29,7 @@ from coordinator.ddl import Outcome
 from coordinator.election import FencedError, MetadataWriter, claim_term
 from coordinator.events import (
     Broadcast,
+    ConfirmTopic,
     Event,
     ExamineHistory,
     Instruction,
@@ -51,6 +52,7 @@ from coordinator.limits import limits_of
 from coordinator.orphans import orphans
 from coordinator.standby import SAY_MS, Standby, this_process
 from coordinator.supervisor import Supervisor
+from coordinator.topic_ids import TopicIds
 from coordinator.upkeep import Upkeep
 from keytide.catalog import RollbackRecord, TermRecord
 from keytide.clock import now_ms
@@ -98,6 +100,7 @@ class Service:
         self._supervisor = Supervisor(settings, self._inbox.append, driver_command)
         self._lane = Lane(settings, self._writer, self._supervisor, self._inbox.append, failed)
         self._upkeep = Upkeep(settings, self._inbox.append, failed)
+        self._topic_ids = TopicIds(settings, self._inbox.append)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
         self._sources = KafkaWork(settings)
@@ -298,6 +301,8 @@ class Service:
             match instruction:
                 case Broadcast(message):
                     self._broadcast(message)
+                case ConfirmTopic():
+                    self._topic_ids.ask(instruction)
                 case Note():
                     self.events.add(instruction, now_ms())
                 case StopDriver(build):

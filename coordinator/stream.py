@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from coordinator.progress import Progresses
+from coordinator.progress import Content, Progresses
 from keytide.catalog import IndexRecord, KeyspaceRecord, RollbackRecord
 from keytide.history import History
 from keytide.messages import StabilityTimestamp
@@ -56,6 +56,11 @@ class Stream:
         marks: when which numbers were issued, now and then.
         lagging: replicas that no timestamp waits for, until they have caught up.
         halted: nothing is issued or published: its history is being examined, or a rollback is being written.
+        asked: what was acknowledged when Kafka was asked which topic this is; None while it is not asked.
+        ask: the number of that question.
+        asked_at: when it was asked.
+        ask_at: no question before this.
+        confirmed: what was acknowledged when that question was asked; None when all of it is issued.
     """
 
     progress: Progresses
@@ -72,6 +77,11 @@ class Stream:
     stamps: dict[int, Timestamp] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     hold: Timestamp | None = None
+    asked: Content | None = None
+    ask: int = 0
+    asked_at: int = 0
+    ask_at: int = 0
+    confirmed: Content | None = None
     published_at: int = 0
     emitting: list[IndexRecord] = field(default_factory=list)
     ready: list[IndexRecord] = field(default_factory=list)
@@ -84,10 +94,17 @@ class Stream:
 
     @property
     def newsworthy(self) -> bool:
-        """Whether there is something to issue that may be issued."""
+        """Whether there is something to issue, once it is confirmed, that may be issued."""
         if not self.progress.news:
             return False
         return self.hold is None or self.progress.timestamp().covers(self.hold)
+
+    @property
+    def ripe(self) -> Content | None:
+        """What is confirmed and may be issued."""
+        if self.confirmed is None or (self.hold and not self.confirmed.timestamp.covers(self.hold)):
+            return None
+        return self.confirmed
 
 
 def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Stream | None) -> Stream:
@@ -98,7 +115,9 @@ def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Str
         rollbacks: of the keyspace.
         before: the stream of the incarnation before, if it was this leader's.
     """
-    stream = Stream(Progresses(keyspace), number=-1 if before is None else before.number)
+    stream = Stream(Progresses(keyspace))
+    if before is not None:  # (a late answer to a question of before is none to a question of now)
+        stream.number, stream.ask = before.number, before.ask
     stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)
     last = next((one for one in rollbacks if one.incarnation == keyspace.incarnation), None)
     if last is None or (last.topic_id and keyspace.topic_id and last.topic_id != keyspace.topic_id):

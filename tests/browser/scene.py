@@ -18,6 +18,7 @@ from coordinator.buildbook import BuildLimits
 from coordinator.events import (
     Broadcast,
     BuildPrepared,
+    ConfirmTopic,
     Event,
     Instruction,
     Issued,
@@ -26,6 +27,7 @@ from coordinator.events import (
     SourceFacts,
     SourceSampled,
     Tick,
+    TopicSeen,
 )
 from coordinator.history import EventRing
 from coordinator.leader import Leader
@@ -111,6 +113,8 @@ class Scene:
             elif isinstance(one, Broadcast) and isinstance(one.message, StabilityTimestamp):
                 self.number += 1
                 self.handle(Issued(one.message, self.number, now_ms()))
+            elif isinstance(one, ConfirmTopic):
+                self.handle(TopicSeen(one.keyspace, one.ask, "t1", "", now_ms()))
 
     def handle(self, event: Event) -> None:
         self.take(self.leader.handle(event))

@@ -17,8 +17,9 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from coordinator.events import ExamineHistory
+from coordinator.events import ConfirmTopic, ExamineHistory, TopicSeen
 from coordinator.examine import examine
+from coordinator.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child
 from keytide.catalog import Catalog
@@ -426,6 +427,33 @@ def test_a_topic_that_is_deleted_and_made_anew_begins_from_nothing(coordinator: 
     fake.acked = {0: 0, 1: 0, 2: 4}
     wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == fake.acked, "news of the new topic")
     assert coordinator.get("/v1/indexes/by_city")["state"] == "READY"
+
+
+def test_which_topic_has_a_name_is_told_at_once_and_always(kafka: EmbeddedKafka, topic: TopicFactory) -> None:
+    settings = load_settings(kafka={"bootstrap": kafka.bootstrap})
+    answers: list[TopicSeen] = []
+    ids, asked = TopicIds(settings, answers.append), itertools.count(1)
+
+    def ask(name: str) -> TopicSeen:
+        number = next(asked)
+        ids.ask(ConfirmTopic(name, number))
+        wait_for(lambda: answers and answers[-1].ask == number, "the answer")
+        return answers[-1]
+
+    name = topic(partitions=2)
+    first = ask(name)
+    assert first.topic_id
+    assert first.error == ""
+    assert ask(name).topic_id == first.topic_id
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    client.delete_topics([name])[name].result(30)
+    wait_for(lambda: ask(name).topic_id == "", "the topic to be gone")
+    assert answers[-1].error == ""
+    client.create_topics([NewTopic(name, num_partitions=2)])[name].result(30)
+    wait_for(lambda: ask(name).topic_id not in ("", first.topic_id), "the new topic")
+    away = TopicIds(load_settings(kafka={"bootstrap": "127.0.0.1:1"}), answers.append)
+    away.ask(ConfirmTopic(name, next(asked)))
+    wait_for(lambda: answers[-1].error, "an answer without Kafka")
 
 
 def _made(coordinator: Coordinator, partitions: int) -> bool:

@@ -12,6 +12,7 @@ from coordinator.events import (
     Broadcast,
     BuildPrepared,
     ConfirmRollback,
+    ConfirmTopic,
     DeleteTopics,
     Event,
     ExamineHistory,
@@ -34,6 +35,7 @@ from coordinator.events import (
     StopDriver,
     Tick,
     TopicsDeleted,
+    TopicSeen,
     TrimQueues,
     Write,
 )
@@ -162,6 +164,8 @@ class SimCoordinator:
                     self._broadcasts.append(message)
                     if not self.world.fault("late-broadcast", 0.3):
                         self._send_broadcasts()
+                case ConfirmTopic():
+                    self._confirm(instruction)
                 case Note():
                     self.world.note("event", instruction.kind, instruction.subject, instruction.text)
                     self.world.seen[instruction.kind] += 1
@@ -170,6 +174,18 @@ class SimCoordinator:
                     self._lane.append(instruction)
                 case _:
                     self._lane.append(instruction)
+
+    def _confirm(self, question: ConfirmTopic) -> None:
+        """Kafka looks at once; its answer may take a while, or not come in time."""
+        world, now = self.world, self.world.clock.now
+        error = "timed out" if world.fault("late-broadcast", 0.03) else ""
+        topic_id = "" if error else world.kafka.source.topic_id
+        late = world.chance.below(20) if world.fault("late-broadcast", 0.3) else 0
+        answer = TopicSeen(question.keyspace, question.ask, topic_id, error, now + late)
+        if late:
+            world.clock.after(late, lambda: self._inbox.append(answer))
+        else:
+            self._inbox.append(answer)
 
     def _send_broadcasts(self) -> None:
         """In order, as one producer sends."""

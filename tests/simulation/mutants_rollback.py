@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import rebuilding, rollback, trimming
+from coordinator import confirming, rebuilding, rollback, trimming
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
 from coordinator.finishing import Finishing
@@ -37,6 +37,15 @@ def trust_the_log(patches: Patches) -> None:
     patches.put(projectors.SimProjector, "_strange", lambda self, state, columns, log: False)
     patches.put(rollback.Rollbacks, "_sampled", lambda self, facts, now: [])
     patches.put(rollback.Rollbacks, "_reported", lambda self, message, now: [])
+
+
+@mutant("R15, topic id", "nobody asks which topic was read before its records are stamped", faults=ANEW)
+def trust_the_name(patches: Patches) -> None:
+    def ask(stream: Any, now: int) -> list[Any]:
+        stream.confirmed = stream.progress.content()
+        return []
+
+    patches.put(confirming, "ask", ask)
 
 
 @mutant("R28", "builds go on over a rollback", faults=LOST)

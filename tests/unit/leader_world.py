@@ -9,6 +9,7 @@ from coordinator.events import (
     Broadcast,
     BuildPrepared,
     ConfirmRollback,
+    ConfirmTopic,
     Event,
     Instruction,
     Issued,
@@ -21,6 +22,7 @@ from coordinator.events import (
     SourceSampled,
     StartDriver,
     Tick,
+    TopicSeen,
     Write,
 )
 from coordinator.leader import Leader
@@ -87,6 +89,8 @@ class World:
         self.broadcasts: list[StabilityTimestamp | Published] = []
         self.places: dict[int, StabilityTimestamp] = {}
         self.notes: list[Note] = []
+        self.topic_id = ""
+        """Which topic has the keyspace's name; "" for the one that it has in the dictionary."""
         catalog = catalog or Catalog()
         catalog.records["term"] = TermRecord(1, "test", 0)
         catalog.offset = max(catalog.offset, 7)
@@ -109,6 +113,9 @@ class World:
                     self.places[self.number] = one.message
                     rest += self.take(self.leader.handle(Issued(one.message, self.number, self.now)))
                 self.broadcasts.append(one.message)
+            elif isinstance(one, ConfirmTopic):
+                seen = TopicSeen(one.keyspace, one.ask, self.topic_id or self.known().topic_id, "", self.now)
+                rest += self.take(self.leader.handle(seen))
             elif isinstance(one, ConfirmRollback):
                 done = RollbackWritten(one.keyspace, one.incarnation, self.now)
                 rest += self.take(self.leader.handle(done))

@@ -12,6 +12,8 @@ from coordinator.core import StabilityCore
 from coordinator.events import (
     Broadcast,
     CommonSnapshot,
+    ConfirmTopic,
+    Event,
     Instruction,
     Issued,
     IssueFailed,
@@ -19,6 +21,7 @@ from coordinator.events import (
     Recovered,
     Reported,
     Tick,
+    TopicSeen,
 )
 from coordinator.holdings import Holdings
 from coordinator.stream import Limits
@@ -65,8 +68,22 @@ def catalog(*indexes: IndexRecord, partitions: int = 2, incarnation: int = 0) ->
     return result
 
 
+class Core(StabilityCore):
+    """A core beside a Kafka that answers at once which topic a keyspace is: the one that it is known as."""
+
+    def handle(self, event: Event) -> list[Instruction | CommonSnapshot]:
+        out: list[Instruction | CommonSnapshot] = []
+        for one in super().handle(event):
+            if isinstance(one, ConfirmTopic):
+                known = self.streams[one.keyspace].progress.keyspace.topic_id
+                out += super().handle(TopicSeen(one.keyspace, one.ask, known, "", event.now))
+            else:
+                out.append(one)
+        return out
+
+
 def core_with(*indexes: IndexRecord, partitions: int = 2) -> StabilityCore:
-    core = StabilityCore(LIMITS, TERM)
+    core = Core(LIMITS, TERM)
     core.catalog_changed(catalog(*indexes, partitions=partitions), 0)
     return core
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.core import StabilityCore
 from coordinator.events import Issued, Note, Tick
 from coordinator.stream import Limits
 from keytide.messages import StabilityTimestamp
 from tests.unit.test_coordinator_core import (
     TERM,
+    Core,
     ack,
     catalog,
     heartbeat,
@@ -26,7 +26,7 @@ class Run:
     """A busy stream and two slices: node a's holds everything at once, node b's when told."""
 
     def __init__(self) -> None:
-        self.core = StabilityCore(LIMITS, TERM)
+        self.core = Core(LIMITS, TERM)
         self.core.catalog_changed(catalog(index_record()), 0)
         self.now = 1_000
         self.number = 0

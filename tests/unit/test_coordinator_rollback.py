@@ -16,6 +16,7 @@ from coordinator.events import (
     Broadcast,
     BuildPrepared,
     ConfirmRollback,
+    ConfirmTopic,
     DeleteTopics,
     ExamineHistory,
     HistoryExamined,
@@ -29,6 +30,7 @@ from coordinator.events import (
     StopDriver,
     Tick,
     TopicsDeleted,
+    TopicSeen,
     Write,
 )
 from coordinator.examine import holds, newest_on_log, standing
@@ -402,7 +404,9 @@ def test_reports_of_another_incarnation_do_not_count() -> None:
 def test_a_timestamp_that_was_on_its_way_is_void() -> None:
     world = serving()
     world.progress(1, 170, 70)
-    out = world.leader.handle(Tick(world.now + 2_500))
+    asked = world.leader.handle(Tick(world.now + 2_500))
+    (question,) = [one for one in asked if isinstance(one, ConfirmTopic)]
+    out = world.leader.handle(TopicSeen("people", question.ask, "t1", "", world.now + 2_501))
     told = [one.message for one in out if isinstance(one, Broadcast)]
     (stamp,) = [one for one in told if isinstance(one, StabilityTimestamp)]
     lost(world)

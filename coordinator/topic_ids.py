@@ -1,0 +1,57 @@
+"""Asks Kafka which topic has a name now, without anybody waiting for it.
+
+The question is one metadata request; its answer comes on a thread of librdkafka's. Every question is answered
+within its time-out, if only by an error. Whatever broker is asked speaks for what it knows: one that is cut
+off from the controllers and answers all the same may name a topic that is gone, until it is back or shut out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from coordinator.events import ConfirmTopic, TopicSeen
+from keytide.clock import now_ms
+from keytide.kafka import admin, error_code
+from keytide.settings import Settings
+
+TIMEOUT_S = 1.0
+"""A broker that hangs is asked no longer than this; the next question may go to another one."""
+
+_NONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+
+
+class TopicIds:
+    """Puts questions, posts answers.
+
+    Args:
+        settings: where Kafka is.
+        post: takes the answers, from any thread.
+    """
+
+    def __init__(self, settings: Settings, post: Callable[[TopicSeen], None]) -> None:
+        self._client: AdminClient = admin(settings)
+        self._post = post
+
+    def ask(self, question: ConfirmTopic) -> None:
+        """Send the question; returns at once."""
+
+        def answered(future: Future[Any]) -> None:
+            topic_id, error = "", ""
+            try:
+                topic_id = str(future.result().topic_id)
+            except KafkaException as failure:
+                error = "" if error_code(failure) in _NONE else str(failure)
+            self._post(TopicSeen(question.keyspace, question.ask, topic_id, error, now_ms()))
+
+        names = TopicCollection([question.keyspace])
+        try:
+            futures = self._client.describe_topics(names, request_timeout=TIMEOUT_S)
+        except KafkaException as failure:
+            self._post(TopicSeen(question.keyspace, question.ask, "", str(failure), now_ms()))
+            return
+        futures[question.keyspace].add_done_callback(answered)
