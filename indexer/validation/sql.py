@@ -137,7 +137,7 @@ class SqlPrimary:
         try:
             table = sql.Table(name, sql.MetaData(), schema=schema or None, autoload_with=connection)
         except exc.NoSuchTableError as error:
-            raise self._misconfigured(f"there is no table {settings.table}") from error
+            raise self._misconfigured(f"there is no table {settings.table}, or none to see") from error
 
         def column(named: str, setting: str) -> sql.Column[Any]:
             if named not in table.c:
@@ -149,8 +149,9 @@ class SqlPrimary:
 
         id_column = column(settings.id_column, "id_column")
         document = settings.document_column
+        wide = isinstance(id_column.type, sql.Integer)  # an id may be beyond what the column can hold
         return _Table(
-            id_column,
+            sql.type_coerce(id_column, sql.BigInteger) if wide else id_column,
             self._id_of(id_column),
             _as_text(column(document, "document_column")) if document else None,
             {field: column(named, "columns") for field, named in settings.columns.items()},

@@ -161,7 +161,9 @@ class _Answers:
     def __init__(self, asked: Sequence[Asked]) -> None:
         self._asked = asked
         self._by_id = {one.id: one for one in asked}
-        self._by_place = {(one.partition, one.offset): one for one in asked}
+        self._by_place: dict[tuple[int, int], list[Asked]] = {}
+        for one in asked:
+            self._by_place.setdefault((one.partition, one.offset), []).append(one)
         self._found: dict[bytes, Found] = {}
 
     def ahead(self, records: Iterable[_Record]) -> None:
@@ -182,10 +184,10 @@ class _Answers:
     def proof(self, records: Iterable[_Record]) -> None:
         """Records at the places of rows, among others."""
         for record in records:
-            one = self._by_place.get((record.partition, record.offset))
-            if one is not None and one.id not in self._found:
-                value = record.value if record.key == one.id else None
-                self._found[one.id] = Found(value, record.offset + 1)
+            for one in self._by_place.get((record.partition, record.offset), ()):
+                if one.id not in self._found:
+                    value = record.value if record.key == one.id else None
+                    self._found[one.id] = Found(value, record.offset + 1)
 
     def all(self, why: str) -> list[Found]:
         """The answers; `why` is said of all if it is not empty."""
