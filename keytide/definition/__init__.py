@@ -11,10 +11,11 @@ Names in documents keep their case, quoted or not. `id` is the document id; a fi
 Array positions count from 0.
 
 Errors: `InvalidStatementError` (problem type `invalid-statement`) with line, column and a caret;
-`NotThereYetError` (`not-there-yet`) for what is understood and not supported in this release.
+`NotThereYetError` (`not-there-yet`) for what is understood and not supported in this release;
+`QueryElsewhereError` (`ask-a-node`) for queries, which are `keytide.query`'s.
 """
 
-from keytide.definition.errors import InvalidStatementError, NotThereYetError
+from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
 from keytide.definition.expression import (
     And,
     Binary,
@@ -69,6 +70,7 @@ __all__ = [
     "Or",
     "Path",
     "Predicate",
+    "QueryElsewhereError",
     "Statement",
     "Truth",
     "Unnest",

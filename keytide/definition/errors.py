@@ -61,3 +61,10 @@ def _caret(text: str, start: int, end: int) -> str:
     marks = max(1, min(end, stop, left + _WINDOW) - start)
     printable = "".join(character if character.isprintable() else " " for character in shown)
     return f"  {printable}\n  {' ' * (start - left)}{'^' * marks}"
+
+
+class QueryElsewhereError(InvalidStatementError):
+    """A query, where statements that change the dictionary are taken."""
+
+    problem_type = "ask-a-node"
+    status = 421

@@ -19,7 +19,7 @@ from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
 from keytide.definition.create import CreateReader
-from keytide.definition.errors import InvalidStatementError, NotThereYetError
+from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
 from keytide.definition.index import IndexDefinition
 from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
 from keytide.definition.tokens import Cursor
@@ -64,11 +64,11 @@ def parse_statement(text: str) -> Statement:
             "the statement is not valid Unicode", text[: error.start], error.start
         ) from error
     except TokenError as error:
-        raise _unfinished(text) from error
+        raise unfinished(text) from error
     return _StatementReader(text, tokens).statement()
 
 
-def _unfinished(text: str) -> InvalidStatementError:
+def unfinished(text: str) -> InvalidStatementError:
     """An error at the quote or comment that is not closed (the tokenizer only says that there is one)."""
     at = 0
     for match in re.finditer(
@@ -102,12 +102,12 @@ class _StatementReader:
             statement = self._build()
         elif at.peek("EXPLAIN") or at.peek("SELECT"):
             word = first.text.upper()
-            raise NotThereYetError(
-                f"{word} is not there yet",
+            raise QueryElsewhereError(
+                f"{word} is answered by the indexer nodes, not by the coordinator",
                 self._at.text,
                 first.start,
                 first.end + 1,
-                next_step="Scan an index: POST /v1/indexes/{name}/scan on a node, or `keytide scan`.",
+                next_step="POST /v1/query on a node, or `keytide sql`.",
             )
         else:
             raise at.error(

@@ -12,6 +12,7 @@ from keytide.definition import (
     IndexDefinition,
     InvalidStatementError,
     NotThereYetError,
+    QueryElsewhereError,
     parse_statement,
 )
 from keytide.errors import CallerError
@@ -203,8 +204,6 @@ def test_refusals_say_what_and_where(statement: str, reason: str, line: int, col
 @pytest.mark.parametrize(
     ("statement", "what", "column"),
     [
-        ("SELECT * FROM k", "SELECT", 1),
-        ("EXPLAIN SELECT 1", "EXPLAIN", 1),
         ("CREATE UNIQUE INDEX x ON k (a)", "UNIQUE", 8),
         ("CREATE INDEX x ON k (a) PARTITION BY RANGE(a)", "RANGE", 38),
         ("CREATE INDEX x ON k (a) WITH (replicas=2)", "replicas", 40),
@@ -216,6 +215,14 @@ def test_what_is_not_there_yet_is_refused_by_name(statement: str, what: str, col
     assert caught.value.column == column
     assert caught.value.problem_type == "not-there-yet"
     assert caught.value.next_step
+
+
+@pytest.mark.parametrize("statement", ["SELECT * FROM k", "EXPLAIN SELECT 1"])
+def test_queries_are_sent_on_to_the_nodes(statement: str) -> None:
+    with pytest.raises(QueryElsewhereError, match="nodes") as caught:
+        parse_statement(statement)
+    assert (caught.value.column, caught.value.problem_type) == (1, "ask-a-node")
+    assert "/v1/query" in caught.value.next_step
 
 
 def test_the_caret_stands_under_the_place() -> None:

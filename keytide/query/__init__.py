@@ -1,0 +1,41 @@
+"""Queries: from SELECT to the reading of one index. Pure.
+
+    expressions  aggregates, `= ANY` and other things that definitions do not have
+    select       a query as data
+    statement    text -> Select (`parse_query`)
+    normal       conditions in a normal form, NOT pushed down
+    regions      the values that a condition leaves an expression
+    implication  whether one condition follows from another
+    boxes        condition -> spans of an index's keys
+    plan         query and index -> plan, or why not
+    suggest      the CREATE INDEX that would serve
+    choose       the best plan, and how EXPLAIN shows it
+
+May be imported by `indexer.scan` and the command; imports `keytide.definition` and `keytide.collation`. The
+meaning of every expression is `keytide.definition.semantics`'; what is said here about values (`regions`,
+`implication`) follows from it and must change with it.
+
+Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-index`).
+"""
+
+from keytide.query.choose import NoIndexError, choose, described
+from keytide.query.expressions import Aggregate
+from keytide.query.plan import Candidate, Plan, Refusal, plan_on
+from keytide.query.select import Ordering, Output, Select, is_query
+from keytide.query.statement import parse_query
+
+__all__ = [
+    "Aggregate",
+    "Candidate",
+    "NoIndexError",
+    "Ordering",
+    "Output",
+    "Plan",
+    "Refusal",
+    "Select",
+    "choose",
+    "described",
+    "is_query",
+    "parse_query",
+    "plan_on",
+]

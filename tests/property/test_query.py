@@ -1,0 +1,345 @@
+"""Queries: whatever index a query is planned on, the answer is what the documents say; and an index that does
+not exist yet, made as the refusal says, gives it too.
+
+The naive side evaluates the query on the documents (`naive_projection`'s recursion, three-valued logic); the
+other side reads the entries of an index as the plan says, slices and spans and filter and all.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from keytide.collation import MISSING, decode_key
+from keytide.definition import (
+    And,
+    Binary,
+    Call,
+    Cast,
+    Comparison,
+    CreateIndex,
+    DocumentId,
+    In,
+    IndexDefinition,
+    IsMissing,
+    IsNull,
+    Like,
+    Literal,
+    Negate,
+    Not,
+    Or,
+    Path,
+    Truth,
+    Unnest,
+    parse_statement,
+    render_expression,
+    render_predicate,
+)
+from keytide.definition.binding import Binding
+from keytide.query import Candidate, Plan, Select, parse_query, plan_on
+from keytide.query.suggest import suggest
+from tests.property import naive_projection as naive
+
+Document = dict[str, Any]
+Row = tuple[Any, ...]
+
+# --- documents ----------------------------------------------------------------------------------------------
+
+scalars = st.sampled_from([None, True, False, -1, 0, 1, 2, 1.0, 2.5, "", "x", "xy", "X", "y%", "a\x00b"])
+values = st.one_of(scalars, scalars, st.lists(scalars, max_size=2), st.fixed_dictionaries({"d": scalars}))
+documents = st.dictionaries(
+    st.sampled_from(["k1", "k2", "k3", "k4", "k5", "k6"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "a": values,
+            "b": values,
+            "c": st.one_of(values, st.fixed_dictionaries({}, optional={"d": scalars, "e": values})),
+            "tags": st.one_of(st.lists(scalars, max_size=4), scalars),
+        },
+    ),
+    max_size=6,
+)
+
+# --- expressions --------------------------------------------------------------------------------------------
+
+a, b, c, c_d, c_e = Path(("a",)), Path(("b",)), Path(("c",)), Path(("c", "d")), Path(("c", "e"))
+tags, first_tag, element = Path(("tags",)), Path(("tags", 0)), Unnest(Path(("tags",)))
+identifier = DocumentId()
+plain = [a, b, c, c_d, c_e, first_tag, identifier]
+made = [
+    Call("lower", (a,)),
+    Call("length", (a,)),
+    Call("coalesce", (a, b)),
+    Cast(b, "text"),
+    Binary("+", a, Literal(1)),
+    Binary("||", a, b),
+    Negate(b),
+    Call("upper", (c_d,)),
+]
+unnested = [element, element, Call("lower", (element,)), Binary("+", element, b)]
+constants = st.sampled_from([-1, 0, 1, 2, 1.0, 2.5, "", "x", "xy", "X", "a\x00b", True, False]).map(
+    lambda value: Literal(value)
+)
+patterns = st.sampled_from(["x%", "%", "x", "_", "x_", "", "y\\%", "%y", "X%%"])
+
+
+def expressions(with_elements: bool) -> st.SearchStrategy[Any]:
+    choices: list[Any] = [*plain, *plain, *made]
+    return st.sampled_from(choices + unnested * 3 if with_elements else choices)
+
+
+def leaves(with_elements: bool) -> st.SearchStrategy[Any]:
+    some = expressions(with_elements)
+    symbols = st.sampled_from(["=", "=", "=", "<>", "<", "<=", ">", ">="])
+    sides = st.one_of(constants, constants, constants, st.just(Literal(None)), some)
+    return st.one_of(
+        st.builds(Comparison, symbols, some, constants),
+        st.builds(Comparison, symbols, some, constants),
+        st.builds(Comparison, symbols, sides, some),
+        st.builds(In, some, st.lists(sides, min_size=1, max_size=3).map(tuple)),
+        st.builds(Like, some, patterns, st.just("\\")),
+        st.builds(IsNull, some),
+        st.builds(IsMissing, some),
+        st.builds(Truth, st.one_of(some, constants)),
+        st.builds(
+            lambda one, low, high: And((Comparison(">=", one, low), Comparison("<=", one, high))),
+            some,
+            constants,
+            constants,
+        ),
+    )
+
+
+def conditions(with_elements: bool) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        leaves(with_elements),
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=2, max_size=3).map(lambda ones: And(tuple(ones))),
+            st.lists(inner, min_size=2, max_size=3).map(lambda ones: And(tuple(ones))),
+            st.lists(inner, min_size=2, max_size=3).map(lambda ones: Or(tuple(ones))),
+            inner.map(Not),
+        ),
+        max_leaves=6,
+    )
+
+
+# --- statements ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def index_statements(draw: st.DrawFn, where: Any) -> str:
+    """CREATE INDEX; its WHERE is often a part of the query's, so that partial indexes serve."""
+    with_elements = draw(st.booleans())
+    keys = draw(st.lists(expressions(False), min_size=1, max_size=3, unique_by=render_expression))
+    if with_elements:
+        keys.insert(draw(st.integers(0, len(keys))), draw(st.sampled_from([element, element, *unnested])))
+    parts = [render_expression(one) + draw(st.sampled_from(["", "", " DESC"])) for one in keys]
+    text = f"CREATE INDEX x ON k ({', '.join(parts)})"
+    include = draw(st.lists(st.sampled_from([a, b, c, c_d, tags]), unique_by=render_expression, max_size=5))
+    if include:
+        text += f" INCLUDE ({', '.join(map(render_expression, include))})"
+    partition = draw(st.sampled_from([None, None, "id", "a", "LOWER(a)", "c.d", render_expression(keys[0])]))
+    if partition is not None:
+        text += f" PARTITION BY HASH({partition})"
+    missing = draw(st.booleans())
+    text += f" WITH (slices={draw(st.integers(1, 4))}{', include_missing=true' if missing else ''})"
+    condition = draw(st.one_of(st.none(), st.none(), st.sampled_from(parts_of(where)), conditions(False)))
+    if condition is not None and "UNNEST" not in render_predicate(condition):
+        text += f" WHERE {render_predicate(condition)}"
+    return text
+
+
+def parts_of(where: Any) -> list[Any]:
+    """A condition, its operands, and a weaker one."""
+    if where is None:
+        return [Not(IsMissing(a))]
+    found = [where, *getattr(where, "operands", ())]
+    return [*found, Or((where, Comparison("=", b, Literal(1)))), Not(IsNull(a))]
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[str, Any]:
+    """SELECT, and its WHERE."""
+    kind = draw(st.sampled_from(["documents", "documents", "elements", "member"]))
+    some = expressions(kind == "elements")
+    where = draw(st.one_of(st.none(), conditions(kind == "elements"), conditions(kind == "elements")))
+    outputs = draw(st.lists(some, min_size=1, max_size=3))
+    if kind == "elements":
+        outputs.append(element)
+    grouped = draw(st.booleans()) and draw(st.booleans())
+    said = [render_expression(one) for one in outputs]
+    if grouped:
+        said = [*said, "COUNT(*)", f"SUM({said[0]})"]
+    text = "*" if not grouped and kind == "documents" and draw(st.integers(0, 9)) == 0 else ", ".join(said)
+    text = f"SELECT {text} FROM k"
+    parts = [] if where is None else [render_predicate(where)]
+    if kind == "member":
+        parts.insert(0, f"{render_expression(draw(constants))} = ANY(tags)")
+    if parts:
+        text += f" WHERE {' AND '.join(parts)}"
+    if grouped:
+        text += f" GROUP BY {', '.join(map(render_expression, outputs))}"
+    else:
+        order = draw(st.lists(some, max_size=3))
+        if order:
+            items = [render_expression(one) + draw(st.sampled_from(["", " DESC", " ASC"])) for one in order]
+            text += f" ORDER BY {', '.join(items)}"
+        if draw(st.booleans()):
+            text += f" LIMIT {draw(st.integers(0, 4))} OFFSET {draw(st.integers(0, 3))}"
+    return text, where
+
+
+# --- the naive side -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row: its values, and what it is ordered by."""
+
+    row: Row
+    order: Row
+
+
+def naive_rows(select: Select, held: dict[str, Document], outputs: Sequence[Any]) -> list[Found]:
+    """All rows of a query but for LIMIT and OFFSET, in its order, from the documents."""
+    found: list[Found] = []
+    for docid, document in held.items():
+        scope: dict[str, Any] = {"id": docid, "document": document}
+        scopes = [scope]
+        if select.unnest is not None:
+            scopes = [{**scope, "element": one} for one in distinct(document.get("tags"))]
+        if select.member is not None:
+            wanted = select.member.right
+            assert isinstance(wanted, Literal)
+            if not any(naive.compare("=", one, wanted.value) for one in distinct(document.get("tags"))):
+                continue
+        for one in scopes:
+            if select.where is not None and naive.condition(select.where, one) is not True:
+                continue
+            found.append(
+                Found(
+                    tuple(naive.evaluate(value, one) for value in outputs),
+                    tuple(naive.evaluate(item.value, one) for item in select.order_by),
+                )
+            )
+    return sorted(found, key=functools.cmp_to_key(by_order(select)))
+
+
+def distinct(array: Any) -> list[Any]:
+    kept: list[Any] = []
+    for one in array if isinstance(array, list) else []:
+        if all(naive.collate(one, other) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def by_order(select: Select) -> Callable[[Found, Found], int]:
+    def compare(left: Found, right: Found) -> int:
+        for one, other, item in zip(left.order, right.order, select.order_by, strict=True):
+            missing = (other is MISSING) - (one is MISSING)
+            way = missing if missing or one is MISSING else naive.collate(one, other)
+            if way:
+                return -way if item.descending else way
+        return 0
+
+    return compare
+
+
+# --- the other side -----------------------------------------------------------------------------------------
+
+
+def projected(definition: IndexDefinition, held: dict[str, Document]) -> list[tuple[int, bytes, Any]]:
+    """(slice, entry key, (key parts, id, included columns)) of every entry."""
+    found = []
+    directions = [part.descending for part in definition.keys]
+    for docid, document in held.items():
+        try:
+            made = naive.entries(definition, docid.encode(), json.dumps(document).encode())
+        except naive.LeaveOut:
+            continue
+        for key, partition, forms, include in made:
+            parts, _ = decode_key(key, len(directions), directions, forms)
+            number = xxhash.xxh3_64_intdigest(partition) % definition.slices
+            found.append((number, key + docid.encode(), (parts, docid, include)))
+    return sorted(found, key=lambda one: one[1])
+
+
+def planned_rows(plan: Plan, held: dict[str, Document], outputs: Sequence[Any]) -> list[Found]:
+    """The rows that the plan reads, in its order, but for LIMIT and OFFSET."""
+    binding = Binding(plan.index.definition)
+    test = None if plan.filter is None else binding.test(plan.filter)
+    bound = [binding.value(one) for one in outputs]
+    order = [binding.value(one.value) for one in plan.order_by]  # type: ignore[arg-type]
+    found = []
+    for number, key, entry in projected(plan.index.definition, held):
+        read = number in plan.slices and any(key in span for span in plan.reading.spans)
+        if read and (test is None or test(*entry) is True):
+            found.append(Found(tuple(one(*entry) for one in bound), tuple(one(*entry) for one in order)))
+    if plan.reverse:
+        found.reverse()
+    if not plan.ordered and not plan.select.grouped:
+        found.sort(key=functools.cmp_to_key(by_order(plan.select)))
+    return found
+
+
+def check(plan: Plan, held: dict[str, Document]) -> None:
+    select = plan.select
+    planned: list[Any]
+    named: list[Any]
+    if select.grouped:
+        planned = named = [*select.group_by, *(one.operand for one in plan.aggregates if one.operand)]
+    else:
+        planned = [one.value for one in plan.outputs]
+        named = [one.value for one in select.outputs] or planned
+    got, expected = planned_rows(plan, held, planned), naive_rows(select, held, named)
+    assert Counter(repr(one.row) for one in got) == Counter(repr(one.row) for one in expected)
+    assert [orders(one) for one in got] == [orders(one) for one in expected]
+
+
+def orders(one: Found) -> list[str]:
+    """What a row is ordered by; numbers of one value are one."""
+    return [
+        repr(float(each)) if naive.is_number(each) else json.dumps(each, default=repr) for each in one.order
+    ]
+
+
+def definition_of(statement: str) -> IndexDefinition:
+    parsed = parse_statement(statement)
+    assert isinstance(parsed, CreateIndex)
+    return parsed.definition
+
+
+@settings(
+    phases=(Phase.explicit, Phase.generate),
+    max_examples=300,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(st.data(), documents, questions())
+def test_every_plan_gives_what_the_documents_say(
+    data: st.DataObject, held: dict[str, Document], question: tuple[str, Any]
+) -> None:
+    text, where = question
+    select = parse_query(text)
+    served = False
+    for _ in range(3):
+        definition = definition_of(data.draw(index_statements(where)))
+        plan = plan_on(select, Candidate(definition.name, definition))
+        if isinstance(plan, Plan):
+            served = True
+            check(plan, held)
+    event(f"served: {served}")
+    statement = suggest(select, {"by_a"})
+    assert statement is not None, text
+    made = definition_of(statement)
+    plan = plan_on(select, Candidate(made.name, made))
+    assert isinstance(plan, Plan), plan
+    check(plan, held)
