@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from indexer.scan.request import CountRequest, Question, ScanRequest
+from indexer.scan.request import CountRequest, HoldRequest, Moment, ScanRequest
 from keytide.errors import CallerError
 
-QuestionT = TypeVar("QuestionT", bound=Question)
+MomentT = TypeVar("MomentT", bound=Moment)
+Examples = Mapping[str, Mapping[str, Any]]
+"""What it shows -> a request."""
+
+EXAMPLE_INDEX: Final = "arrivals"
+"""Of `make demo`: (destination, arrival DESC) INCLUDE (flight, ...)."""
+INDEX_PARAMETER: Final[Mapping[str, Any]] = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "of the index",
+    "example": EXAMPLE_INDEX,
+}
 
 _KEYS: Final = ("equals", "low", "high")
 _NOT_A_VALUE: Final = (msgspec.MsgspecError, RecursionError)
-_decoders: dict[type[Question], msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (ScanRequest, CountRequest)
-}
+_kinds: Final[set[type[Moment]]] = {ScanRequest, CountRequest, HoldRequest}
+"""The types whose schemas the OpenAPI page shows; `operation` adds those of other modules."""
 
 
 class InvalidRequestError(CallerError):
@@ -26,29 +39,54 @@ class InvalidRequestError(CallerError):
     status = 422
 
 
-def parse(kind: type[QuestionT], body: bytes) -> QuestionT:
+@cache
+def _decoder(kind: type[MomentT]) -> msgspec.json.Decoder[MomentT]:
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def _structured(kind: type[Moment]) -> frozenset[str]:
+    """The members that are arrays or objects."""
+    described = msgspec.inspect.type_info(kind)
+    found = set()
+    for field in described.fields if isinstance(described, msgspec.inspect.StructType) else ():
+        types = [field.type]
+        while types:
+            match types.pop():
+                case msgspec.inspect.Metadata(type=inner):
+                    types.append(inner)
+                case msgspec.inspect.UnionType(types=inner):
+                    types += inner
+                case msgspec.inspect.ListType() | msgspec.inspect.DictType() | msgspec.inspect.VarTupleType():
+                    found.add(field.encode_name)
+    return frozenset(found)
+
+
+def parse(kind: type[MomentT], body: bytes) -> MomentT:
     """The request in a JSON body; an empty body asks for everything.
 
     Raises:
         InvalidRequestError: not JSON, unknown names, wrong types.
     """
     try:
-        request: QuestionT = _decoders[kind].decode(body or b"{}")
+        request: MomentT = _decoder(kind).decode(body or b"{}")
     except _NOT_A_VALUE as error:
         _refuse(error)
     return request
 
 
-def from_query(kind: type[QuestionT], parameters: Iterable[tuple[str, str]]) -> QuestionT:
+def from_query(kind: type[MomentT], parameters: Iterable[tuple[str, str]]) -> MomentT:
     """The request in a query string.
 
     Key parts are JSON arrays, JSON values, or plain strings; a parameter that is repeated gives several
-    parts: `equals=Boston&equals=3`. `columns` may be given with commas.
+    parts: `equals=Boston&equals=3`. Other lists are JSON, or strings with commas between them; objects are
+    JSON.
 
     Raises:
         InvalidRequestError: unknown names, wrong types.
     """
     members: dict[str, Any] = {}
+    lists = _structured(kind)
     for name, text in parameters:
         if name in _KEYS:
             value = _json_or_text(text)
@@ -56,10 +94,8 @@ def from_query(kind: type[QuestionT], parameters: Iterable[tuple[str, str]]) -> 
             members[name] = [*members.get(name, ()), *parts]
         elif name in members:
             raise InvalidRequestError(f"`{name}` is given twice", next_step="give it once")
-        elif name == "columns":
-            members[name] = [*filter(None, text.split(","))] if not text.startswith("[") else _json(text)
-        elif name == "at_least":
-            members[name] = _json(text)
+        elif name in lists:
+            members[name] = _json(text) if text[:1] in ("[", "{") else [*filter(None, text.split(","))]
         else:
             members[name] = text
     try:
@@ -102,36 +138,47 @@ def _refuse(error: Exception) -> NoReturn:
 
 def schemas() -> dict[str, Any]:
     """The request types as JSON schemas, by name."""
-    _, components = msgspec.json.schema_components(
-        [ScanRequest, CountRequest], ref_template="#/components/schemas/{name}"
-    )
+    kinds = sorted(_kinds, key=lambda kind: kind.__name__)
+    _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     return components
 
 
-def operation(kind: type[Question], *, by_hand: bool) -> dict[str, Any]:
-    """What the OpenAPI page says of an operation: its parameters and, unless asked by hand, its body."""
-    path = {
-        "name": "name",
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string"},
-        "description": "of the index",
-    }
+def operation(kind: type[Moment], *, by_hand: bool, examples: Examples) -> dict[str, Any]:
+    """What the OpenAPI page says of an operation: its parameters and, unless asked by hand, its body.
+
+    Args:
+        examples: requests that work on `EXAMPLE_INDEX`; by hand, the first one's plain members are shown.
+    """
+    _kinds.add(kind)
     if not by_hand:
-        reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
-        return {
-            "parameters": [path],
-            "requestBody": {"content": {"application/json": {"schema": reference}}},
+        content = {
+            "schema": {"$ref": f"#/components/schemas/{kind.__name__}"},
+            "examples": {name: {"summary": name, "value": value} for name, value in examples.items()},
         }
-    members = schemas()[kind.__name__]["properties"]
-    query = [
-        {
+        return {
+            "parameters": [INDEX_PARAMETER],
+            "requestBody": {"content": {"application/json": content}},
+        }
+    first = next(iter(examples.values()), {})
+    query = []
+    for name, schema in schemas()[kind.__name__]["properties"].items():
+        one = {
             "name": name,
             "in": "query",
             "required": False,
             "schema": {"type": "string"},
             "description": schema.get("description", ""),
         }
-        for name, schema in members.items()
-    ]
-    return {"parameters": [path, *query]}
+        if name in first:
+            one["example"] = _as_text(first[name])
+        query.append(one)
+    return {"parameters": [INDEX_PARAMETER, *query]}
+
+
+def _as_text(value: Any) -> str:
+    """A member as it stands in a query string."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        return value[0]
+    return msgspec.json.encode(value).decode()

@@ -23,13 +23,17 @@ Seen = dict[str, tuple[int, int]]
 """Keyspace -> (snapshot number, incarnation) that the holder has seen."""
 
 
-class SessionToken(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all tokens; each kind has a tag of its own."""
+
+
+class SessionToken(Token, frozen=True, tag="s"):
     """What its holder has seen."""
 
     seen: Seen
 
 
-class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+class PageToken(Token, frozen=True, tag="p"):
     """Where a scan goes on.
 
     Attributes:
@@ -63,7 +67,7 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     lease_ms: int = 0
 
 
-class HeldToken(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+class HeldToken(Token, frozen=True, tag="h"):
     """A held snapshot.
 
     Attributes:
@@ -85,7 +89,7 @@ class HeldToken(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     seen: Seen
 
 
-TokenT = TypeVar("TokenT", SessionToken, PageToken, HeldToken)
+TokenT = TypeVar("TokenT", bound=Token)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -96,7 +100,7 @@ class InvalidTokenError(CallerError):
     status = 422
 
 
-def sign(token: SessionToken | PageToken | HeldToken, secret: bytes) -> str:
+def sign(token: Token, secret: bytes) -> str:
     """The token as the string that readers hold."""
     body = _encoder.encode(token)
     return base64.urlsafe_b64encode(_signature(body, secret) + body).decode().rstrip("=")

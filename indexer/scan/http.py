@@ -1,0 +1,228 @@
+"""HTTP, as far as all routes of the scan endpoint share it: tokens, bodies, answers, what may go wrong.
+
+A kind of read has a module with `add_routes(app, endpoint)`, which `indexer.api` calls. Its handlers begin
+with `endpoint.allow` (FastAPI's dependencies are not on the fast way), and end with `endpoint.answer` or a
+response of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.responses import JSONResponse
+
+from indexer.scan.answer import Answer
+from indexer.scan.asking import Examples, operation
+from indexer.scan.local import LocalReader
+from indexer.scan.metrics import ScanMetrics
+from indexer.scan.news import Gone
+from indexer.scan.peers import Peers
+from indexer.scan.problems import OnBug
+from indexer.scan.reading import MalformedRequestError
+from indexer.scan.request import Moment, ScanRequest
+from indexer.scan.service import ScanService
+from indexer.scan.shared import Shared
+from indexer.view import NodeView
+from keytide.errors import CallerError, RetryableError
+from keytide.http_security import Guard, reading_token
+from keytide.settings import Settings
+
+BEFORE_NAME: Final = "/v1/indexes/"
+INDEX_PATH: Final = "/v1/indexes/{name}"
+
+MAX_BODY_BYTES: Final = 1 << 20
+"""Largest request body: far above any key, far below what would hurt."""
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+"""Largest request of another node: a place to go on from for each of a thousand slices, with long keys."""
+
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": description, "content": {"application/problem+json": {}}}
+    for status, description in (
+        (401, "`not-allowed`: the cluster has API tokens, and the request carries none of them"),
+        (403, "`not-allowed`: a token without the scope `read`"),
+        (404, "`unknown-index`"),
+        (
+            409,
+            "`history-changed`: a rollback took back what the session or the page saw, or what is demanded",
+        ),
+        (410, "`snapshot-gone`: begin again"),
+        (413, "`request-too-large`"),
+        (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
+        (503, "`index-not-ready` with the build and slices, `node-unavailable`, `too-many-leases`, ..."),
+        (504, "`timestamp-not-reached`: the wait for what was demanded ran out; `count-timeout`"),
+    )
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+Form = Callable[[Request, str, ScanRequest], Awaitable[Response]]
+"""Answers a scan (request, index name, what is asked) in another form than pages of JSON."""
+RequestT = TypeVar("RequestT")
+
+
+class Endpoint:
+    """What all handlers share.
+
+    Args:
+        view: this node.
+        settings: of the node.
+        metrics: of the endpoint.
+        on_bug: told of invariants that do not hold.
+
+    Attributes:
+        forms: media type -> who answers a scan that accepts it.
+        closing: called when the node stops.
+    """
+
+    def __init__(self, view: NodeView, settings: Settings, metrics: ScanMetrics, on_bug: OnBug) -> None:
+        self.view = view
+        self.settings = settings
+        self.metrics = metrics
+        self.on_bug = on_bug
+        self.local = LocalReader(view, settings.scan.max_leases)
+        self.peers = Peers(view, self.local, reading_token(settings.security))
+        self.forms: dict[str, Form] = {}
+        self.closing: list[Callable[[], Awaitable[None]]] = []
+        self._guard = Guard(settings.security)
+        self._service: ScanService | None = None
+
+    def start(self) -> None:
+        """On the event loop, before the first request."""
+        self._service = ScanService(self.view, self.local, self.peers, self.settings.scan)
+
+    async def close(self) -> None:
+        for close in self.closing:
+            await close()
+        await self.peers.close()
+        self.local.close()
+
+    @property
+    def service(self) -> ScanService:
+        """Scans, counts, held snapshots.
+
+        Raises:
+            RetryableError: the node is starting.
+        """
+        if self._service is None:
+            raise RetryableError(
+                "the node is starting", problem_type="starting", next_step="try again in a moment"
+            )
+        return self._service
+
+    @property
+    def shared(self) -> Shared:
+        """What every kind of read shares. Raises as `service`."""
+        return self.service.shared
+
+    async def allow(self, request: Request) -> None:
+        """Every handler's first step.
+
+        Raises:
+            NotAllowedError: the request may not read.
+        """
+        headers = request.headers
+        self._guard.require(headers.get("authorization", ""), "read", headers.get("host", ""))
+
+    def form(self, request: Request) -> Form | None:
+        """Who answers a scan in the form that the reader wants first of those that there are; None for pages
+        of JSON."""
+        accepted = request.headers.get("accept")
+        if accepted is None or accepted == "*/*":
+            return None
+        for one in accepted.split(","):
+            kind = one.partition(";")[0].strip().lower()
+            if kind in self.forms:
+                return self.forms[kind]
+            if kind in ("application/json", "application/*", "*/*"):
+                return None
+        return None
+
+    async def answer(self, work: Callable[[ScanService], Awaitable[Answer]]) -> Response:
+        """The response for an answer in JSON, counted."""
+        service = self.service
+        began = perf_counter()
+        answer = await work(service)
+        self.metrics.answered(answer, perf_counter() - began)
+        return Response(answer.body, media_type="application/json")
+
+
+def add_route(
+    app: FastAPI,
+    action: str,
+    handler: Handler,
+    kind: type[Moment],
+    method: str,
+    summary: str,
+    examples: Examples,
+) -> None:
+    """Add a route for one kind of request about an index, and show it on the OpenAPI page.
+
+    Args:
+        action: what follows the index's name in the path, with its slash.
+        kind: the type of the request, whose members are the body or, with GET, the parameters.
+        method: POST or GET.
+        examples: requests that work on the index `asking.EXAMPLE_INDEX`, by what they show.
+    """
+    app.add_api_route(
+        INDEX_PATH + action,
+        handler,
+        methods=[method],
+        tags=["scan"],
+        summary=summary,
+        response_class=JSONResponse,
+        response_model=None,
+        responses=PROBLEMS,
+        openapi_extra=operation(kind, by_hand=method == "GET", examples=examples),
+    )
+
+
+def index_name(request: Request) -> str:
+    name: str = request.path_params["name"]
+    return name
+
+
+def gone_of(request: Request) -> Gone:
+    """Returns when the reader of a request, whose body was read, has gone away."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return gone
+
+
+async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The request's body.
+
+    Raises:
+        CallerError (413): it is too large.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise CallerError(
+                f"the request is larger than {limit} bytes",
+                status=413,
+                problem_type="request-too-large",
+                next_step="no key is that long: shorten the bounds",
+            )
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def message_of(request: Request, decoder: msgspec.msgpack.Decoder[RequestT]) -> RequestT:
+    """What another node asks.
+
+    Raises:
+        MalformedRequestError: it is no such message.
+    """
+    try:
+        return decoder.decode(await body_of(request, MAX_MESSAGE_BYTES))
+    except msgspec.MsgspecError as error:
+        raise MalformedRequestError(f"not a request of another node: {error}") from error
