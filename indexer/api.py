@@ -20,7 +20,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from indexer.scan import routes
+from indexer.scan import routes, streaming_routes
 from indexer.scan.asking import schemas
 from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, Endpoint, Handler, message_of
 from indexer.scan.metrics import ScanMetrics
@@ -38,7 +38,6 @@ _SCAN: Final = "/scan"
 
 _TO_COME: Final = (
     ("POST", "/v1/indexes/{name}/aggregate", "count, or fetch the rows and aggregate them"),
-    ("GET", "/v1/indexes/{name}/tail", "scan again with the session of the last answer"),
     ("POST", "/v1/query", "scan an index: POST /v1/indexes/{name}/scan"),
 )
 """What the contract has and a later release brings, and what to do until then."""
@@ -107,6 +106,7 @@ def create_app(
     add_problem_handlers(app, endpoint.metrics, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
     ways[_SCAN] = routes.add_routes(app, endpoint)
+    streaming_routes.add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)
     _add_to_come(app, endpoint)
     _add_schemas(app)

@@ -277,8 +277,9 @@ def _whole(part: Part) -> Flags:
     if part.doubles is None:
         return np.zeros(len(part.classes), np.bool_)
     doubles = part.doubles
-    whole: Flags = (doubles >= -INT64) & (doubles < INT64) & (np.floor(doubles) == doubles)
-    return whole & (part.classes == NUMBER)
+    whole: Flags = (part.classes == NUMBER) & (np.floor(doubles) == doubles)
+    inside: Flags = (doubles >= -INT64) & (doubles < INT64)
+    return whole & inside
 
 
 def _exact(part: Part) -> Flags:

@@ -1,0 +1,324 @@
+"""Tails: the changes of a selection from snapshot to snapshot (`GET /v1/indexes/{name}/tail`).
+
+Theory of operation
+===================
+A tail tells one moment (its rows too, if wanted), and then, whenever a newer snapshot is common to all
+slices, what was added and removed since. The slices work out the difference themselves (`tail_changes`), from
+two snapshots that are both held for the tail, so an event is exact: the rows after it are the rows of a scan
+at its snapshot. A reader that is slow, or a difference that takes long, makes an event cover several
+snapshots: after each the tail rests for as long as the difference took, times `RESTS`, so that tails never
+take most of a node.
+
+Every event has a token with which the tail can be resumed, here or at another node, for as long as its
+snapshot is held (`tail_moments`): the last two moments told are, so that an event that did not arrive can be
+had again; when the reader goes away they stay until their leases run out (`scan.tail_lease_s`).
+
+An event may be larger than memory. Changes are collected up to `scan.stream_block_bytes`; if there are more,
+they are not kept but worked out again as they are written, the added ones first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from indexer.scan.directory import Scannable
+from indexer.scan.news import Gone, Patience
+from indexer.scan.pages import Pages
+from indexer.scan.request import Moment
+from indexer.scan.rows import RowMaker
+from indexer.scan.scatter import Asked, SnapshotMissingError, Target, ask
+from indexer.scan.selection import Selection
+from indexer.scan.shared import Shared
+from indexer.scan.streaming_block import task_requests
+from indexer.scan.streaming_merge import BlockReader
+from indexer.scan.tail_changes import (
+    TASK,
+    Changes,
+    ChangesWanted,
+    Entry,
+    Side,
+    decode_changes,
+    encode_wanted,
+)
+from indexer.scan.tail_moments import (
+    TailToken,
+    Told,
+    digest_of,
+    first_moment,
+    gone_by,
+    later_moment,
+    resumed_moment,
+)
+from indexer.scan.tail_request import TailRequest
+from indexer.scan.tokens import sign
+from keytide.errors import RetryableError
+
+RESTS: Final = 3
+"""How long a tail rests after working out a difference, in multiples of the time that it took."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TooManyTailsError(RetryableError):
+    """The node runs as many tails as it may."""
+
+    problem_type = "too-many-tails"
+    status = 503
+
+
+class Tail:
+    """One tail. Made by `Tails.open`; close it in any case."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        index: Scannable,
+        request: TailRequest,
+        selection: Selection,
+        told: Told,
+        resumed: bool,
+    ) -> None:
+        self.resumed = resumed
+        self.index = index.name
+        self.rows = 0
+        self._shared = shared
+        self._index = index
+        self._request = request
+        self._selection = selection
+        self._digest = digest_of(selection, request.columns)
+        self._told = told
+        self._before: Told | None = None
+        self._maker = RowMaker(index.shape, request.columns)
+        self._timeout_s = shared.timeout_s(request)
+        self._rest_until = 0.0
+
+    # --- events -----------------------------------------------------------------
+
+    async def first(self) -> AsyncIterator[bytes]:
+        """The first event: the moment, and the rows if they are wanted, in pieces."""
+        yield self._head(self._told, "snapshot")
+        if self._request.initial:
+            async for piece in self._array("added", self._initial()):
+                yield piece
+        yield b"}\n\n"
+
+    async def next(self, gone: Gone, limit_s: float) -> AsyncIterator[bytes] | None:
+        """The next event, in pieces; None when there is none within `limit_s` seconds.
+
+        Raises:
+            HistoryChangedError: the moment told last was rolled back.
+            SnapshotGoneError: it is not held any more.
+            KeytideError: as `Shared.read`.
+        """
+        if not await self._news(gone, limit_s):
+            return None
+        began = monotonic()
+        index = await self._shared.ready_index(self.index, Moment(), gone)
+        told = await later_moment(self._shared, index, self._told, gone, self._timeout_s)
+        if told is None:
+            return None
+        small = await self._changes(told)
+        self._rest_until = monotonic() + RESTS * (monotonic() - began)
+        return self._event(told, small)
+
+    async def renew(self) -> None:
+        """Keep what was told last, while nothing is read from it.
+
+        Raises:
+            SnapshotGoneError: it is not held any more.
+        """
+        for told in (self._before, self._told):
+            if told is not None:
+                try:
+                    await self._shared.holds.renew(told.held, (), self._timeout_s)
+                except SnapshotMissingError as missing:
+                    raise gone_by(missing.slice, told.held) from missing
+
+    async def _event(self, told: Told, small: Changes | None) -> AsyncIterator[bytes]:
+        """An event as it is sent; when all of it was taken, its moment is the one that was told."""
+        yield self._head(told, "changes")
+        if small is not None:
+            for name, entries in (("added", small.added), ("removed", small.removed)):
+                yield b',"%b":' % name.encode() + self._rows(sorted(entries))
+        else:
+            for side in ("added", "removed"):
+                async for piece in self._array(side, self._one_side(told, side)):
+                    yield piece
+        yield b"}\n\n"
+        released, self._before, self._told = self._before, self._told, told
+        if released is not None and released.own:
+            await self._shared.holds.give_back(released.held, self._timeout_s)
+
+    def _head(self, told: Told, name: str) -> bytes:
+        """The lines of an event up to its moment; its JSON object is left open."""
+        token = TailToken(told.held.token(told.seen), self._digest)
+        members = self._shared.head(told.held.stamp, told.seen)
+        shown = {key: members[key] for key in ("snapshot", "timestamp", "session")}
+        signed = sign(token, self._shared.directory.secret())
+        return f"id: {signed}\nevent: {name}\ndata: ".encode() + _encode(shown)[:-1]
+
+    def _rows(self, entries: Sequence[Entry]) -> bytes:
+        self.rows += len(entries)
+        return _encode(self._maker.rows(entries))
+
+    async def _array(self, name: str, blocks: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[bytes]:
+        """A member of the event's object: rows, however many."""
+        yield b',"%b":[' % name.encode()
+        comma = b""
+        async for entries in blocks:
+            if entries:
+                yield comma + self._rows(entries)[1:-1]
+                comma = b","
+        yield b"]"
+
+    # --- what they tell ---------------------------------------------------------
+
+    async def _initial(self) -> AsyncIterator[Sequence[Entry]]:
+        """All rows of the moment told first."""
+        told = self._told
+        pages = Pages(
+            self._shared, told.held, False, self._selection, self._timeout_s, reverse=False, offset=0
+        )
+        reader = BlockReader(
+            self._shared, pages, self._selection, self._timeout_s, self._shared.settings.stream_block_bytes
+        )
+        try:
+            while (block := await reader.next()) is not None:
+                yield list(zip(block.keys, block.values or [b""] * len(block.keys), strict=True))
+        finally:
+            await reader.close()
+
+    async def _changes(self, told: Told) -> Changes | None:
+        """All changes up to a moment; None when they are too many to be kept."""
+        most = self._shared.settings.stream_block_bytes
+        all_of_them = Changes([], [])
+        size = 0
+        async for changes in self._differences(told, "both"):
+            all_of_them.added += changes.added
+            all_of_them.removed += changes.removed
+            size += sum(len(k) + len(v) for rows in (changes.added, changes.removed) for k, v in rows)
+            if size > most:
+                return None
+        return all_of_them
+
+    async def _one_side(self, told: Told, side: Side) -> AsyncIterator[Sequence[Entry]]:
+        async for changes in self._differences(told, side):
+            yield changes.added if side == "added" else changes.removed
+
+    async def _differences(self, told: Told, side: Side) -> AsyncIterator[Changes]:
+        """What changed from the moment told last to another one, slice by slice, some at a time."""
+        older = self._told.held
+        wanted = ChangesWanted(
+            older.stamp.number,
+            older.stamp.incarnation,
+            max(1, self._shared.settings.stream_block_bytes // max(1, len(self._selection.slices))),
+            self._request.columns is None or "include" in self._request.columns,
+            side,
+        )
+        body = encode_wanted(wanted)
+        after = dict.fromkeys(self._selection.slices, b"")
+        while after:
+            selection = replace(self._selection, slices=tuple(after))
+
+            async def work(target: Target, after: dict[int, bytes] = after) -> Asked:
+                asked = Asked()
+                await ask(target, self._shared.nodes, task_requests(target, after, TASK, body), asked)
+                return asked
+
+            agreed = await self._shared.read_held(told.held, selection, self._timeout_s, work)
+            further: dict[int, bytes] = {}
+            for number in after:
+                changes = decode_changes(agreed.gathered.replies[number].result)
+                if changes.gone:
+                    raise gone_by(number, older)
+                if changes.more:
+                    further[number] = changes.reached
+                yield changes
+            after = further
+
+    # --- moments ----------------------------------------------------------------
+
+    async def _news(self, gone: Gone, limit_s: float) -> bool:
+        """Wait for a newer common snapshot, for at most `limit_s` seconds; not before the tail has rested."""
+        with Patience(limit_s, gone) as patience:
+            rest = self._rest_until - monotonic()
+            if rest > 0:
+                await patience.wait(at_most=rest)
+            while True:
+                with self._shared.news.listening() as heard:
+                    number = self._shared.view.published(self._index.id)
+                    history = self._shared.directory.index(self.index).history
+                    stamp = self._told.held.stamp
+                    if not history.number_holds(stamp.number, stamp.incarnation):
+                        return True  # `later_moment` says what happened
+                    if number is not None and number > stamp.number:
+                        return True
+                    if not patience.left:
+                        return False
+                    await patience.wait(heard)
+
+
+class Tails:
+    """Opens the tails of one node.
+
+    Args:
+        shared: of its endpoint.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._open = 0
+
+    @property
+    def running(self) -> int:
+        return self._open
+
+    async def open(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> Tail:
+        """Open a tail; it counts as running until `closed` is called.
+
+        Args:
+            resume: token of the event behind which to go on.
+
+        Raises:
+            TooManyTailsError: one too many.
+            SnapshotGoneError: the moment to go on from is not held any more.
+            KeytideError, ReaderGoneError: as a scan's.
+        """
+        shared = self._shared
+        if self._open >= shared.settings.max_tails:
+            raise TooManyTailsError(
+                f"node {shared.view.node_id} runs {self._open} tails",
+                next_step="try again, ask another node, or raise scan.max_tails",
+            )
+        self._open += 1
+        try:
+            return await self._opened(name, request, resume, gone)
+        except BaseException:
+            self._open -= 1
+            raise
+
+    def closed(self) -> None:
+        """A tail was closed."""
+        self._open -= 1
+
+    async def _opened(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> Tail:
+        shared = self._shared
+        index = await shared.ready_index(name, request, gone)
+        seen = shared.session(request)
+        selection = shared.selection(request, index)
+        told = (
+            await resumed_moment(shared, index, selection, request, resume, seen)
+            if resume
+            else await first_moment(shared, index, selection, request, seen, gone)
+        )
+        return Tail(shared, index, request, selection, told, bool(resume))
+
+
+def problem_event(name: str, document: dict[str, Any]) -> bytes:
+    """The last event of a tail that cannot go on."""
+    return f"event: {name}\ndata: ".encode() + _encode(document) + b"\n\n"
