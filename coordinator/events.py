@@ -17,7 +17,6 @@ from keytide.history import History
 from keytide.messages import BuildEnd, Message, Published, StabilityTimestamp
 from keytide.timestamp import Place, Timestamp
 
-
 # --- events -------------------------------------------------------------------------------------------------
 
 
