@@ -14,6 +14,8 @@ our bug.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +35,7 @@ from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.selection import bounded_offset, effective_limit
 from indexer.scan.shared import Shared, check_snapshot
 from indexer.scan.tokens import PageToken, Seen, newest, sign, verify
+from indexer.validation.service import PageCheck, Validation
 from indexer.view import NodeView
 from keytide.collation import Span
 from keytide.errors import CallerError, InvariantViolationError
@@ -51,12 +54,21 @@ class ScanService:
         local: its slices, and threads for long work.
         nodes: reads slices here and elsewhere.
         settings: limits and time-outs.
+        validation: compares rows with primaries; None where no primaries are set.
 
     Attributes:
         shared: the parts, for other kinds of reads.
     """
 
-    def __init__(self, view: NodeView, local: LocalReader, nodes: Nodes, settings: ScanSettings) -> None:
+    def __init__(
+        self,
+        view: NodeView,
+        local: LocalReader,
+        nodes: Nodes,
+        settings: ScanSettings,
+        validation: Validation | None = None,
+    ) -> None:
+        self._validation = validation or Validation(view, nodes, {})
         self.shared = Shared(view, local, nodes, settings)
         self._local = local
         self._nodes = nodes
@@ -90,9 +102,14 @@ class ScanService:
         selection = shared.selection(request, index, distinct=request.distinct)
         columns = ["key"] if request.distinct else request.columns
         maker = RowMaker(index.shape, columns)
+        check = None
+        if request.validate:
+            limit = self._validation.rows_per_page(index.keyspace, request.limit, limit)
+            check = self._validation.check(index, columns)
+        began = monotonic()
 
         async def work(target: Target) -> Gathered:
-            return await self._read(target, maker, b"", request.reverse, limit, offset)
+            return await self._read(target, maker, b"", request.reverse, limit, offset, check)
 
         agreed = await shared.read(index, selection, request, seen, gone, work, self._first_lease_ms)
         stamp, target = agreed.stamp, agreed.target
@@ -116,9 +133,11 @@ class ScanService:
                 agreed.gathered.offset_left,
                 target.hold,
                 target.lease_ms if target.hold else 0,
+                request.validate,
             )
             page = sign(token, secret)
-        return self._rows_answer(index, request, agreed, seen, page)
+        validation = await self._validated(check, agreed, maker, began + shared.timeout_s(request))
+        return self._rows_answer(index, request, agreed, seen, page, validation)
 
     async def count(self, name: str, request: CountRequest, gone: Gone) -> Answer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
@@ -199,9 +218,15 @@ class ScanService:
             token.distinct,
             token.hold,
         )
+        maker = RowMaker(index.shape, token.columns)
+        check = None
+        if token.validate:
+            check = self._validation.check(index, token.columns)
+        ends_at = monotonic() + target.timeout_s
         try:
-            maker = RowMaker(index.shape, token.columns)
-            gathered = await self._read(target, maker, token.after, token.reverse, token.limit, token.offset)
+            gathered = await self._read(
+                target, maker, token.after, token.reverse, token.limit, token.offset, check
+            )
         except SnapshotMissingError as missing:
             raise SnapshotGoneError(
                 f"slice {missing.slice} no longer holds snapshot {token.number}"
@@ -220,12 +245,23 @@ class ScanService:
         )
         agreed = Agreed(stamp, target, gathered, 0, [])
         seen = newest(token.seen, seen, self.shared.directory.holds)
-        return self._rows_answer(index, request, agreed, seen, page)
+        validation = await self._validated(check, agreed, maker, ends_at)
+        return self._rows_answer(index, request, agreed, seen, page, validation)
 
     async def _read(
-        self, target: Target, maker: RowMaker, after: bytes, reverse: bool, limit: int, offset: int
+        self,
+        target: Target,
+        maker: RowMaker,
+        after: bytes,
+        reverse: bool,
+        limit: int,
+        offset: int,
+        check: PageCheck | None,
     ) -> Gathered:
         """Gather a page and make its rows (a large page's in a thread); keep the snapshot if there is a next.
+
+        Args:
+            check: learns which versions the rows come from; None when they are not validated.
 
         Raises:
             SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
@@ -234,22 +270,42 @@ class ScanService:
         try:
             gathered = await gather(target, self._nodes, after, reverse, limit, offset)
             entries = gathered.entries
-            if len(entries) <= INLINE_ROWS:
-                gathered.rows = encode(maker.rows(entries))
-            else:
-                loop = asyncio.get_running_loop()
-                gathered.rows = await loop.run_in_executor(
-                    self._local.threads, lambda: encode(maker.rows(entries))
-                )
+            gathered.rows = await self._encoded(len(entries), lambda: maker.rows(entries))
         except _UNREADABLE:
             await examine(target, self._nodes, after, reverse, limit + offset)
             raise
         if gathered.more and target.lease_ms:
             await keep_everywhere(target, self._nodes, gathered.leased)
+        if check is not None:
+            await check.ask_versions(target, gathered.entries)
         return gathered
 
+    async def _validated(
+        self, check: PageCheck | None, agreed: Agreed[Gathered], maker: RowMaker, ends_at: float
+    ) -> dict[str, Any] | None:
+        """Leave stale rows out of a page, and mark the others; returns what the answer says of it."""
+        if check is None:
+            return None
+        judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
+        entries = agreed.gathered.entries = judged.entries
+        agreed.gathered.rows = await self._encoded(len(entries), lambda: judged.marked(maker.rows(entries)))
+        return judged.summary()
+
+    async def _encoded(self, count: int, rows: Callable[[], Any]) -> bytes:
+        """Rows as JSON; many of them are made in a thread."""
+        if count <= INLINE_ROWS:
+            return encode(rows())
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._local.threads, lambda: encode(rows()))
+
     def _rows_answer(
-        self, index: Scannable, request: ScanRequest, agreed: Agreed[Gathered], seen: Seen, page: str | None
+        self,
+        index: Scannable,
+        request: ScanRequest,
+        agreed: Agreed[Gathered],
+        seen: Seen,
+        page: str | None,
+        validation: dict[str, Any] | None,
     ) -> Answer:
         """The answer with its rows."""
         answer: dict[str, Any] = {
@@ -257,6 +313,8 @@ class ScanService:
             **self.shared.head(agreed.stamp, seen),
             "page": page,
         }
+        if validation is not None:
+            answer["validation"] = validation
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
         consistency = "tip" if agreed.stamp.number == TIP else "stable"

@@ -47,6 +47,7 @@ class PageToken(Token, frozen=True, tag="p"):
         filter, distinct: as `Target` has them.
         offset: rows that are still to be left out.
         hold, lease_ms: of the held snapshot that is read, "" and 0 when it is none.
+        validate: whether rows are compared with a primary.
     """
 
     index: str
@@ -65,6 +66,7 @@ class PageToken(Token, frozen=True, tag="p"):
     offset: int = 0
     hold: str = ""
     lease_ms: int = 0
+    validate: bool = False
 
 
 class HeldToken(Token, frozen=True, tag="h"):

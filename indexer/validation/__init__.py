@@ -6,6 +6,7 @@
     sql        a primary in a database, through SQLAlchemy
     topic      the source topic itself as the primary
     asking     threads, time-outs and connections around a primary that blocks
+    page       a page while it is judged, and what has become of it
     service    what a scan calls
 
 Only answers change: nothing here removes or repairs an entry. The way of an entry into and out of an index is

@@ -1,0 +1,108 @@
+"""Which version of its document a row comes from: (partition, offset) as the back index of a slice has it.
+
+Entries do not hold it. A page's ids are asked of the slices that the entries lie in (a task of
+`indexer.scan.tasks`, one request per node), from the same snapshot and while it is still held. Which slice
+that is follows from the key or the id, as the router had it; where the partitioning goes by something else,
+every slice of the page is asked.
+
+Of a tip scan slices may have moved on meanwhile: then there is a later version, or none. Both are honest: the
+later one is what the primary must have, and of a row without a version nothing is concluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import xxhash
+
+from indexer.scan.reading import Nodes
+from indexer.scan.scatter import Asked as Answered
+from indexer.scan.scatter import Target, ask_task
+from indexer.validation.primary import UNKNOWN_OFFSET, Asked
+from keytide.collation import skip_key
+from keytide.collation.layout import INVERTED
+from keytide.definition import IndexDefinition
+
+if TYPE_CHECKING:
+    from indexer.scan.tasks import SliceWork
+
+TASK: Final = "versions"
+
+Columns = tuple[list[int], list[int]]
+"""Partition and offset of each id that was asked for; the offset is -1 for one that is not in the slice."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_body = msgspec.msgpack.Decoder(dict[int, msgspec.Raw]).decode
+_decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_columns = msgspec.msgpack.Decoder(Columns).decode
+
+
+def versions_task(work: SliceWork) -> bytes:
+    """The task, on one slice: `Columns` for the ids that the body has for it."""
+    ids = _decode_ids(_decode_body(work.request.body).get(work.slice, b"\x90"))
+    found = work.snapshot.versions(ids)
+    return _encode(
+        (
+            [0 if one is None else one[0] for one in found],
+            [UNKNOWN_OFFSET if one is None else one[1] for one in found],
+        )
+    )
+
+
+async def ask_versions(
+    target: Target,
+    nodes: Nodes,
+    definition: IndexDefinition,
+    keys: Sequence[bytes],
+    ids: Sequence[bytes],
+) -> list[Asked]:
+    """The document and version of each entry.
+
+    Args:
+        target: the snapshot that the entries were read from.
+        keys, ids: entry keys, and the document id of each.
+
+    Raises:
+        SnapshotMissingError: a slice does not hold the snapshot any more.
+        RetryableError: a node did not answer.
+    """
+    wanted: dict[int, list[bytes]] = {}
+    for number, some in _by_slice(target, definition, keys, ids).items():
+        wanted[number] = list(some)
+    if not wanted:
+        return []
+    asked = replace(target, nodes={number: target.nodes[number] for number in wanted})
+    replies = await ask_task(asked, nodes, TASK, _encode(wanted), Answered())
+    versions: dict[bytes, Asked] = {}
+    for number, result in replies.items():
+        for one in map(Asked, wanted[number], *_decode_columns(result)):
+            known = versions.get(one.id)
+            if known is None or known.offset < one.offset:
+                versions[one.id] = one
+    return [versions[id_] for id_ in ids]
+
+
+def _by_slice(
+    target: Target, definition: IndexDefinition, keys: Sequence[bytes], ids: Sequence[bytes]
+) -> dict[int, dict[bytes, None]]:
+    """Slice -> the ids to ask it for, each once."""
+    wanted: dict[int, dict[bytes, None]] = {}
+    part, slices = definition.partition_part, definition.slices
+    if part is None and not definition.partitioned_by_id:
+        once = dict.fromkeys(ids)
+        return dict.fromkeys(target.nodes, once) if once else {}
+    descending = definition.descending
+    inverted = bool(descending) and part is not None and descending[part]
+    for key, id_ in zip(keys, ids, strict=True):
+        routed_by = id_
+        if part is not None:
+            start = skip_key(key, part, descending[:part]) if part else 0
+            routed_by = key[start : skip_key(key, part + 1, descending)]
+            if inverted:
+                routed_by = routed_by.translate(INVERTED)
+        number = xxhash.xxh3_64_intdigest(routed_by) % slices
+        wanted.setdefault(number, {})[id_] = None
+    return wanted
