@@ -206,6 +206,12 @@ class ScanSettings(_Section):
         description="groups, or distinct values, of one aggregate: a node holds all of them in memory, some "
         "hundred bytes each, and in the answer there is no paging",
     )
+    max_sort_rows: int = Field(
+        100_000,
+        ge=1,
+        description="rows that a node sorts for one query whose order no index has: it holds all of them in "
+        "memory, or as many as LIMIT and OFFSET name",
+    )
     max_streams: int = Field(
         16,
         ge=1,
@@ -239,6 +245,11 @@ class ScanSettings(_Section):
         description="how long a tail may be silent: proxies, and clients, take a connection for dead that is "
         "silent for a minute",
     )
+
+
+class GatewaySettings(_Section):
+    host: str = Field("127.0.0.1", description="where `keytide gateway` listens")
+    port: int = Field(8092, description="its scan endpoint; 0 picks a free port")
 
 
 class PrimarySettings(_Section):
@@ -318,6 +329,7 @@ class Settings(BaseSettings):
     coordinator: CoordinatorSettings = CoordinatorSettings()  # type: ignore[call-arg]
     build: BuildSettings = BuildSettings()  # type: ignore[call-arg]
     scan: ScanSettings = ScanSettings()  # type: ignore[call-arg]
+    gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
     primary: dict[str, PrimarySettings] = Field(
         default_factory=dict, description="keyspace -> where its documents are looked up by validated scans"
     )

@@ -10,7 +10,7 @@ import msgspec
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from keytide.definition.errors import InvalidStatementError, NotThereYetError
+from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Comparison, Expression, Literal, Path, Predicate, Unnest
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
@@ -27,10 +27,11 @@ FUNCTIONS: Final[dict[str, AggregateFunction]] = {
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """A function of all rows of a group; `operand` None for COUNT(*)."""
+    """A function of all rows of a group: `operand` is None for COUNT(*); `distinct` is COUNT's only."""
 
     function: AggregateFunction
     operand: Expression | None = None
+    distinct: bool = False
 
 
 class QueryReader(ExpressionReader):
@@ -95,15 +96,16 @@ def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expre
         return Aggregate("count")
     if not inside:
         raise at.error(f"{function.upper()} takes an expression", tokens[0], tokens[-1])
-    if inside[0].token_type == TokenType.DISTINCT:
-        raise NotThereYetError(
-            f"{function.upper()}(DISTINCT ...) is not there yet",
-            at.text,
-            tokens[0].start,
-            tokens[-1].end + 1,
-            next_step="SELECT DISTINCT gives the values; count its rows.",
+    distinct = inside[0].token_type == TokenType.DISTINCT
+    if distinct and function != "count":
+        raise at.error(
+            f"DISTINCT does not go with {function.upper()}",
+            inside[0],
+            next_step="MIN and MAX are the same without it; COUNT takes it.",
         )
-    return Aggregate(function, reader.expression(inside))
+    if distinct and len(inside) == 1:
+        raise at.error("COUNT(DISTINCT ...) takes an expression", tokens[0], tokens[-1])
+    return Aggregate(function, reader.expression(inside[distinct:]), distinct)
 
 
 def _closing(tokens: Sequence[Token]) -> int:
@@ -138,7 +140,7 @@ def column_name(value: Expression | Aggregate) -> str:
     """What a column without an alias is called."""
     if isinstance(value, Aggregate):
         inside = "*" if value.operand is None else render_expression(value.operand)
-        return f"{value.function.upper()}({inside})"
+        return f"{value.function.upper()}({'DISTINCT ' if value.distinct else ''}{inside})"
     if isinstance(value, Path):
         name = path_name(value)
         return name if name != "id" else '"id"'

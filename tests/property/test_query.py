@@ -319,8 +319,7 @@ def definition_of(statement: str) -> IndexDefinition:
 
 
 @settings(
-    phases=(Phase.explicit, Phase.generate),
-    max_examples=300,
+    max_examples=150,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.data(), documents, questions())
