@@ -7,7 +7,8 @@ import sys
 
 from pydantic import ValidationError
 
-from indexer.service import Service, exit_status
+from indexer.service import Service
+from indexer.serving import exit_status
 from keytide.settings import load_settings
 
 

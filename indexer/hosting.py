@@ -68,16 +68,6 @@ def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, IndexRecord]:
     }
 
 
-def histories_complete(catalog: Catalog) -> bool:
-    """Whether every rollback that a keyspace has gone through is told: a reader of the dictionary may have
-    met the new incarnation and not yet its record."""
-    return all(
-        {record.incarnation for record in catalog.rollbacks(keyspace.name)}
-        >= set(range(1, keyspace.incarnation + 1))
-        for keyspace in catalog.keyspaces()
-    )
-
-
 class SliceNews(NamedTuple):
     """`batch`: newest micro-batch committed."""
 

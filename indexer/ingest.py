@@ -20,21 +20,15 @@ import psutil
 from indexer.consuming import Kind, Lost, NodeConsumer, Record
 from indexer.events import BackfillData, CaughtUp, MutationData, Stamped, Turn
 from indexer.folder import NodeFolder
-from indexer.hosting import Hosting, SliceNews, histories_complete
+from indexer.hearing import Hearing
+from indexer.hosting import Hosting, SliceNews
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
 from indexer.reports import Reporter
 from indexer.store.fold_worker import FoldWorker
 from keytide.clock import now_ms
 from keytide.kafka import CatalogReader
-from keytide.messages import (
-    Leading,
-    Published,
-    SliceStatus,
-    StabilityTimestamp,
-    UnreadableMessageError,
-    decode,
-)
+from keytide.messages import SliceStatus, StabilityTimestamp
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -60,6 +54,7 @@ class Ingest:
         self._settings = settings
         self._folder = folder
         self._node = node
+        self._hearing = Hearing(node)
         self._metrics = metrics
         self._catalog = CatalogReader(settings)
         self._consumer = NodeConsumer(settings)
@@ -133,34 +128,15 @@ class Ingest:
                 runner.feed(MutationData(data, record.position), now)
 
     def _control_record(self, record: Record, now: int) -> None:
-        if record.data is None:
-            return
-        try:
-            message = decode(record.data)
-        except UnreadableMessageError as error:
-            log.error("control, offset %d: %s", record.position, error)
-            return
-        match message:
-            case StabilityTimestamp():
-                if self._node.control.stamped(record.position, message):
-                    for runner in self._hosting.runners.values():
-                        if runner.keyspace == message.keyspace:
-                            runner.feed(Stamped(record.position, message), now)
-            case Published():
-                self._published(message, now)
-            case Leading():
-                pass  # for coordinators that stand by
-            case _:
-                log.error("control, offset %d: a %s", record.position, type(message).__name__)
-
-    def _published(self, message: Published, now: int) -> None:
-        new = self._node.control.publish(message)
-        if not new:
-            return
-        self._node.changed()
-        for (index, _), runner in self._hosting.runners.items():
-            if index in new:
-                runner.published(new[index], now)
+        heard = self._hearing.control(record.position, record.data)
+        if isinstance(heard, StabilityTimestamp):
+            for runner in self._hosting.runners.values():
+                if runner.keyspace == heard.keyspace:
+                    runner.feed(Stamped(record.position, heard), now)
+        elif heard is not None:
+            for (index, _), runner in self._hosting.runners.items():
+                if index in heard:
+                    runner.published(heard[index], now)
 
     # --- what is due by time --------------------------------------------------------------------------
 
@@ -176,13 +152,10 @@ class Ingest:
 
     def _catalog_changed(self, now: int) -> None:
         catalog = self._catalog.snapshot()
-        if catalog.cluster is None:
-            return  # the first leader has not written yet: nothing can be placed here
-        if not histories_complete(catalog):
-            return  # half of a rollback was read; the other half comes with the next poll
-        self._folder.check_cluster(catalog.cluster.id)
-        self._node.show_catalog(catalog)
-        self._hosting.reconcile(catalog, now)
+        if catalog.cluster is not None:
+            self._folder.check_cluster(catalog.cluster.id)
+        if self._hearing.dictionary(catalog):
+            self._hosting.reconcile(catalog, now)
 
     def _heartbeat(self, now: int) -> None:
         """At the interval; earlier when a slice's state or a micro-batch has changed."""

@@ -12,6 +12,7 @@ import typer
 
 from keytide.cli import local, looks
 from keytide.cli.admin import Admin, find_url
+from keytide.cli.gateway import gateway
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.cli.scan import scan
 
@@ -38,6 +39,7 @@ app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
 local.add_to(app)
 app.command()(scan)
+app.command()(gateway)
 
 INDEX_COLUMNS = (
     "name",

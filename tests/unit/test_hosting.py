@@ -16,7 +16,8 @@ from indexer import folder as folder_module
 from indexer.events import BackfillData, DataLost, MutationData, RolledBack, Stamped, Turn
 from indexer.folder import NodeFolder
 from indexer.following import Limits
-from indexer.hosting import Hosting, SliceNews, histories_complete, placed_here
+from indexer.hearing import histories_complete
+from indexer.hosting import Hosting, SliceNews, placed_here
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
 from indexer.slices import RESTART_MS, RETRY_MS, SliceKey, SliceRunner

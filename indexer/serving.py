@@ -1,0 +1,119 @@
+"""A scan endpoint as a process: work in a thread beside the HTTP server on the main thread.
+
+The work begins first, so that there is something to answer from when the server has started. When it fails,
+or a request finds an invariant broken, the server stops once it has answered, and the process ends with the
+reason: a supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from prometheus_client import REGISTRY
+
+from indexer.api import create_app
+from indexer.node import Node
+from keytide.errors import InvariantViolationError, KeytideError
+from keytide.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How soon the working thread gives way to scans: measured, it takes a third off their 99th percentile."""
+STOP_WAIT_S: Final = 15.0
+
+Work = Callable[[threading.Event, threading.Event], None]
+"""`work(stop, started)` runs until `stop` is set; it sets `started` once there is something to answer from.
+An error that it raises ends the process."""
+
+
+class Serving:
+    """Serves scans until it is told to stop.
+
+    Args:
+        view: what scans see.
+        listener, url: where it serves.
+        work: runs in the thread `name`.
+    """
+
+    def __init__(
+        self, settings: Settings, view: Node, listener: socket.socket, url: str, work: Work, name: str
+    ) -> None:
+        self._listener, self._url, self._work = listener, url, work
+        self._stop = threading.Event()
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_work, name=name)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(view, settings, REGISTRY, self._end_by_bug),
+                loop="uvloop",
+                http="httptools",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=2,
+                ssl_certfile=settings.security.tls_certificate or None,
+                ssl_keyfile=settings.security.tls_key or None,
+            )
+        )
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises:
+            KeytideError: the work's, when it failed; the invariant that a request found broken.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)  # uvicorn raises the signal again once it has stopped
+        announcer = threading.Thread(target=self._announce, name="announce", daemon=True)
+        self._thread.start()
+        announcer.start()
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            self._stop.set()
+            self._thread.join(STOP_WAIT_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._server.should_exit = True
+
+    def _end_by_bug(self, error: InvariantViolationError) -> None:
+        """A request has found an invariant broken: stop in order, and tell the story (`run` raises it)."""
+        self._failure = self._failure or error
+        self._server.should_exit = True
+
+    def _run_work(self) -> None:
+        try:
+            self._work(self._stop, self._started)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends with it
+            self._failure = error
+        finally:
+            self._server.should_exit = True
+
+    def _announce(self) -> None:
+        """One line on stdout once it serves."""
+        self._started.wait()
+        while not self._server.started and not self._stop.wait(0.01):
+            pass
+        if not self._stop.is_set():
+            print(f"ready {self._url}", flush=True)
+
+
+def exit_status(error: BaseException) -> int:
+    """2 when something outside is wrong (tried again by a supervisor), 70 for a bug of ours."""
+    if isinstance(error, KeytideError) and error.problem_type != "invariant-violated":
+        print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
+        return 2
+    log.critical("the process ends because of a bug", exc_info=error)
+    return 70
