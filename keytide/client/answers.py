@@ -139,6 +139,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         snapshot: the later one's number.
         timestamp: its place in the source.
+        session: token of a session that has seen it.
         added, removed: rows. A row whose included columns changed is in both. The first event of a tail has
             what there is to begin with as `added`, if `initial` was asked for.
         first: whether this is the first event of a tail that was not resumed.
@@ -147,6 +148,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     snapshot: int
     timestamp: Timestamp = {}
+    session: str = ""
     added: list[Row] = []
     removed: list[Row] = []
     first: bool = False

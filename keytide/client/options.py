@@ -143,19 +143,13 @@ class AggregateOptions(Question, total=False):
     offset: int | None
 
 
-class TailOptions(TypedDict, total=False):
-    """Which entries a tail follows, and from where.
+class TailOptions(Question, total=False):
+    """What a tail may be told besides. The moment is that of its first event.
 
     Attributes:
-        equals, low, high, inclusion, prefix, spans, slices: as of `Question`.
         initial: begin with all rows of the first snapshot.
+        columns: which of `key`, `id`, `include` a row has.
     """
 
-    equals: Sequence[Any] | None
-    low: Sequence[Any] | None
-    high: Sequence[Any] | None
-    inclusion: Inclusion | None
-    prefix: str | None
-    spans: Sequence[Span] | None
-    slices: Sequence[int] | None
     initial: bool | None
+    columns: Sequence[Column] | None

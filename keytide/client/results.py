@@ -114,7 +114,7 @@ class Scan(Result):
         """Whole lines of JSON, a row each, as they come.
 
         >>> next(client.scan("by_city", equals=["Bonn"]).ndjson())
-        b'{"key": ["Bonn", 9], "id": "u5"}\\n'
+        b'{"key":["Bonn",9],"id":"u5"}\\n'
         """
         self._state.read("lines", whole=True)
         try:

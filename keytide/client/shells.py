@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import httpx
@@ -123,7 +123,8 @@ class AsyncShell:
                 return await self._call(step)
             case Read(body):
                 return await _read_async(body)
-            case Close((response, _)):
+            case Close((response, chunks)):
+                await chunks.aclose()
                 await response.aclose()
             case Pause(seconds):
                 await self._sleep(seconds)
@@ -145,7 +146,7 @@ class AsyncShell:
         return _reply(response, call)
 
 
-async def _read_async(body: tuple[httpx.Response, AsyncIterator[bytes]]) -> bytes | Failure:
+async def _read_async(body: tuple[httpx.Response, AsyncGenerator[bytes, None]]) -> bytes | Failure:
     response, chunks = body
     try:
         async for chunk in chunks:

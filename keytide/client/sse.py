@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from keytide.errors import CallerError
+
 MAX_EVENT_BYTES: Final = 256 << 20
-"""An event larger than this is given up: no node sends one."""
+"""An event larger than this is given up: it would not fit into memory as rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class EventParser:
         """The events that a chunk completes.
 
         Raises:
-            ValueError: an event is larger than `MAX_EVENT_BYTES`, or no UTF-8.
+            CallerError: an event is larger than `MAX_EVENT_BYTES`.
+            ValueError: no UTF-8.
         """
         self._rest += chunk
         events = []
@@ -44,7 +47,11 @@ class EventParser:
                 if event is not None:
                     events.append(event)
         if self._size + len(self._rest) > MAX_EVENT_BYTES:
-            raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            raise CallerError(
+                f"more has changed from one snapshot to the next than {MAX_EVENT_BYTES} bytes can tell",
+                problem_type="event-too-large",
+                next_step="follow a smaller selection, or scan it again",
+            )
         return events
 
     def _line(self, line: str) -> ServerEvent | None:

@@ -165,7 +165,7 @@ class TailState:
 
     Attributes:
         token: of the newest event that the caller was given: where to go on.
-        told: whether any event came.
+        sent, resets: the session that the newest event covers (see `Sessions.seen`).
         failures: in a row, without an event.
         end: why there are no more events, if a node said so.
     """
@@ -173,7 +173,8 @@ class TailState:
     index: str
     request: dict[str, Any]
     token: str | None
-    told: bool = False
+    sent: str | None = None
+    resets: int = 0
     failures: int = 0
     reply: Reply | None = None
     parser: EventParser = field(default_factory=EventParser)

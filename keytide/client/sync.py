@@ -109,7 +109,7 @@ class Client:
             KeytideError: with the server's problem type; `RetryableError` where trying again may help.
 
         >>> client.scan("by_city", low=["A"], high=["C"], limit=2).to_pandas()["id"].tolist()
-        ['u7', 'u1']
+        ['u7', 'u5']
         """
         return Scan(self._shell, ScanState(index, dict(request), page_size=page_size, left=limit))
 
@@ -118,7 +118,7 @@ class Client:
 
         >>> page = client.page("by_city", limit=1)
         >>> page.rows[0].id, client.page("by_city", page=page.page).rows[0].id
-        ('u7', 'u1')
+        ('u7', 'u5')
         """
         return self._shell.run(self._core.page(index, request))
 

@@ -22,13 +22,13 @@ from keytide.client.flows import Core
 from keytide.client.requests import follow, members, path
 from keytide.client.sse import EventParser, ServerEvent
 from keytide.client.states import TailState
-from keytide.errors import RetryableError
+from keytide.errors import CallerError, RetryableError
 
 HEARTBEAT_LIMIT_S: Final = 60.0
 """A tail from which nothing was heard for so long, not even a heartbeat, is resumed elsewhere."""
 
-_ENDS: Final = ("history-changed", "snapshot-gone", "error")
-"""Events that say why there are no more."""
+_ENDS: Final = {"history-changed": 409, "snapshot-gone": 410, "error": 503}
+"""Events that say why there are no more, and what status that is unless they say."""
 
 _events = msgspec.json.Decoder(Event)
 _problems = msgspec.json.Decoder(dict[str, Any])
@@ -47,7 +47,9 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
                 "the tail is closed", next_step="begin another one, with `resume=tail.token`"
             )
         if state.reply is None:
-            query = members(state.request, core.sessions.token)
+            session, state.resets = core.sessions.sending()
+            query = members(state.request, session)
+            state.sent = query.get("session")
             call = follow(path(state.index, "tail"), query, state.token, HEARTBEAT_LIMIT_S)
             state.reply = yield from ask(core.nodes, call, core.retries)
             state.parser = EventParser()
@@ -59,6 +61,9 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
             continue
         try:
             _take(state, state.parser.feed(chunk))
+        except CallerError:
+            yield from stop(state)
+            raise
         except (ValueError, msgspec.MsgspecError) as error:
             yield from stop(state)
             raise not_a_node(reply.url, str(error)) from error
@@ -66,6 +71,9 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
             yield from stop(state)
     event = state.ready.popleft()
     state.token, state.failures = event.token, 0
+    if event.session:
+        core.sessions.seen(state.sent, state.resets, event.session)
+        state.sent = event.session
     return event
 
 
@@ -81,13 +89,13 @@ def _take(state: TailState, events: Iterable[ServerEvent]) -> None:
     for event in events:
         if event.name in _ENDS:
             document = _problems.decode(event.data)
-            state.end = problem_of({"type": event.name, **document}, int(document.get("status", 503)))
+            state.end = problem_of(
+                {"type": event.name, **document}, int(document.get("status", _ENDS[event.name]))
+            )
             state.over = True
             return
         made = _events.decode(event.data)
-        first = event.name == "snapshot" and state.token is None and not state.told
-        state.told = True
-        state.ready.append(msgspec.structs.replace(made, first=first, token=event.id))
+        state.ready.append(msgspec.structs.replace(made, first=event.name == "snapshot", token=event.id))
 
 
 def _again(core: Core, state: TailState, why: str) -> Flow[None]:

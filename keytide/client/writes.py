@@ -87,6 +87,8 @@ class Writes:
                 self._not_written(str(error))
             else:
                 self.delivered(message)
+        except UndeliveredError:
+            return  # counted
         except CallerError as wrong:
             with self._lock:
                 self._wrong = self._wrong or wrong
@@ -220,4 +222,7 @@ def _future_like(report: Any) -> bool:
 def _member(report: Any, name: str) -> Any:
     """A report's member, which is a method in confluent-kafka."""
     value = getattr(report, name, None)
-    return value() if callable(value) else value
+    try:
+        return value() if callable(value) else value
+    except TypeError:  # a method of something else, which wants arguments
+        return None

@@ -1,0 +1,52 @@
+"""The examples in the client's docstrings give what they show."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import importlib
+import pkgutil
+from functools import partial
+
+import httpx
+import pytest
+from kafka.producer.future import RecordMetadata
+
+import keytide.client
+from tests.unit.client_kit import small_node
+
+MODULES = sorted(f"keytide.client.{module.name}" for module in pkgutil.iter_modules(keytide.client.__path__))
+
+
+def metadata(topic: str, partition: int, offset: int) -> RecordMetadata:
+    return RecordMetadata(topic, partition, (topic, partition), offset, 0, None, 0, 0, 0)
+
+
+def examples(module: str) -> list[doctest.DocTest]:
+    transport = httpx.MockTransport(small_node)
+    names = {
+        "asyncio": asyncio,
+        "Client": partial(keytide.client.Client, transport=transport),
+        "AsyncClient": partial(keytide.client.AsyncClient, transport=transport),
+        "client": keytide.client.Client("http://127.0.0.1:8093", transport=transport),
+        "RecordMetadata": metadata,
+        "Writes": keytide.client.Writes,
+    }
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = finder.find(importlib.import_module(module), extraglobs=names)
+    return [one for one in found if one.examples]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_give_what_they_show(module: str) -> None:
+    told: list[str] = []
+    for one in examples(module):
+        doctest.DocTestRunner().run(one, out=told.append)
+    assert not told, "".join(told)
+
+
+def test_the_public_classes_have_examples() -> None:
+    named = {one.name.rpartition("keytide.client.")[2] for module in MODULES for one in examples(module)}
+    methods = ("scan", "page", "count", "aggregate", "query", "explain", "snapshot", "tail", "indexes")
+    assert named >= {"sync.Client", "aio.AsyncClient", "writes.Writes", "results.Scan"}
+    assert named >= {f"sync.Client.{method}" for method in methods}
