@@ -230,7 +230,7 @@ class BlockReader:
         parts: list[Block] = []
         for source in self._sources:
             keys, values = source.keys, source.values
-            cut = len(keys) if frontier is None else self._behind(keys, frontier)
+            cut = len(keys) if frontier is None or not keys else self._behind(keys, frontier)
             if cut:
                 parts.append(Block(keys[:cut], values[:cut]))
                 source.keys, source.values = keys[cut:], values[cut:]
