@@ -62,12 +62,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 def schema_of(columns: Sequence[Column], metadata: dict[str, str]) -> pa.Schema:
-    """The Arrow schema; which columns are JSON text stands in its metadata and in theirs."""
-    fields = [
-        pa.field(c.name, _ARROW[c.type], metadata=JSON_MARK if c.type == "json" else None) for c in columns
-    ]
+    """The Arrow schema; which columns are JSON text stands in its metadata and in theirs, and in theirs which
+    of `columns` each belongs to."""
+    fields = [pa.field(column.name, _ARROW[column.type], metadata=_told(column)) for column in columns]
     in_json = [column.name for column in columns if column.type == "json"]
     return pa.schema(fields, {**metadata, "keytide.json": _encode(in_json).decode()})
+
+
+def _told(column: Column) -> dict[str, str]:
+    """Metadata of a column's field."""
+    told = dict(JSON_MARK) if column.type == "json" else {}
+    if column.part is not None:
+        return {**told, "keytide.column": "key", "keytide.part": str(column.part)}
+    return {**told, "keytide.column": "id" if column.path is None else "include"}
 
 
 class BatchMaker:

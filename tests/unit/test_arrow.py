@@ -200,7 +200,7 @@ def test_included_columns() -> None:
         "more": ['{"a":[1.0]}', "null", '"t"'],
     }
     assert made.schema.metadata == {b"keytide.index": b"i", b"keytide.json": b'["more"]'}
-    assert made.schema.field("more").metadata == {b"keytide.type": b"json"}
+    assert made.schema.field("more").metadata == {b"keytide.type": b"json", b"keytide.column": b"include"}
 
 
 @pytest.mark.parametrize(
