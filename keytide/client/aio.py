@@ -132,12 +132,12 @@ class AsyncClient:
         """
         return await self._shell.run(self._core.aggregate(index, {"functions": list(functions), **request}))
 
-    def query(self, sql: str, **moment: Unpack[Moment]) -> AsyncQuery:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> AsyncQuery:
         """The rows of a SELECT, from one snapshot of the index that serves it. Nothing is asked before
         something is read. Reading raises as `scan` does; and 422 `no-index`, with the CREATE INDEX that would
         serve, when no index does.
         """
-        return AsyncQuery(self._shell, QueryState("", {"sql": sql, **moment}))
+        return AsyncQuery(self._shell, QueryState("", {"sql": sql, "limit": page_size, **moment}))
 
     async def explain(self, sql: str, **moment: Unpack[Moment]) -> dict[str, Any]:
         """How a SELECT would be answered: index, spans, slices, what is pushed down."""

@@ -212,9 +212,9 @@ class AsyncHeldSnapshot(HeldReader):
         """As `AsyncClient.aggregate`, of this snapshot."""
         return await self._client.aggregate(self.index, functions, **self._with(request))
 
-    def query(self, sql: str, **moment: Unpack[Moment]) -> AsyncQuery:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> AsyncQuery:
         """As `AsyncClient.query`, of this snapshot: served by this index or refused."""
-        return self._client.query(sql, **self._with(moment))
+        return self._client.query(sql, page_size=page_size, **self._with(moment))
 
 
 class AsyncTail:

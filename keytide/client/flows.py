@@ -131,7 +131,7 @@ class Core:
         yield from self.first_of_query(state)
         rows, state.first_rows = state.first_rows, None
         while not rows and not state.last:
-            answer = yield from self.query_page({**state.request, "page": state.page})
+            answer = yield from self.query_page({**_patience(state.request), "page": state.page})
             state.head, state.page, state.last = Head.of(answer), answer.page, answer.page is None
             rows = answer.rows
         state.over = not rows

@@ -221,9 +221,9 @@ class HeldSnapshot(HeldReader):
         """As `Client.aggregate`, of this snapshot."""
         return self._client.aggregate(self.index, functions, **self._with(request))
 
-    def query(self, sql: str, **moment: Unpack[Moment]) -> Query:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> Query:
         """As `Client.query`, of this snapshot: served by this index or refused."""
-        return self._client.query(sql, **self._with(moment))
+        return self._client.query(sql, page_size=page_size, **self._with(moment))
 
 
 class Tail:

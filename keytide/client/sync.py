@@ -146,7 +146,7 @@ class Client:
         """
         return self._shell.run(self._core.aggregate(index, {"functions": list(functions), **request}))
 
-    def query(self, sql: str, **moment: Unpack[Moment]) -> Query:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> Query:
         """The rows of a SELECT, from one snapshot of the index that serves it. Nothing is asked before
         something is read. Reading raises as `scan` does; and 422 `no-index`, with the CREATE INDEX that would
         serve, when no index does.
@@ -155,7 +155,7 @@ class Client:
         >>> list(query), query.columns
         ([['u1', 3], ['u2', 47]], ['id', 'n'])
         """
-        return Query(self._shell, QueryState("", {"sql": sql, **moment}))
+        return Query(self._shell, QueryState("", {"sql": sql, "limit": page_size, **moment}))
 
     def explain(self, sql: str, **moment: Unpack[Moment]) -> dict[str, Any]:
         """How a SELECT would be answered: index, spans, slices, what is pushed down.

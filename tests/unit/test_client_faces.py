@@ -81,11 +81,13 @@ def test_a_query_goes_over_all_pages(face: MakeFace) -> None:
     first = {**MOMENT, "columns": ["city", "n"], "rows": [["x", 1]], "index": "by_city", "page": "p1"}
     second = {**MOMENT, "columns": ["city", "n"], "rows": [["y", 2], ["z", None]], "index": "by_city"}
     node = face(first, second)
-    query = node.client.query("SELECT city, n FROM users", max_staleness_ms=500)
+    query = node.client.query("SELECT city, n FROM users", page_size=2, max_staleness_ms=500, timeout_ms=9)
     assert node.read(query) == [["x", 1], ["y", 2], ["z", None]]
     assert (query.columns, query.index, query.snapshot) == (["city", "n"], "by_city", 7)
-    sent = {"sql": "SELECT city, n FROM users", "max_staleness_ms": 500}
-    assert node.asked == [sent, {**sent, "page": "p1", "session": "s7"}]
+    assert node.asked == [
+        {"sql": "SELECT city, n FROM users", "limit": 2, "max_staleness_ms": 500, "timeout_ms": 9},
+        {"page": "p1", "session": "s7", "timeout_ms": 9},
+    ]
     assert set(node.paths) == {"/v1/query"}
     with pytest.raises(MisuseError):
         node.read(query)

@@ -227,27 +227,30 @@ def test_a_tail_tells_what_was_added_and_removed(served: Served, both: Both) -> 
         nonlocal number
         served.commit(number, *PEOPLE)
         tail = client.tail("by_city", equals=["Bonn"], initial=True)
-        take = (lambda: next(tail)) if isinstance(client, Client) else (lambda: wait(anext(tail)))
-        first = take()
+
+        def take(of: Any) -> Any:
+            return next(of) if isinstance(client, Client) else wait(anext(of))
+
+        first = take(tail)
         assert first.first
         assert len(first.added) == 100
         number += 1
         served.commit(number, *PEOPLE[2:], person(9_000, city="Bonn"))
-        event = take()
+        event = take(tail)
         assert (event.snapshot, event.first) == (number, False)
         assert [row.id for row in event.added] == ["u9000"]
         assert [row.id for row in event.removed] == ["u0001"]
         token = tail.token
-        wait(tail.close()) if not isinstance(client, Client) else tail.close()
+        wait(tail.close())
         number += 1
         served.commit(number, *PEOPLE[2:])
         again = client.tail("by_city", equals=["Bonn"], resume=token)
-        event = next(again) if isinstance(client, Client) else wait(anext(again))
+        event = take(again)
         assert ([row.id for row in event.removed], event.added) == (["u9000"], [])
-        again.close() if isinstance(client, Client) else wait(again.close())
+        wait(again.close())
         other = client.tail("by_city", equals=["Aachen"], resume=token)
         with pytest.raises(CallerError, match="token"):
-            next(other) if isinstance(client, Client) else wait(anext(other))
+            take(other)
 
     both(work)
 
