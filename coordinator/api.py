@@ -24,7 +24,7 @@ from coordinator.leader import Answer, Leader
 from coordinator.problems import add_error_handlers
 from coordinator.service import Service
 from keytide.clock import now_ms
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
 from keytide.errors import NotServedYetError, RetryableError
 from keytide.http_security import Guard, TokenScope
 
@@ -133,7 +133,12 @@ def _add_statements(app: FastAPI, desk: Desk) -> None:
     async def statements(body: StatementBody) -> dict[str, Any]:
         """CREATE INDEX, DROP INDEX, BUILD INDEX. Answers when the change is in the dictionary; a build goes
         on after that."""
-        statement = parse_statement(body.statement)
+        try:
+            statement = parse_statement(body.statement)
+        except QueryElsewhereError as query:
+            nodes = await desk.look(views.nodes)
+            query.extra["nodes"] = [node["url"] for node in nodes if node["live"] and node["url"]]
+            raise
         facts = None
         if isinstance(statement, CreateIndex):
             facts = await asyncio.to_thread(desk.service.sample, statement.definition.keyspace)

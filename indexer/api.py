@@ -20,7 +20,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from indexer.scan import routes, streaming_routes
+from indexer.scan import query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
 from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, Endpoint, Handler, message_of
 from indexer.scan.metrics import ScanMetrics
@@ -36,10 +36,7 @@ __all__ = ["MAX_BODY_BYTES", "create_app"]
 _MESSAGE: Final = "application/msgpack"
 _SCAN: Final = "/scan"
 
-_TO_COME: Final = (
-    ("POST", "/v1/indexes/{name}/aggregate", "count, or fetch the rows and aggregate them"),
-    ("POST", "/v1/query", "scan an index: POST /v1/indexes/{name}/scan"),
-)
+_TO_COME: Final = (("POST", "/v1/indexes/{name}/aggregate", "count, or fetch the rows and aggregate them"),)
 """What the contract has and a later release brings, and what to do until then."""
 
 
@@ -107,6 +104,7 @@ def create_app(
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
     ways[_SCAN] = routes.add_routes(app, endpoint)
     streaming_routes.add_routes(app, endpoint)
+    query_routes.add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)
     _add_to_come(app, endpoint)
     _add_schemas(app)

@@ -19,7 +19,8 @@ Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-inde
 """
 
 from keytide.query.choose import NoIndexError, choose, described
-from keytide.query.expressions import Aggregate
+from keytide.query.expressions import Aggregate, column_name
+from keytide.query.normal import is_constant
 from keytide.query.plan import Candidate, Plan, Refusal, plan_on
 from keytide.query.select import Ordering, Output, Select, is_query
 from keytide.query.statement import parse_query
@@ -34,7 +35,9 @@ __all__ = [
     "Refusal",
     "Select",
     "choose",
+    "column_name",
     "described",
+    "is_constant",
     "is_query",
     "parse_query",
     "plan_on",

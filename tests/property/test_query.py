@@ -86,8 +86,8 @@ made = [
     Call("upper", (c_d,)),
 ]
 unnested = [element, element, Call("lower", (element,)), Binary("+", element, b)]
-constants = st.sampled_from([-1, 0, 1, 2, 1.0, 2.5, "", "x", "xy", "X", "a\x00b", True, False]).map(
-    lambda value: Literal(value)
+constants = st.sampled_from(
+    [Literal(one) for one in (-1, 0, 1, 2, 1.0, 2.5, "", "x", "xy", "X", "a\x00b", True, False)]
 )
 patterns = st.sampled_from(["x%", "%", "x", "_", "x_", "", "y\\%", "%y", "X%%"])
 

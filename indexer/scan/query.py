@@ -1,0 +1,315 @@
+"""`POST /v1/query`: a SELECT answered from the index that serves it best, at one moment.
+
+Theory of operation
+===================
+The query is parsed and planned on every index of its keyspace (`keytide.query`); what comes of it is a read
+like any other: a selection (spans, slices, filter) at a moment, by the rules of scans. Rows in an index's
+order come in pages, whose tokens carry the snapshot and the query. Sorted rows and groups come in one answer;
+settings bound them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from indexer.scan.agree import Agreed, with_timestamp
+from indexer.scan.answer import Answer, encode, explain
+from indexer.scan.asking import InvalidRequestError
+from indexer.scan.choose import SnapshotGoneError, Stamp
+from indexer.scan.directory import Scannable
+from indexer.scan.gather import Gathered
+from indexer.scan.leases import keep_everywhere
+from indexer.scan.news import Gone
+from indexer.scan.query_groups import GroupReader
+from indexer.scan.query_index import IndexChooser
+from indexer.scan.query_request import QueryRequest, QueryToken
+from indexer.scan.query_rows import OutputMaker, Sorted, page_of, sorted_rows
+from indexer.scan.reading import TIP
+from indexer.scan.scatter import SnapshotMissingError, Target
+from indexer.scan.selection import Selection, bounded_offset, effective_limit
+from indexer.scan.shared import Shared, check_snapshot
+from indexer.scan.tokens import InvalidTokenError, PageToken, Seen, newest, sign, verify
+from keytide.collation import Span
+from keytide.query import Candidate, Plan, parse_query, plan_on
+from keytide.timestamp import Timestamp
+
+
+class QueryService:
+    """Answers queries.
+
+    Args:
+        shared: the parts of the node's endpoint.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._first_lease_ms = min(self._settings.first_lease_s, self._settings.lease_s) * 1000
+        self._chooser = IndexChooser(shared)
+
+    async def answer(self, request: QueryRequest, gone: Gone) -> Answer:
+        """The answer of `POST /v1/query`.
+
+        Args:
+            gone: returns when the reader has gone away.
+
+        Raises:
+            NoIndexError: no index serves; says which CREATE INDEX would.
+            KeytideError: the typed errors of CONTRACT §5; of statements; of sorting and aggregates.
+            ReaderGoneError: the reader went away while the request waited.
+        """
+        shared = self._shared
+        secret = shared.directory.secret()
+        seen = shared.session(request)
+        if request.page is not None:
+            return await self._next_page(request, verify(request.page, QueryToken, secret), seen, gone)
+        select = parse_query(request.sql)
+        plan, shown = await self._chooser.chosen(select, request, gone)
+        if select.explain:
+            return Answer(encode(shown), 0, plan.index.name, request.consistency)
+        index = await shared.ready_index(plan.index.name, request, gone)
+        if select.grouped:
+            return await self._groups(index, plan, request, seen, gone, shown)
+        if not plan.ordered and select.limit != 0:
+            return await self._sorted(index, plan, request, seen, gone, shown)
+        return await self._first_page(index, plan, request, seen, gone, shown)
+
+    # --- rows in the index's order ------------------------------------------------
+
+    async def _first_page(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        seen: Seen,
+        gone: Gone,
+        shown: dict[str, Any],
+    ) -> Answer:
+        select = plan.select
+        limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
+        offset = bounded_offset(select.offset, self._settings.max_offset)
+        one_page = select.limit is not None and select.limit <= limit
+        limit = limit if select.limit is None else min(limit, select.limit)
+        maker = OutputMaker(plan)
+
+        async def work(target: Target) -> Gathered:
+            return await self._page(target, maker, b"", plan.reverse, limit, offset, select.limit)
+
+        # What filters or leaves out may stop before its page is full, when its time is over.
+        for_sure = one_page and plan.filter is None and not offset
+        agreed = await self._shared.read(
+            index, _selection(plan), request, seen, gone, work, 0 if for_sure else self._first_lease_ms
+        )
+        stamp, target = agreed.stamp, agreed.target
+        seen = self._shared.seen_too(seen, index, stamp)
+        token = PageToken(
+            index.id,
+            stamp.number,
+            stamp.incarnation,
+            stamp.fresh_at,
+            [(span.low, span.high) for span in target.spans],
+            list(target.by_node().items()),
+            b"",
+            plan.reverse,
+            request.limit or 0,
+            None,
+            seen,
+            target.filter,
+            False,
+            0,
+            target.hold,
+            target.lease_ms if target.hold else 0,
+        )
+        return self._rows_answer(index, plan, request, agreed, seen, shown, token, select.limit)
+
+    async def _next_page(self, request: QueryRequest, token: QueryToken, seen: Seen, gone: Gone) -> Answer:
+        if request.sql and request.sql != token.sql:
+            raise InvalidRequestError(
+                "the page token belongs to another query", next_step="send the same `sql`, or leave it out"
+            )
+        shared, scan = self._shared, token.scan
+        record = shared.view.catalog().index(scan.index)
+        if record is None:
+            raise SnapshotGoneError("the index that served the query was dropped", next_step="ask again")
+        index = await shared.ready_index(record.name, request, gone)
+        check_snapshot(index, scan.index, scan.number, scan.incarnation, seen)
+        plan = plan_on(parse_query(token.sql), Candidate(record.name, record.definition))
+        if not isinstance(plan, Plan):
+            raise InvalidTokenError(
+                f"this node does not read the query as the one that made the token did ({plan.reason})",
+                next_step="run the same release on every node, and ask again",
+            )
+        limit = effective_limit(scan.limit or None, self._settings.default_limit, self._settings.max_limit)
+        limit = limit if token.left is None else min(limit, token.left)
+        target = Target(
+            scan.index,
+            scan.number,
+            scan.incarnation,
+            [Span(low, high) for low, high in scan.spans],
+            {number: node for node, slices in scan.nodes for number in slices},
+            shared.timeout_s(request),
+            scan.lease_ms or self._settings.lease_s * 1000,
+            True,
+            scan.filter,
+            False,
+            scan.hold,
+        )
+        maker = OutputMaker(plan)
+        try:
+            gathered = await self._page(
+                target, maker, scan.after, scan.reverse, limit, scan.offset, token.left
+            )
+        except SnapshotMissingError as missing:
+            raise SnapshotGoneError(
+                f"slice {missing.slice} no longer holds snapshot {scan.number}"
+                + (f": {missing.reason}" if missing.reason else ""),
+                next_step="ask again; the second page must be asked for within "
+                f"{self._first_lease_ms // 1000} s (scan.first_lease_s), each further one within "
+                f"{self._settings.lease_s} s (scan.lease_s)",
+            ) from missing
+        stamp = with_timestamp(
+            Stamp(scan.number, scan.incarnation, Timestamp(), scan.fresh_at),
+            (reply.timestamp for reply in gathered.replies.values()),
+        )
+        agreed = Agreed(stamp, target, gathered, 0, [])
+        seen = newest(scan.seen, seen, shared.directory.holds)
+        return self._rows_answer(index, plan, request, agreed, seen, None, scan, token.left)
+
+    async def _page(
+        self,
+        target: Target,
+        maker: OutputMaker,
+        after: bytes,
+        reverse: bool,
+        limit: int,
+        offset: int,
+        left: int | None,
+    ) -> Gathered:
+        """Gather a page and make its rows; keep the snapshot if there is a next page.
+
+        Args:
+            left: how many rows the query's LIMIT allows.
+        """
+        if not limit:
+            return Gathered()
+        gathered = await page_of(target, self._shared, maker, after, reverse, limit, offset)
+        gathered.more = gathered.more and (left is None or len(gathered.entries) < left)
+        if gathered.more and target.lease_ms:
+            await keep_everywhere(target, self._shared.nodes, gathered.leased)
+        return gathered
+
+    def _rows_answer(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        agreed: Agreed[Gathered],
+        seen: Seen,
+        shown: dict[str, Any] | None,
+        token: PageToken,
+        left: int | None,
+    ) -> Answer:
+        """The answer with a page of rows.
+
+        Args:
+            token: where this page began.
+            left: how many rows the LIMIT allowed before it.
+        """
+        gathered = agreed.gathered
+        page = None
+        if gathered.more:
+            onward = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
+            still = None if left is None else left - len(gathered.entries)
+            page = sign(QueryToken(onward, plan.select.text, still), self._shared.directory.secret())
+        rows = msgspec.Raw(gathered.rows or b"[]")
+        return self._answer(index, plan, request, agreed, seen, shown, rows, len(gathered.entries), page)
+
+    # --- sorted rows, groups ------------------------------------------------------
+
+    async def _sorted(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        seen: Seen,
+        gone: Gone,
+        shown: dict[str, Any],
+    ) -> Answer:
+        maker = OutputMaker(plan)
+
+        async def work(target: Target) -> Sorted:
+            return await sorted_rows(target, self._shared, plan, maker)
+
+        agreed = await self._shared.read(
+            index, _selection(plan), request, seen, gone, work, self._first_lease_ms
+        )
+        rows = agreed.gathered.rows
+        seen = self._shared.seen_too(seen, index, agreed.stamp)
+        loop = asyncio.get_running_loop()
+        written = msgspec.Raw(await loop.run_in_executor(self._shared.local.threads, encode, rows))
+        return self._answer(index, plan, request, agreed, seen, shown, written, len(rows), None)
+
+    async def _groups(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        seen: Seen,
+        gone: Gone,
+        shown: dict[str, Any],
+    ) -> Answer:
+        reader = GroupReader(plan, self._shared)
+        agreed = await self._shared.read(
+            index, _selection(plan), request, seen, gone, reader.work, self._first_lease_ms
+        )
+        seen = self._shared.seen_too(seen, index, agreed.stamp)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._shared.local.threads, reader.rows, agreed.gathered)
+        rows = msgspec.Raw(encode(found.rows))
+        extra = {"ignored": found.ignored} if found.ignored else {}
+        return self._answer(index, plan, request, agreed, seen, shown, rows, len(found.rows), None, **extra)
+
+    def _answer(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        agreed: Agreed[Any],
+        seen: Seen,
+        shown: dict[str, Any] | None,
+        rows: msgspec.Raw,
+        count: int,
+        page: str | None,
+        **extra: Any,
+    ) -> Answer:
+        """The answer of a query.
+
+        Args:
+            seen: what the session has seen with it.
+            shown: the plan, for `explain`.
+            extra: further members.
+        """
+        body: dict[str, Any] = {
+            "columns": [one.name for one in plan.outputs],
+            "rows": rows,
+            "index": index.name,
+            **self._shared.head(agreed.stamp, seen),
+            "page": page,
+            **extra,
+        }
+        if request.explain:
+            body["explain"] = explain(agreed, index.shape.slices)
+            if shown is not None:
+                body["plan"] = shown
+        consistency = "tip" if agreed.stamp.number == TIP else "stable"
+        return Answer(encode(body), count, index.name, consistency)
+
+
+def _selection(plan: Plan) -> Selection:
+    """What a plan reads."""
+    if plan.select.limit == 0:
+        return Selection((), ())
+    return Selection(plan.reading.spans, plan.slices, plan.filter)

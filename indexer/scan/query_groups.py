@@ -1,0 +1,117 @@
+"""The groups of a query: aggregates are worked out by the slices (`indexer.scan.aggregate`), put in the
+query's order here.
+
+Groups come in the order of what they are grouped by. An ORDER BY of such expressions only, in one direction,
+is that order when they are grouped by in its order first; then LIMIT and OFFSET are the slices' too. Any
+other order is made here, of all groups, which `scan.max_groups` bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from indexer.scan.aggregate import Aggregated, GroupRow, Wanted, aggregate, rows
+from indexer.scan.aggregate_request import Plan as Aggregation
+from indexer.scan.aggregate_request import planned
+from indexer.scan.scatter import Target
+from indexer.scan.shared import Shared
+from keytide.collation import Value, encode_part, to_json_value
+from keytide.definition.binding import Binding
+from keytide.definition.expression import Expression, identity
+from keytide.query import Aggregate, Plan, column_name, is_constant
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRows:
+    """The rows of an answer.
+
+    Attributes:
+        ignored: aggregate -> how many values it left out, as they are of no type that it takes.
+    """
+
+    rows: list[list[Any]]
+    ignored: dict[str, int]
+
+
+class GroupReader:
+    """Reads the groups of one plan.
+
+    Args:
+        max_groups: how many may be held at once.
+    """
+
+    def __init__(self, plan: Plan, shared: Shared) -> None:
+        self._plan = plan
+        self._shared = shared
+        self._max_groups = shared.settings.max_groups
+        select = plan.select
+        self._binding = Binding(plan.index.definition)
+        group_by, reverse, ordered = _grouping(plan)
+        end = None if select.limit is None else select.offset + select.limit
+        pushed = ordered and end is not None and 0 < end <= self._max_groups
+        self._sorted = not ordered
+        self._cut = slice(0, None) if pushed else slice(select.offset, end)
+        self._wanted = Wanted(reverse, select.limit, select.offset) if pushed else Wanted(reverse)
+        functions = [(one.function, one.operand, one.distinct, column_name(one)) for one in plan.aggregates]
+        self.aggregation: Aggregation = planned(group_by, functions, self._binding)
+        self._group = {identity(one): at for at, one in enumerate(group_by)}
+        self._function = {one.name: at for at, one in enumerate(self.aggregation.functions)}
+
+    async def work(self, target: Target) -> Aggregated:
+        """The `work` of `Shared.read`. Raises as `aggregate`."""
+        return await aggregate(
+            target,
+            self._shared.nodes,
+            self.aggregation,
+            self._plan.index.definition,
+            self._wanted,
+            max_groups=self._max_groups,
+            threads=self._shared.local.threads,
+        )
+
+    def rows(self, found: Aggregated) -> GroupRows:
+        """The rows of the answer. Any thread.
+
+        Raises:
+            NotIndexableError: a value that has no place in the order.
+        """
+        groups, _ = rows(found, self.aggregation, self._wanted)
+        if self._sorted:
+            groups.sort(key=self._place)  # stable: groups of one place stay in the order of their keys
+        groups = groups[self._cut]
+        columns = [one.value for one in self._plan.outputs]
+        ignored: dict[str, int] = {}
+        for group in groups:
+            for function, count in zip(self.aggregation.functions, group.ignored, strict=True):
+                if count:
+                    ignored[function.name] = ignored.get(function.name, 0) + count
+        return GroupRows(
+            [[to_json_value(self._value(column, group)) for column in columns] for group in groups], ignored
+        )
+
+    def _place(self, group: GroupRow) -> bytes:
+        """What a group is sorted by."""
+        return b"".join(
+            encode_part(self._value(one.value, group), one.descending) for one in self._plan.order_by
+        )
+
+    def _value(self, column: Expression | Aggregate, group: GroupRow) -> Value:
+        if isinstance(column, Aggregate):
+            return group.values[self._function[column_name(column)]]
+        if is_constant(column):
+            return self._binding.value(column)((), "", {})
+        return group.key[self._group[identity(column)]]
+
+
+def _grouping(plan: Plan) -> tuple[tuple[Expression, ...], bool, bool]:
+    """What to group by, in which order, whether descending, and whether groups then come in the query's
+    order."""
+    group_by = plan.select.group_by
+    order = [one for one in plan.order_by if isinstance(one.value, Aggregate) or not is_constant(one.value)]
+    first = [one.value for one in order if not isinstance(one.value, Aggregate)]
+    ways = {one.descending for one in order}
+    if len(first) < len(order) or len(ways) > 1:
+        return group_by, False, False
+    arranged = {identity(one): one for one in [*first, *group_by]}
+    return tuple(arranged.values()), True in ways, True

@@ -1,0 +1,118 @@
+"""Which index a query is answered from: the catalog's indexes of its keyspace, as candidates for a plan.
+
+An index that would serve and is being built makes the query wait a moment, and then fail as a scan of it
+does: that it is not ready is the news, not that there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from time import monotonic
+from typing import Any, Final
+
+from indexer.scan.choose import IndexNotReadyError
+from indexer.scan.news import Gone
+from indexer.scan.query_request import QueryRequest
+from indexer.scan.shared import Shared
+from indexer.scan.tokens import HeldToken, verify
+from keytide.catalog import IndexRecord
+from keytide.query import Candidate, NoIndexError, Plan, Select, choose, described, plan_on
+
+_INLINE_CHARACTERS: Final = 2_000
+"""Longer queries are planned in a thread."""
+COUNTS_S: Final = 5.0
+"""How long a count of an index's entries is good for estimates."""
+
+
+class IndexChooser:
+    """Plans queries on the indexes that this node knows.
+
+    Args:
+        shared: the parts of the node's endpoint.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._counts: dict[str, tuple[float, int | None]] = {}
+
+    async def chosen(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
+        """The plan to follow, and how EXPLAIN shows it.
+
+        Raises:
+            NoIndexError: no index serves.
+            IndexNotReadyError: one would, and is not ready.
+        """
+        only = None
+        if request.at is not None:
+            only = verify(request.at, HeldToken, self._shared.directory.secret()).index
+        candidates = self._candidates(select.keyspace, only)
+        try:
+            return await self._planned(select, candidates)
+        except NoIndexError as none:
+            if only is not None:
+                none.next_step = f"leave `at` out: it is of another index; or {none.next_step}"
+            for name in _unready(select, candidates):
+                await self._shared.ready_index(name, request, gone)
+                return await self._planned(select, self._candidates(select.keyspace, only))
+            raise
+
+    async def _planned(self, select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
+        if len(select.text) <= _INLINE_CHARACTERS:
+            return _choose(select, candidates)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._shared.local.threads, _choose, select, candidates)
+
+    def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
+        """The indexes of a keyspace.
+
+        Args:
+            only: id of the one that may serve, None for all.
+        """
+        found: list[Candidate] = []
+        for record in self._shared.view.catalog().indexes():
+            definition = record.definition
+            if definition.keyspace != keyspace or record.state == "DROPPING" or only not in (None, record.id):
+                continue
+            try:
+                ready = self._shared.directory.index(record.name)
+            except IndexNotReadyError as error:
+                found.append(Candidate(record.name, definition, None, error.message))
+                continue
+            if ready.id == record.id:
+                found.append(Candidate(record.name, definition, self._entries(record)))
+        return found
+
+    def _entries(self, record: IndexRecord) -> int | None:
+        """How many entries an index has, by its slices on this node; None when none is here."""
+        now = monotonic()
+        known = self._counts.get(record.id)
+        if known is not None and now - known[0] < COUNTS_S:
+            return known[1]
+        view = self._shared.view
+        counts = []
+        for number, nodes in enumerate(record.placement):
+            tip = view.tip(record.id, number) if view.node_id in nodes else None
+            if tip is None:
+                continue
+            try:
+                counts.append(tip.count(b"", None))
+            finally:
+                tip.release()
+        whole = round(sum(counts) * len(record.placement) / len(counts)) if counts else None
+        catalog = view.catalog()
+        self._counts = {id_: kept for id_, kept in self._counts.items() if catalog.index(id_) is not None}
+        self._counts[record.id] = (now, whole)
+        return whole
+
+
+def _choose(select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
+    """The best plan, and how EXPLAIN shows it. Any thread."""
+    plan, others, refusals = choose(select, candidates)
+    return plan, described(plan, others, refusals)
+
+
+def _unready(select: Select, candidates: list[Candidate]) -> list[str]:
+    """Indexes that would serve if they were ready."""
+    waiting = [replace(one, trouble="") for one in candidates if one.trouble]
+    return [one.name for one in waiting if isinstance(plan_on(select, one), Plan)]
