@@ -29,6 +29,10 @@ LEASE_PATH = "/internal/v1/lease"
 IDLE_S: Final = 4.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn would close it."""
 
+CONNECTIONS: Final = 128
+"""To one node at once; who comes later waits for one of them. There is no limit over all nodes: those that
+wait for a node which stands still would keep everybody from the others."""
+
 ReplyT = TypeVar("ReplyT", ReadReply, LeaseReply)
 
 
@@ -114,7 +118,7 @@ class Peers:
 
     async def _post(self, url: str, body: bytes, limits: aiohttp.ClientTimeout) -> tuple[int, bytes]:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=IDLE_S)
+            connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=IDLE_S)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         async with self._session.post(url, data=body, timeout=limits) as response:
             return response.status, await response.read()
