@@ -26,6 +26,7 @@ from indexer.scan.reading import MalformedRequestError
 from indexer.scan.request import Moment, ScanRequest
 from indexer.scan.service import ScanService
 from indexer.scan.shared import Shared
+from indexer.validation.service import Validation
 from indexer.view import NodeView
 from keytide.errors import CallerError, RetryableError
 from keytide.http_security import Guard, reading_token
@@ -92,7 +93,9 @@ class Endpoint:
 
     def start(self) -> None:
         """On the event loop, before the first request."""
-        self._service = ScanService(self.view, self.local, self.peers, self.settings.scan)
+        validation = Validation.of(self.view, self.peers, self.settings)
+        self.closing.append(validation.close)
+        self._service = ScanService(self.view, self.local, self.peers, self.settings.scan, validation)
 
     async def close(self) -> None:
         for close in self.closing:

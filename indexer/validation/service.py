@@ -79,7 +79,12 @@ class Validation:
         self._primaries: dict[str, PrimaryThreads] = {}
         self._judges: dict[str, Judge] = {}
 
-    def close(self) -> None:
+    @classmethod
+    def of(cls, view: NodeView, nodes: Nodes, settings: Settings) -> Validation:
+        """The validation of a node with these settings."""
+        return cls(view, nodes, settings.primary, lambda keyspace: primary_of(keyspace, settings))
+
+    async def close(self) -> None:
         """Let go of all connections."""
         for primary in self._primaries.values():
             primary.close()

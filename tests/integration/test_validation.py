@@ -146,7 +146,7 @@ def test_the_position_is_asked_before_the_documents_in_a_transaction_that_cannot
         "CREATE TABLE fed (part int, next bigint)",
         "INSERT INTO fed VALUES (0, 8)",
     )
-    columns = {"table": "people", "columns": {"city": "city"}}
+    columns: dict[str, Any] = {"table": "people", "columns": {"city": "city"}}
     primary = base.primary(**columns, position_query="SELECT part, next FROM fed")
     assert look_up(primary, ["a", "b"]) == {"a": ({"city": "Boston"}, 8), "b": (None, 8)}
     writing = base.primary(**columns, position_query="UPDATE fed SET next = 9 RETURNING part, next")
@@ -194,7 +194,7 @@ def test_a_wrong_password_and_a_missing_right_are_told_without_the_password(
         "GRANT USAGE ON SCHEMA public TO reader",
     )
     url = sql.make_url(base.server.url)
-    settings = {"table": "people", "columns": {"city": "city"}}
+    settings: dict[str, Any] = {"table": "people", "columns": {"city": "city"}}
     wrong = url.set(password="wr0ng pa55").render_as_string(hide_password=False)
     reader = url.set(username="reader", password="r3ad pa55").render_as_string(hide_password=False)
     caplog.set_level(logging.DEBUG)
