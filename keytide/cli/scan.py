@@ -20,7 +20,7 @@ import typer
 
 from keytide.cli.admin import Admin, api_token, find_url
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
-from keytide.client import Client, TypeChangedError
+from keytide.client import Client, Count, Page, TypeChangedError
 from keytide.errors import CallerError
 
 DEFAULT_LIMIT = 20
@@ -74,6 +74,9 @@ def scan(
     timeout: Annotated[
         int | None, typer.Option(min=1, metavar="MS", help="longest wait for such a snapshot")
     ] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="ask the primary, and leave out rows that are stale")
+    ] = False,
     count: Annotated[bool, typer.Option("--count", help="only count")] = False,
     node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
     url: Annotated[
@@ -105,7 +108,7 @@ def scan(
             if count:
                 _count(client, index, selection, as_json)
                 return
-            selection |= {"reverse": reverse or None, "offset": offset or None}
+            selection |= {"reverse": reverse or None, "offset": offset or None, "validate": validate or None}
             if all_rows or form is not None or to is not None:
                 rows = limit if limit is not None or all_rows or to is not None else DEFAULT_LIMIT
                 _write(client, index, selection, rows, form or (Form.json if as_json else Form.ndjson), to)
@@ -133,15 +136,28 @@ def _show(client: Client, index: str, selection: dict[str, Any], as_json: bool) 
         return
     shown = [
         [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
+        + ([row.reason or "valid"] if row.validated is not None else [])
         for row in page.rows
     ]
-    table(f"{index} at snapshot {page.snapshot}", ("key", "id", "include"), shown)
+    columns = ["key", "id", "include", "validated"][: len(shown[0]) if shown else 3]
+    table(f"{index} at snapshot {page.snapshot}", columns, shown)
+    if page.validation is not None:
+        out.print(f"{page.validation.get('stale', 0):,} stale rows are left out", style="dim")
     if page.page is not None:
         out.print("there are more rows: raise --limit, or --all", style="dim")
 
 
-def _document(answer: Any) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.to_builtins(answer).items() if name != "explain"}
+def _document(answer: Count | Page) -> dict[str, Any]:
+    """An answer as a node gives it: without what only some answers have, and this one has not."""
+    document: dict[str, Any] = msgspec.to_builtins(answer)
+    for name in ("explain", "validation"):
+        if document.get(name) is None:
+            document.pop(name, None)
+    for row in document.get("rows", ()):
+        for name in ("validated", "reason"):
+            if row[name] is None:
+                del row[name]
+    return document
 
 
 # --- rows for programs --------------------------------------------------------

@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True):
         key: the key parts; a missing part is None and its position is in `missing`.
         id: the document id.
         include: the included columns.
-        validated: of scans with `validate`: False where the primary could not tell.
+        validated: of scans with `validate`: False where the primary could not tell, for which `reason`.
     """
 
     key: list[Any] = []
@@ -52,6 +52,7 @@ class Row(msgspec.Struct, frozen=True):
     include: dict[str, Any] = {}
     missing: list[int] = []
     validated: bool | None = None
+    reason: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +74,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(Answer, frozen=True, kw_only=True):
-    """One answer of a scan: its rows, and the token of the next page (None for the last)."""
+    """One answer of a scan.
+
+    Attributes:
+        page: token of the next page, None for the last.
+        validation: of scans with `validate`: how many rows were valid, stale (left out), unknown.
+    """
 
     rows: list[Row]
     page: str | None
+    validation: dict[str, Any] | None = None
 
 
 class Count(Answer, frozen=True, kw_only=True):

@@ -1,0 +1,135 @@
+"""`keytide scan` against a real scan endpoint: tables, JSON, files, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from keytide.cli import app
+from keytide.cli.output import out
+from keytide.settings import load_settings
+from tests.unit.scan_world import Doc, World
+from tests.unit.test_api import serving
+
+CITIES = ["Aachen", "Bonn", "Boston", "Zürich"]
+PEOPLE = [Doc([CITIES[at % 4], at], f"u{at:03}", f'{{"name":"n{at}"}}'.encode()) for at in range(100)]
+IN_ORDER = [doc.id for doc in sorted(PEOPLE, key=lambda doc: list(doc.key))]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    world = World(
+        "CREATE INDEX by_city ON users (city, n) INCLUDE (name) WITH (slices=3)",
+        "CREATE INDEX mixed ON users (city) INCLUDE (name) WITH (slices=1)",
+        node_count=1,
+    )
+    odd = [Doc(["Bonn"], f"u{at:04}", b'{"name":"text"}') for at in range(2_000)]
+    odd.append(Doc(["Bonn"], "u9999", b'{"name":[1]}'))
+    world.commit(5, {"by_city": PEOPLE, "mixed": odd})
+    with serving(world.views["n0"], load_settings()) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "_width", 200)
+
+
+def scan(node: str, *arguments: str, status: int = 0, index: str = "by_city") -> Result:
+    result = CliRunner().invoke(app, ["scan", index, "--node", node, *arguments])
+    assert result.exit_code == status, result.output
+    return result
+
+
+def ids(lines: str) -> list[str]:
+    return [json.loads(line)["id"] for line in lines.splitlines()]
+
+
+def test_a_table_for_people(node: str) -> None:
+    shown = scan(node, "--equals", "Bonn").stdout
+    assert "by_city at snapshot 5" in shown
+    assert '["Bonn", 1]' in shown
+    assert "there are more rows" in shown
+    assert "there are more rows" not in scan(node, "--equals", '["Bonn", 1]').stdout
+    assert "25 entries at snapshot 5" in scan(node, "--equals", "Bonn", "--count").stdout
+
+
+def test_the_selection(node: str) -> None:
+    page = json.loads(scan(node, "--low", '["Bonn", 90]', "--high", "Boston", "--reverse", "--json").stdout)
+    assert page["snapshot"] == 5
+    first = {"key": ["Boston", 98], "id": "u098", "include": {"name": "n98"}, "missing": []}
+    assert page["rows"][0] == first
+    spans = '[{"equals": ["Bonn"]}, {"prefix": "Z"}]'
+    assert json.loads(scan(node, "--spans", spans, "--count", "--json").stdout)["count"] == 50
+    keys = json.loads(scan(node, "--distinct", "--offset", "98", "--json").stdout)["rows"]
+    assert [row["key"] for row in keys] == [["Zürich", 95], ["Zürich", 99]]
+    moment = ("--at-least", '{"0": 5}', "--max-staleness", "3600000", "--timeout", "900")
+    assert json.loads(scan(node, *moment, "--count", "--json").stdout)["count"] == 100
+    late = scan(node, "--at-least", '{"0": 6}', "--timeout", "50", "--json", status=1)
+    assert json.loads(late.stdout)["type"] == "timestamp-not-reached"
+
+
+def test_lines_of_json_on_standard_output(node: str) -> None:
+    assert ids(scan(node, "--all").stdout) == IN_ORDER
+    assert ids(scan(node, "--form", "ndjson").stdout) == IN_ORDER[:20]
+    assert ids(scan(node, "--form", "ndjson", "--limit", "3", "--offset", "2").stdout) == IN_ORDER[2:5]
+
+
+def test_one_document(node: str) -> None:
+    for arguments in (("--all", "--json"), ("--all", "--form", "json")):
+        document = json.loads(scan(node, *arguments).stdout)
+        assert [row["id"] for row in document["rows"]] == IN_ORDER
+        assert (document["snapshot"], document["page"]) == (5, None)
+        assert document["session"]
+    assert json.loads(scan(node, "--equals", "Nowhere", "--form", "json").stdout)["rows"] == []
+
+
+def test_files(node: str, tmp_path: Path) -> None:
+    lines, arrow = tmp_path / "rows.ndjson", tmp_path / "rows.arrow"
+    assert scan(node, "--to", str(lines)).stdout == ""
+    assert ids(lines.read_text()) == IN_ORDER, "a file is of all rows, unless --limit says"
+    scan(node, "--form", "arrow", "--to", str(arrow))
+    table = pa.ipc.open_stream(arrow.read_bytes()).read_all()
+    assert table.column("id").to_pylist() == IN_ORDER
+    assert table.column_names == ["city", "n", "id", "name"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.arrow", "rows.ndjson"]
+
+
+def test_a_column_of_several_types_in_a_file(node: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.arrow"
+    told = scan(node, "--form", "arrow", "--to", str(file), index="mixed").stderr
+    assert "name holds several types" in told
+    table = pa.ipc.open_stream(file.read_bytes()).read_all()
+    assert table.num_rows == 2_001
+    assert table.column("name").to_pylist()[-1] == "[1]"
+
+
+def test_a_file_that_is_not_whole_has_no_name(node: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.ndjson"
+    scan(node, "--to", str(file), "--at-least", '{"0": 6}', "--timeout", "50", status=1)
+    assert list(tmp_path.iterdir()) == []
+    told = json.loads(scan(node, "--json", "--to", str(tmp_path / "no" / "folder"), status=1).stdout)
+    assert "cannot be written" in told["detail"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--all", "--limit", "3"), "against each other"),
+        (("--spans", "nonsense"), "--spans is not JSON"),
+        (("--spans", "{}"), "--spans must be an array"),
+        (("--at-least", "[1]"), "--at-least must be an object"),
+        (("--inclusion", "all"), "inclusion"),
+        (("--validate",), "validate rows of users"),
+    ],
+)
+def test_what_it_refuses(node: str, arguments: tuple[str, ...], why: str) -> None:
+    document: dict[str, Any] = json.loads(scan(node, *arguments, "--json", status=1).stdout)
+    assert why in document["detail"]
+    assert document["next_step"]
