@@ -1,21 +1,29 @@
-"""Scans against a naive model: every selection, order, page size and number of slices, over two nodes, while
-newer snapshots take the place of the one that is read."""
+"""Scans against a naive model: every selection, order, page size, offset, number of slices and way to name
+the moment, over two nodes, on sorted lists, the store in memory and the LMDB store, while newer snapshots
+take the place of the one that is read."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cmp_to_key
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.request import CountRequest, ScanRequest
-from tests.unit.scan_world import Doc, World
+from indexer.scan import gather as gathering
+from indexer.scan.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
+from indexer.store.fold_worker import FoldWorker
+from keytide.clock import now_ms
+from keytide.collation import encode_key
+from keytide.definition.expression import Predicate
+from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, slice_of, stores
 
 Part = Any
 KEYS = ("city", "city, age", "city DESC", "city DESC, age DESC", "city, age DESC", "city DESC, age")
@@ -86,7 +94,7 @@ def is_selected(key: Sequence[Part], question: dict[str, Any], descending: Seque
 
 
 @st.composite
-def questions(draw: st.DrawFn, width: int, keys: list[tuple[Part, ...]]) -> dict[str, Any]:
+def stretches(draw: st.DrawFn, width: int, keys: list[tuple[Part, ...]]) -> dict[str, Any]:
     """Bounds are mostly the leading parts of keys that are there."""
 
     def bound(longest: int = width) -> list[Part]:
@@ -112,83 +120,288 @@ def questions(draw: st.DrawFn, width: int, keys: list[tuple[Part, ...]]) -> dict
 
 @dataclass(frozen=True)
 class Case:
-    """A scan of some documents.
+    """A scan of some entries.
 
     Attributes:
+        documents: entries; several may be of one document.
+        stretches: what is selected; None for the whole index.
+        several: whether they are given as `spans`.
+        moment: how the moment is named.
         share: entries that a slice is asked for at first, so that scans take several rounds.
+        examined: entries that a slice looks at in one go.
+        block: keys that are skipped or counted at once.
     """
 
     statement: str
     documents: list[Doc]
-    question: dict[str, Any]
+    stretches: list[dict[str, Any]]
+    several: bool
+    slices: list[int] | None
     reverse: bool
+    distinct: bool
     limit: int
+    offset: int
+    moment: str
     share: int
+    examined: int
+    block: int
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """The selection as a request has it."""
+        chosen: dict[str, Any] = (
+            {"spans": [SpanRequest(**one) for one in self.stretches]} if self.several else self.stretches[0]
+        )
+        return {**chosen, "slices": self.slices}
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, most: int = 40) -> Case:
     names = draw(st.sampled_from(KEYS))
     width = names.count(",") + 1
     slices = draw(st.integers(1, 5))
     statement = (
-        f"CREATE INDEX i ON users ({names}) {draw(st.sampled_from(PARTITIONS))} WITH (slices={slices})"
+        f"CREATE INDEX i ON users ({names}) INCLUDE (n) {draw(st.sampled_from(PARTITIONS))} "
+        f"WITH (slices={slices})"
     )
-    keys = draw(st.lists(st.tuples(*[parts] * width), max_size=40))
-    documents = [Doc(list(key), f"d{at:02}") for at, key in enumerate(keys)]
-    limit = draw(st.sampled_from([1, 2, 3, 5, 8, 12, 39, 40, 41]))
-    share = draw(st.sampled_from([1, 2, 5, 100]))
-    return Case(statement, documents, draw(questions(width, keys)), draw(st.booleans()), limit, share)
+    some_key = st.tuples(*[parts] * width)
+    if draw(st.booleans()):  # few different keys, with many entries each
+        some_key = st.sampled_from(draw(st.lists(some_key, min_size=1, max_size=4)))
+    keys = draw(st.lists(some_key, max_size=most))
+    # Some documents have two entries, under different keys.
+    documents: list[Doc] = []
+    for at, key in enumerate(keys):
+        docid = f"d{at // 2 if draw(st.integers(0, 3)) == 0 else at:02}"
+        if not any(doc.id == docid and compare_keys(doc.key, key) == 0 for doc in documents):
+            documents.append(Doc(list(key), docid, b'{"n":%d}' % at))
+    several = draw(st.booleans())
+    chosen = draw(st.lists(stretches(width, keys), max_size=4)) if several else [draw(stretches(width, keys))]
+    return Case(
+        statement,
+        documents,
+        chosen,
+        several,
+        draw(st.none() | st.lists(st.integers(0, slices - 1), min_size=1, max_size=3)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.sampled_from([1, 2, 3, 5, 8, 12, 39, 40, 41])),
+        draw(st.sampled_from([0, 0, 1, 2, 7, 38, 100])),
+        draw(st.sampled_from(["newest", "at_least", "session", "held", "tip"])),
+        draw(st.sampled_from([1, 2, 5, 100])),
+        draw(st.sampled_from([1, 3, 10, 1_000])),
+        draw(st.sampled_from([1, 4, 1_000])),
+    )
 
 
 async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def take_pages(
-    world: World, question: dict[str, Any], reverse: bool, limit: int
-) -> tuple[list[tuple[str, list[Part]]], set[int], int, int]:
-    """(rows over all pages, snapshots they came from, pages, count); the world moves on between pages."""
+@dataclass
+class Taken:
+    """What a scan of all its pages gave."""
+
+    rows: list[dict[str, Any]]
+    snapshots: set[int | None]
+    pages: int
+    count: int
+
+
+async def take_pages(world: World, case: Case) -> Taken:
+    """All pages and the count; the world moves on between pages, but for scans of the tip."""
     services = list(world.services().values())
-    width = len(world.index("i").definition.keys)
-    stable = {"reverse": reverse, "limit": limit, **question}
-    counted = json.loads((await services[0].count("i", CountRequest(**question), never)).body)["count"]
-    rows: list[tuple[str, list[Part]]] = []
-    snapshots: set[int] = set()
-    request, pages = ScanRequest(**stable), 0
+    moment: dict[str, Any] = {}
+    if case.moment == "tip":
+        moment["consistency"] = "tip"
+    elif case.moment == "at_least":
+        moment["at_least"] = {0: 1}
+    elif case.moment == "session":
+        answer = json.loads((await services[0].scan("i", ScanRequest(limit=1), never)).body)
+        moment["session"] = answer["session"]
+    elif case.moment == "held":
+        answer = json.loads((await services[0].hold("i", HoldRequest(), never)).body)
+        assert (answer["snapshot"], answer["slices"]) == (1, world.index("i").definition.slices)
+        moment["at"] = answer["at"]
+        commit_later(world)
+    question = {**case.question, **moment, "distinct": case.distinct}
+    counted = json.loads((await services[-1].count("i", CountRequest(**question), never)).body)["count"]
+    request = ScanRequest(**question, reverse=case.reverse, limit=case.limit, offset=case.offset)
+    taken = Taken([], set(), 0, counted)
     while True:
-        answer = json.loads((await services[pages % len(services)].scan("i", request, never)).body)
-        pages += 1
-        rows += [(row["id"], row["key"]) for row in answer["rows"]]
-        snapshots.add(answer["snapshot"])
+        service = services[taken.pages % len(services)]
+        answer = json.loads((await service.scan("i", request, never)).body)
+        taken.pages += 1
+        taken.rows += answer["rows"]
+        taken.snapshots.add(answer["snapshot"])
         if answer["page"] is None:
-            return rows, snapshots, pages, counted
+            return taken
         request = ScanRequest(page=answer["page"])
-        for _ in range(2):
-            number = max(world.stamps) + 1
-            world.commit(number, {"i": [Doc([number] * width, f"later{number}")]})
+        if case.moment != "tip":
+            commit_later(world)
 
 
-@settings(max_examples=200, deadline=None)
-@given(cases())
-def test_scans_give_what_a_naive_model_gives(case: Case) -> None:
-    documents, question, reverse, limit = case.documents, case.question, case.reverse, case.limit
-    world = World(case.statement, node_count=2)
-    world.commit(1, {"i": documents})
+def commit_later(world: World) -> None:
+    """Two newer snapshots with other entries: nobody keeps the older ones but those who lease them."""
+    width = len(world.index("i").definition.keys)
+    for _ in range(2):
+        number = max(world.stamps) + 1
+        world.commit(number, {"i": [Doc([number] * width, f"later{number}")]})
+
+
+def expected_of(case: Case, world: World) -> list[Doc]:
+    """The entries that the scan is to give, in order, before offset and limit."""
     definition = world.index("i").definition
     descending = [part.descending for part in definition.keys]
+    wanted = set(range(definition.slices)) if case.slices is None else set(case.slices)
 
     def in_order(one: Doc, other: Doc) -> int:
         return compare_keys(one.key, other.key, descending) or (one.id > other.id) - (one.id < other.id)
 
-    expected = [doc for doc in documents if is_selected(doc.key, question, descending)]
-    expected.sort(key=cmp_to_key(in_order), reverse=reverse)
-    with mock.patch("indexer.scan.gather._even_share", return_value=case.share):
-        rows, snapshots, pages, counted = asyncio.run(take_pages(world, question, reverse, limit))
+    expected = [
+        doc
+        for doc in case.documents
+        if any(is_selected(doc.key, one, descending) for one in case.stretches)
+        and slice_of(definition, doc) in wanted
+    ]
+    return sorted(expected, key=cmp_to_key(in_order), reverse=case.reverse)
 
-    assert [id_ for id_, _ in rows] == [doc.id for doc in expected]
-    # Numbers come back as they were written: 2.0 as 2.0, -0.0 as -0.0, large integers exactly.
-    assert [repr(key) for _, key in rows] == [repr(list(doc.key)) for doc in expected]
-    assert snapshots == {1}
-    assert pages == max(1, -(-len(expected) // limit))
-    assert counted == len(expected)
+
+def check(case: Case, world: World) -> None:
+    world.examined = case.examined
+    with (
+        mock.patch("indexer.scan.gather._even_share", return_value=case.share),
+        mock.patch("indexer.scan.gather.SKIP_BLOCK", case.block),
+        mock.patch("indexer.scan.gather.COUNT_BLOCK", case.block),
+    ):
+        taken = asyncio.run(take_pages(world, case))
+    expected = expected_of(case, world)
+    assert all(snapshot.readers == 0 for snapshot in world.held())
+    if case.distinct:
+        groups: list[list[Doc]] = []
+        for doc in expected:
+            if not groups or compare_keys(groups[-1][0].key, doc.key):
+                groups.append([])
+            groups[-1].append(doc)
+        assert taken.count == len(groups)
+        groups = groups[case.offset :]
+        assert len(taken.rows) == len(groups)
+        for row, group in zip(taken.rows, groups, strict=True):
+            # Of the ways in which equal numbers are written, one that there is.
+            assert repr(row) in {repr({"key": list(doc.key)}) for doc in group}
+        given = len(groups)
+    else:
+        assert taken.count == len(expected)
+        expected = expected[case.offset :]
+        assert [row["id"] for row in taken.rows] == [doc.id for doc in expected]
+        # Numbers come back as they were written: 2.0 as 2.0, -0.0 as -0.0, large integers exactly.
+        assert [repr(row["key"]) for row in taken.rows] == [repr(list(doc.key)) for doc in expected]
+        included = [json.loads(doc.include or b"{}") for doc in expected]
+        assert [row["include"] for row in taken.rows] == included
+        given = len(expected)
+    assert taken.snapshots == ({None} if case.moment == "tip" else {1})
+    assert taken.pages == max(1, -(-given // case.limit))
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_scans_give_what_a_naive_model_gives(case: Case) -> None:
+    world = World(case.statement, node_count=2)
+    world.commit(1, {"i": case.documents})
+    check(case, world)
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("memory", 60), ("lmdb", 40)])
+def test_scans_of_real_stores(kind: str, examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with closing(FoldWorker()) as folds:
+
+        @settings(max_examples=examples, deadline=None)
+        @given(cases(most=25))
+        def run(case: Case) -> None:
+            with stores(kind, tmp_path_factory.mktemp("stores"), folds) as keep:
+                world = World(case.statement, node_count=1)
+                world.keep = keep
+                world.commit(1, {"i": case.documents})
+                world.keep = FakeSnapshot
+                check(case, world)
+
+        run()
+
+
+# --- filters ----------------------------------------------------------------------------------------------
+
+CONDITIONS: dict[str, Callable[[Doc], bool]] = {
+    "n % 3 = 0": lambda doc: number_of(doc) % 3 == 0,
+    "n IN (1, 5, 8) OR id = 'd03'": lambda doc: number_of(doc) in (1, 5, 8) or doc.id == "d03",
+    "city = 'a'": lambda doc: bool(doc.key[0] == "a"),
+    "city > 1": lambda doc: type(doc.key[0]) in (int, float) and doc.key[0] > 1,
+    "city IS NULL": lambda doc: doc.key[0] is None,
+    "city LIKE 'a%' AND n < 20": lambda doc: (
+        str(doc.key[0])[:1] == "a" and isinstance(doc.key[0], str) and number_of(doc) < 20
+    ),
+    "n < 0": lambda doc: False,
+}
+
+
+def number_of(doc: Doc) -> int:
+    number: int = json.loads(doc.include or b"{}")["n"]
+    return number
+
+
+def condition_of(text: str) -> Predicate:
+    where = definition_of(f"CREATE INDEX x ON users (city) WHERE {text}").where
+    assert where is not None
+    return where
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.sampled_from(sorted(CONDITIONS)))
+def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None:
+    world = World(case.statement, node_count=2)
+    world.commit(1, {"i": case.documents})
+    world.examined = case.examined
+
+    async def read() -> tuple[list[tuple[bytes, bytes]], int]:
+        services = list(world.services().values())
+        shared = services[0].shared
+        request = CountRequest(**case.question)
+        index = await shared.ready_index("i", request, never)
+        selection = shared.selection(request, index, distinct=case.distinct)
+        selection = replace(selection, filter=condition_of(text))
+        apart = index.shape.partition_part is not None
+        counted = await shared.read(
+            index,
+            selection,
+            request,
+            {},
+            never,
+            lambda target: gathering.count(target, shared.nodes, apart=apart),
+        )
+        pages = await shared.open(
+            index, selection, request, {}, never, reverse=case.reverse, offset=case.offset
+        )
+        commit_later(world)
+        entries = []
+        while not pages.done:
+            page = await pages.next(case.limit)
+            assert len(page.entries) <= case.limit
+            assert pages.stamp.number == 1
+            entries += page.entries
+        assert any(len(one.leases) for one in world.held())
+        await pages.close()
+        return entries, counted.gathered.count
+
+    with (
+        mock.patch("indexer.scan.gather._even_share", return_value=case.share),
+        mock.patch("indexer.scan.gather.SKIP_BLOCK", case.block),
+        mock.patch("indexer.scan.gather.COUNT_BLOCK", case.block),
+    ):
+        entries, counted = asyncio.run(read())
+    expected = [doc for doc in expected_of(case, world) if CONDITIONS[text](doc)]
+    directions = world.index("i").definition.descending
+    keys = [doc.entry(directions)[0] for doc in expected]
+    if case.distinct:
+        ends = [len(encode_key(doc.key, directions)) for doc in expected]
+        keys = list(dict.fromkeys(key[:end] for key, end in zip(keys, ends, strict=True)))
+    assert [key for key, _ in entries] == keys[case.offset :]
+    assert counted == len(keys)
+    assert all(until <= now_ms() for one in world.held() for until in one.leases.values())

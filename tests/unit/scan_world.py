@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import xxhash
 
-from indexer.scan.local import LocalReader
+from indexer.scan.local import EXAMINED, LocalReader
 from indexer.scan.reading import (
     LeaseReply,
     LeaseRequest,
@@ -28,6 +30,9 @@ from indexer.scan.reading import (
     read_reply_decoder,
 )
 from indexer.scan.service import ScanService
+from indexer.store.fold_worker import Folder
+from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
+from indexer.store.memory import MemorySliceStore
 from indexer.view import Trouble
 from keytide.catalog import (
     Catalog,
@@ -46,6 +51,7 @@ from keytide.entry import pack_value
 from keytide.history import History
 from keytide.settings import ScanSettings
 from keytide.timestamp import Place, Timestamp
+from tests.store_kit import Version, lmdb_store, segments
 
 KEPT = 2
 KEYSPACE = "users"
@@ -141,6 +147,10 @@ class FakeSlice:
         """Lose all snapshots and leases."""
         self.snapshots.clear()
         self.tip = None
+
+
+Keep = Callable[[int, int, Timestamp, list[tuple[bytes, bytes]]], FakeSnapshot]
+"""(number, incarnation, timestamp, entries) -> the snapshot of a slice that holds them."""
 
 
 class FakeView:
@@ -265,6 +275,8 @@ class World:
         for view in self.views.values():
             view.urls = {name: f"http://127.0.0.1/{name}" for name in self.views}
         self.documents: dict[str, list[Doc]] = {}
+        self.keep: Keep = FakeSnapshot
+        self.examined = EXAMINED
         self.partitions = partitions
         self.record(ClusterRecord("c", SECRET, 0))
         self.record(KeyspaceRecord(KEYSPACE, "t", partitions, 1))
@@ -351,7 +363,7 @@ class World:
                     held = view.slices.get((record.id, slice_number))
                     if held is None or (node, slice_number) in left_out:
                         continue
-                    snapshot = FakeSnapshot(number, self.incarnation, timestamp, entries)
+                    snapshot = self.keep(number, self.incarnation, timestamp, entries)
                     held.add(snapshot, view.publications.get(record.id, -1))
             if publish:
                 self.publish(name, number)
@@ -380,7 +392,10 @@ class World:
     def services(self, settings: ScanSettings | None = None) -> dict[str, ScanService]:
         """An endpoint per node; call it on the event loop. `nodes` keeps what they ask each other."""
         settings = settings or ScanSettings.model_validate({})
-        readers = {name: LocalReader(view, settings.max_leases) for name, view in self.views.items()}
+        readers = {
+            name: LocalReader(view, settings.max_leases, examined=self.examined)
+            for name, view in self.views.items()
+        }
         self.nodes = {name: DirectNodes(name, readers) for name in self.views}
         return {
             name: ScanService(view, readers[name], self.nodes[name], settings)
@@ -397,9 +412,62 @@ def definition_of(statement: str) -> IndexDefinition:
 def sliced(definition: IndexDefinition, documents: Iterable[Doc]) -> list[list[tuple[bytes, bytes]]]:
     """The entries of each slice."""
     slices: list[list[tuple[bytes, bytes]]] = [[] for _ in range(definition.slices)]
-    part = definition.partition_part
     for document in documents:
-        routed_by = document.id.encode() if part is None else encode_part(document.key[part])
-        number = xxhash.xxh3_64_intdigest(routed_by) % definition.slices
-        slices[number].append(document.entry(definition.descending))
+        slices[slice_of(definition, document)].append(document.entry(definition.descending))
     return slices
+
+
+def slice_of(definition: IndexDefinition, document: Doc) -> int:
+    """The slice that an entry goes to."""
+    part = definition.partition_part
+    routed_by = document.id.encode() if part is None else encode_part(document.key[part])
+    return xxhash.xxh3_64_intdigest(routed_by) % definition.slices
+
+
+@contextmanager
+def stores(kind: str, folder: Path, folds: Folder) -> Iterator[Keep]:
+    """Snapshots of real stores for `World.keep`: `memory` or `lmdb`, closed at the end."""
+    opened: list[SliceStore] = []
+
+    def keep(number: int, incarnation: int, timestamp: Timestamp, entries: list[Row]) -> FakeSnapshot:
+        place = folder / str(len(opened))
+        store: SliceStore = MemorySliceStore(Applied()) if kind == "memory" else lmdb_store(place, folds)
+        opened.append(store)
+        of_document: dict[bytes, list[Row]] = {}
+        for key, value in entries:
+            docid = key[key.rindex(b"d") :]  # ids of the tests that use this are "d" and digits
+            of_document.setdefault(docid, []).append((key[: -len(docid)], value))
+        versions = [
+            Version(docid, 0, at, entries=tuple(rows)) for at, (docid, rows) in enumerate(of_document.items())
+        ]
+        for at, one in enumerate((versions[::2], versions[1::2])):
+            store.apply(segments(one), Applied(timestamp, number, queue_position=at))
+        return StoredSnapshot(number, incarnation, timestamp, entries, store.snapshot())
+
+    yield keep
+    for store in opened:
+        store.close()
+
+
+class StoredSnapshot(FakeSnapshot):
+    """Reads a real store's snapshot."""
+
+    def __init__(
+        self, number: int, incarnation: int, timestamp: Timestamp, entries: list[Row], stored: StoreSnapshot
+    ) -> None:
+        super().__init__(number, incarnation, timestamp, entries)
+        self.stored = stored
+
+    def rows(
+        self,
+        low: bytes,
+        high: bytes | None,
+        reverse: bool = False,
+        limit: int | None = None,
+        start_after: bytes | None = None,
+    ) -> Iterator[list[Row]]:
+        assert self.readers > 0, "read without holding it"
+        return self.stored.rows(low, high, reverse, limit, start_after)
+
+    def count(self, low: bytes, high: bytes | None) -> int:
+        return self.stored.count(low, high)
