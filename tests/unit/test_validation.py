@@ -9,6 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ import pytest
 import sqlalchemy as sql
 from pydantic import ValidationError
 
+from indexer.snapshots import SnapshotRing
+from indexer.store.fold_worker import FoldWorker
+from indexer.store.interface import Applied, Held, SliceStore, StoreDamagedError
+from indexer.store.memory import MemorySliceStore
+from indexer.store.memory_snapshot import MemorySnapshot, MemoryState
 from indexer.validation.asking import PrimaryThreads
 from indexer.validation.judging import (
     COLUMNS_DIFFER,
@@ -31,6 +37,8 @@ from indexer.validation.sql import SqlPrimary
 from keytide.settings import PrimarySettings, load_settings
 from keytide.timestamp import Timestamp
 from projector.core import KeyspacePlan, SourceBatch, project
+from tests.store_kit import Version, lmdb_store, segments, state
+from tests.store_kit import key as kit_key
 from tests.unit.scan_world import definition_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,6 +337,70 @@ def test_a_request_whose_time_is_over_asks_nothing_more(database: Database) -> N
     primary = database.primary(columns={"city": "city"})
     with pytest.raises(PrimaryUnreachableError):
         primary.documents([Asked(b"a")], ["city"], Timestamp(), 0.0)
+
+
+# --- versions in a store ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "memory"])
+def test_a_snapshot_tells_the_versions_of_its_own_moment(kind: str, tmp_path: Path) -> None:
+    """Of documents with entries here, from the base and from deltas; in a thread as tasks read them."""
+    worker = FoldWorker()
+    store: SliceStore = (
+        lmdb_store(tmp_path / "slice", worker) if kind == "lmdb" else MemorySliceStore(Applied())
+    )
+    ring = SnapshotRing(8)
+    one = (kit_key("a"), b"")
+    try:
+        ids = [b"d%d" % at for at in range(300)]
+        store.apply(
+            segments([Version(id_, at % 3, at, entries=(one,)) for at, id_ in enumerate(ids)]),
+            state(1, p0=300, p1=300, p2=300),
+        )
+        ring.add(store.snapshot(), 1, 0)
+        assert store.start_fold()
+        assert store.finish_fold(30.0) is not None
+        changed = [Version(b"d0", 0, 300, entries=(one, (kit_key("b"), b""))), Version(b"d3", 0, 301)]
+        store.apply(segments(changed), state(2, p0=302, p1=300, p2=300))
+        store.apply(segments([Version(b"d1", 0, 303)]), state(3, p0=304, p1=300, p2=300))  # two partitions
+        ring.add(store.snapshot(), 3, 0)
+        told = {}
+        for number in (1, 3):
+            reading = ring.acquire(number)
+            assert reading is not None
+            with ThreadPoolExecutor(1) as threads:
+                told[number] = threads.submit(reading.versions, [*ids, b"nobody"]).result(30)
+            reading.release()
+        before: list[tuple[int, int] | None] = [(at % 3, at) for at in range(300)]
+        assert told[1] == [*before, None]
+        now = before.copy()
+        now[0], now[3] = (0, 300), None
+        assert told[3][0] == (0, 300)
+        assert [told[3][at] for at in range(300) if at != 1] == [now[at] for at in range(300) if at != 1]
+        held = store.snapshot()
+        back = held.back(b"d1")
+        held.close()
+        assert told[3][1] == (None if back is None or not back.keys else (back.partition, back.offset))
+    finally:
+        ring.close()
+        store.close()
+        worker.close()
+
+
+def test_a_damaged_back_index_takes_its_slice_out_of_service() -> None:
+    class Damaged(MemorySnapshot):
+        def back(self, docid: bytes) -> Held | None:
+            raise StoreDamagedError("a back index row is no record")
+
+    ring = SnapshotRing(2)
+    ring.add(Damaged(MemoryState(Applied())), 1, 0)
+    reading = ring.acquire(1)
+    assert reading is not None
+    with pytest.raises(StoreDamagedError):
+        reading.versions([b"a"])
+    reading.release()
+    assert ring.damage == "a back index row is no record"
+    assert ring.acquire(1) is None
 
 
 # --- settings ---------------------------------------------------------------------------------------------
