@@ -4,7 +4,6 @@ said."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from keytide.cli.admin import Admin, find_url
 from keytide.cli.gateway import gateway
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.cli.scan import scan
+from keytide.cli.sql import sql
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
@@ -38,6 +38,7 @@ app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
 local.add_to(app)
+app.command()(sql)
 app.command()(scan)
 app.command()(gateway)
 
@@ -89,73 +90,6 @@ def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool)
             print_json(document)
         else:
             facts(title, document)
-
-
-@app.command()
-def sql(
-    statement: Annotated[str | None, typer.Argument(help="a statement; without it, a prompt")] = None,
-    wait: Annotated[bool, typer.Option(help="wait for a build that the statement starts")] = True,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
-    """Run CREATE INDEX, DROP INDEX or BUILD INDEX."""
-
-    def run(text: str) -> None:
-        with friendly_errors(as_json), _admin(url, data_dir) as admin:
-            answer = admin.call("POST", "/v1/statements", {"statement": text})
-            if wait and answer.get("build"):
-                answer["build_state"] = admin.wait_for_build(_build_id(answer["build"]), quiet=as_json)[
-                    "state"
-                ]
-            if as_json:
-                print_json(answer)
-            else:
-                facts("", answer)
-
-    if statement is not None:
-        run(statement)
-        return
-    _prompt(run)
-
-
-def _build_id(build: Any) -> str:
-    return str(build["id"] if isinstance(build, dict) else build)
-
-
-def _prompt(run: Callable[[str], None]) -> None:
-    """Read statements that end in a semicolon; history in ~/.keytide_history."""
-    history = Path.home() / ".keytide_history"
-    try:
-        import readline
-
-        if history.exists():
-            readline.read_history_file(history)
-    except ImportError:
-        readline = None  # type: ignore[assignment]
-    out.print("Statements end with a semicolon; Ctrl-D ends.")
-    pending: list[str] = []
-    while True:
-        try:
-            pending.append(input("keytide> " if not pending else "     ...> "))
-        except EOFError:
-            break
-        except KeyboardInterrupt:
-            pending.clear()
-            out.print()
-            continue
-        text = "\n".join(pending).strip()
-        if not text.rstrip(";").strip():
-            pending.clear()
-        elif text.endswith(";"):
-            pending.clear()
-            try:
-                run(text.rstrip(";"))
-            except typer.Exit:
-                pass
-    if readline is not None:
-        readline.write_history_file(history)
-    out.print()
 
 
 @index_app.command("list")

@@ -22,7 +22,7 @@ from keytide.query.choose import NoIndexError, choose, described
 from keytide.query.expressions import Aggregate, column_name
 from keytide.query.normal import is_constant
 from keytide.query.plan import Candidate, Plan, Refusal, plan_on
-from keytide.query.select import Ordering, Output, Select, is_query
+from keytide.query.select import Ordering, Output, Select
 from keytide.query.statement import parse_query
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "column_name",
     "described",
     "is_constant",
-    "is_query",
     "parse_query",
     "plan_on",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from keytide.definition.expression import Comparison, Expression, Node, Predicate, Unnest, walk
@@ -69,9 +67,3 @@ class Select(msgspec.Struct, frozen=True):
     def nodes(self) -> list[Node]:
         """Everything that it says of documents, but for `member`."""
         return [*self.values, *([self.where] if self.where is not None else [])]
-
-
-def is_query(text: str) -> bool:
-    """Whether a statement is one that nodes answer: its first word says so."""
-    word = re.match(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()*([A-Za-z]*)", text, re.DOTALL)
-    return word is not None and word[1].upper() in ("SELECT", "EXPLAIN")

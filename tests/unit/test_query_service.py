@@ -95,7 +95,7 @@ def test_pages_together_are_the_rows_of_one_snapshot(size: int, limit: int | Non
         text = f"SELECT id FROM users WHERE city > 'A' AND name <> 'n5' ORDER BY city{way}, age{way}"
         text += "" if limit is None else f" LIMIT {limit} OFFSET 2"
         people = [one for one in PEOPLE if int(one.id[1:]) % 10 != 4]
-        expected = [one.id for one in sorted(people, key=lambda one: tuple(one.key), reverse=bool(way))]  # type: ignore[arg-type]
+        expected = [one.id for one in sorted(people, key=lambda one: tuple(one.key), reverse=bool(way))]
         if limit is not None:
             expected = expected[2 : 2 + limit]
         answer = await ask(text, limit=size)

@@ -1,0 +1,256 @@
+"""`keytide sql`: statements and queries, one from the command line or many from a prompt.
+
+CREATE, DROP and BUILD INDEX go to the coordinator; SELECT and EXPLAIN to an indexer node. All queries of a
+prompt share a session: none sees an older snapshot than the one before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.output import facts, friendly_errors, out, print_json, table
+from keytide.client import Client
+
+DEFAULT_ROWS: Final = 1_000
+"""Rows of a table, unless asked otherwise."""
+HISTORY_LINES: Final = 1_000
+"""Lines that a prompt's history keeps."""
+QUERIES: Final = ("SELECT", "EXPLAIN")
+"""What indexer nodes answer."""
+_FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|;)*([A-Za-z]*)", re.DOTALL)
+
+
+def sql(
+    statement: Annotated[str | None, typer.Argument(help="a statement; without it, a prompt")] = None,
+    wait: Annotated[bool, typer.Option(help="wait for a build that the statement starts")] = True,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=0, help=f"rows of a SELECT at most ({DEFAULT_ROWS} in a table, all in JSON)"),
+    ] = None,
+    tip: Annotated[
+        bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")
+    ] = False,
+    at_least: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
+    ] = None,
+    node: Annotated[str | None, typer.Option(help="scan endpoint for queries; any, without it")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
+    ] = Path("keytide-data"),
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Run SELECT, EXPLAIN SELECT, CREATE INDEX, DROP INDEX or BUILD INDEX."""
+    moment: dict[str, Any] = {"consistency": "tip"} if tip else {}
+    if at_least is not None:
+        try:
+            moment["at_least"] = json.loads(at_least)
+        except ValueError as error:
+            raise typer.BadParameter(f"no JSON: {error}", param_hint="--at-least") from error
+    runner = _Runner(url, data_dir, node, moment, rows, wait, as_json)
+    try:
+        if statement is not None:
+            runner.run(statement)
+        else:
+            _prompt(runner.run)
+    finally:
+        runner.close()
+
+
+def first_word(text: str) -> str:
+    """The word that a statement begins with, in capitals; spaces and comments may stand before it."""
+    found = _FIRST_WORD.match(text)
+    return found[1].upper() if found else ""
+
+
+class _Runner:
+    """Runs statements, one after the other, in one session.
+
+    Args:
+        moment: from which moment queries are to be answered.
+        rows: how many rows of a query are shown at most; None for the default.
+        wait: whether to wait for builds.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        data_dir: Path,
+        node: str | None,
+        moment: dict[str, Any],
+        rows: int | None,
+        wait: bool,
+        as_json: bool,
+    ) -> None:
+        self._url = url
+        self._data_dir = data_dir
+        self._node = node
+        self._moment = moment
+        self._rows = rows
+        self._wait = wait
+        self._as_json = as_json
+        self._client: Client | None = None
+
+    def run(self, text: str) -> None:
+        """Run a statement, and print what comes of it.
+
+        Raises:
+            typer.Exit: it failed, which was printed.
+        """
+        with friendly_errors(self._as_json):
+            if first_word(text) in QUERIES:
+                self._query(text)
+            else:
+                self._statement(text)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _admin(self) -> Admin:
+        return Admin(find_url(self._url, self._data_dir))
+
+    def _statement(self, text: str) -> None:
+        with self._admin() as admin:
+            answer = admin.call("POST", "/v1/statements", {"statement": text})
+            build = answer.get("build")
+            if self._wait and build:
+                name = str(build["id"] if isinstance(build, dict) else build)
+                answer["build_state"] = admin.wait_for_build(name, quiet=self._as_json)["state"]
+        if self._as_json:
+            print_json(answer)
+        else:
+            facts("", answer)
+
+    def _query(self, text: str) -> None:
+        client = self._reader()
+        if first_word(text) == "EXPLAIN":
+            plan = client.explain(text, **self._moment)
+            if self._as_json:
+                print_json(plan)
+            else:
+                show_plan(plan)
+            return
+        query = client.query(text, **self._moment)
+        columns = query.columns
+        if self._as_json:
+            rows = list(itertools.islice(query, self._rows))
+            print_json(
+                {
+                    "columns": columns,
+                    "rows": rows,
+                    "index": query.index,
+                    "snapshot": query.snapshot,
+                    "session": query.session,
+                    "staleness_ms": query.staleness_ms,
+                }
+            )
+            return
+        most = DEFAULT_ROWS if self._rows is None else self._rows
+        rows = list(itertools.islice(query, most + 1))
+        at = "the tip" if query.snapshot is None else f"snapshot {query.snapshot}"
+        table("", columns, [[_shown(value) for value in row] for row in rows[:most]])
+        count = f"{min(len(rows), most):,} row{'' if len(rows) == 1 else 's'}"
+        out.print(f"{count} from {query.index} at {at}", style="dim", highlight=False)
+        if len(rows) > most:
+            out.print("there are more rows: raise --rows, or add a LIMIT", style="dim")
+
+    def _reader(self) -> Client:
+        """A client of some node, the same one from query to query."""
+        if self._client is None:
+            node = self._node
+            if node is None:
+                with self._admin() as admin:
+                    node = admin.node_url()
+            self._client = Client(node, token=api_token())
+        return self._client
+
+
+def _shown(value: Any) -> object:
+    """A value in a table: numbers as they are, so that they stand to the right."""
+    if isinstance(value, bool) or value is None or isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return value
+
+
+def show_plan(plan: dict[str, Any]) -> None:
+    """A plan as people read it."""
+    asked, whole = plan["slices_asked"], plan["slices_of_index"]
+    estimate = plan["estimate"]
+    known = "an unknown number" if estimate["assumed"] else f"{estimate['entries_of_index']:,}"
+    lines: dict[str, Any] = {
+        "index": plan["index"] + (" (backwards)" if plan["reverse"] else ""),
+        "spans": "\n".join(plan["spans"]) or "none: nothing can satisfy the condition",
+        "slices": f"{len(asked)} of {whole}"
+        + (f": {', '.join(map(str, asked))}" if len(asked) < whole else ""),
+        "pushed down": ", ".join(plan["pushed_down"]) or "nothing",
+    }
+    if plan["residual"]:
+        lines["filter"] = plan["residual"]
+    if plan["group_by"]:
+        lines["group by"] = ", ".join(plan["group_by"])
+    if plan["aggregates"]:
+        lines["aggregates"] = ", ".join(plan["aggregates"])
+    if plan["sorted_by"]:
+        lines["sorted by"] = f"{', '.join(plan['sorted_by'])} (by the node that answers)"
+    if plan["limit"] is not None or plan["offset"]:
+        limit = "" if plan["limit"] is None else f"LIMIT {plan['limit']} "
+        lines["rows"] = f"{limit}OFFSET {plan['offset']}" if plan["offset"] else limit.strip()
+    lines["estimate"] = f"{estimate['entries_read']:,} entries of {known}"
+    facts("", lines)
+    others = plan["other_indexes"]
+    if others:
+        table("Other indexes", ("index", "why not"), [[name, others[name]] for name in sorted(others)])
+
+
+def _prompt(run: Callable[[str], None]) -> None:
+    """Read statements that end in a semicolon; history in ~/.keytide_history. Ctrl-C gives up what is being
+    written, or run."""
+    history = Path.home() / ".keytide_history"
+    try:
+        import readline
+
+        readline.set_history_length(HISTORY_LINES)
+        if history.exists():
+            readline.read_history_file(history)
+    except (ImportError, OSError):
+        readline = None  # type: ignore[assignment]
+    out.print("Statements end with a semicolon; Ctrl-D ends.")
+    pending: list[str] = []
+    try:
+        while True:
+            try:
+                pending.append(input("keytide> " if not pending else "     ...> "))
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                pending.clear()
+                out.print()
+                continue
+            text = "\n".join(pending).strip()
+            if not text.rstrip(";").strip():
+                pending.clear()
+            elif text.endswith(";"):
+                pending.clear()
+                try:
+                    run(text.rstrip(";"))
+                except typer.Exit:
+                    pass
+    finally:
+        if readline is not None:
+            try:
+                readline.write_history_file(history)
+            except OSError:
+                pass  # a home that cannot be written to: the prompt works without history
+    out.print()
