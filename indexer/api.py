@@ -20,7 +20,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from indexer.scan import query_routes, routes, streaming_routes
+from indexer.scan import aggregate_routes, query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
 from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, Endpoint, Handler, message_of
 from indexer.scan.metrics import ScanMetrics
@@ -28,16 +28,12 @@ from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
 from indexer.scan.reading import encoder, lease_decoder, read_decoder
 from indexer.view import NodeView
-from keytide.errors import NotServedYetError
 from keytide.settings import Settings
 
 __all__ = ["MAX_BODY_BYTES", "create_app"]
 
 _MESSAGE: Final = "application/msgpack"
 _SCAN: Final = "/scan"
-
-_TO_COME: Final = (("POST", "/v1/indexes/{name}/aggregate", "count, or fetch the rows and aggregate them"),)
-"""What the contract has and a later release brings, and what to do until then."""
 
 
 class FastWay:
@@ -105,8 +101,8 @@ def create_app(
     ways[_SCAN] = routes.add_routes(app, endpoint)
     streaming_routes.add_routes(app, endpoint)
     query_routes.add_routes(app, endpoint)
+    aggregate_routes.add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)
-    _add_to_come(app, endpoint)
     _add_schemas(app)
 
     @app.get(
@@ -151,19 +147,6 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     app.add_api_route(READ_PATH, read, methods=["POST"], include_in_schema=False)
     app.add_api_route(LEASE_PATH, lease, methods=["POST"], include_in_schema=False)
     return read
-
-
-def _add_to_come(app: FastAPI, endpoint: Endpoint) -> None:
-    for method, path, step in _TO_COME:
-        app.add_api_route(path, _refusal(endpoint, path, step), methods=[method], tags=["not there yet"])
-
-
-def _refusal(endpoint: Endpoint, path: str, next_step: str) -> Handler:
-    async def refuse(request: Request) -> Response:
-        await endpoint.allow(request)
-        raise NotServedYetError(f"{path} is not there yet", next_step=next_step)
-
-    return refuse
 
 
 def _add_schemas(app: FastAPI) -> None:

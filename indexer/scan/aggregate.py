@@ -46,6 +46,8 @@ from keytide.errors import CallerError, RetryableError
 CALL_ENTRIES: Final = 200_000
 """Entries that a node looks at in one call, over its slices: some hundred milliseconds. Not a setting: a
 request's `timeout_ms` bounds the whole, this only how it is divided."""
+LEASE_MS: Final = 10_000
+"""How long slices that are not finished keep the snapshot for the next call, which comes at once."""
 _INLINE_BYTES: Final = 16_384
 """Partial aggregates up to this size are put together on the event loop: about 2 ms."""
 
@@ -178,7 +180,13 @@ async def aggregate(
                 "are more",
                 next_step="allow more with timeout_ms, or aggregate narrower spans",
             )
-        now = replace(target, nodes=pending, timeout_s=left, in_use=target.in_use or bool(after))
+        now = replace(
+            target,
+            nodes=pending,
+            timeout_s=left,
+            lease_ms=target.lease_ms or LEASE_MS,
+            in_use=target.in_use or bool(after),
+        )
         share = CALL_ENTRIES // max(map(len, now.by_node().values()))
         body = encode_arguments(Arguments(written, wanted.reverse, enough, max_groups, max(1, share), after))
         found = await ask_task(now, nodes, TASK, body, result)
@@ -286,8 +294,7 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
             threads=shared.local.threads,
         )
 
-    lease_ms = shared.settings.first_lease_s * 1000
-    agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work, lease_ms)
+    agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
     found, more = rows(agreed.gathered, plan, wanted)
     body: dict[str, Any] = {
         "groups": [_shown(row, plan) for row in found],

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from indexer.scan.aggregate_sums import Accumulator, Wants
 from keytide.collation import Json, Value, decode_key, skip_key
-from keytide.collation.layout import INVERTED, TAG_NEGATIVE, TAG_NULL, TAG_NUMBER
+from keytide.collation.layout import INVERTED, STRING_END, TAG_NEGATIVE, TAG_NULL, TAG_NUMBER, TAG_STRING
 from keytide.definition.binding import Evaluate, Needs
 from keytide.entry import pack_value, unpack_value
 
@@ -122,9 +122,7 @@ class ExpressionColumn(Column):
         self._evaluate = evaluate
 
     def add(self, stretch: Stretch, to: Accumulator) -> None:
-        evaluate, add = self._evaluate, to.add
-        for entry, read in zip(stretch.keys, stretch.read, strict=True):
-            add(evaluate(*read), entry)
+        to.add_values([self._evaluate(*read) for read in stretch.read], stretch.keys)
 
 
 class KeyColumn(Column):
@@ -153,7 +151,7 @@ class KeyColumn(Column):
             end = at + NUMBER_BYTES
             words = [key[at:end] for key in keys]
         else:
-            places = [skip_key(key, self._ordinal, self._descending) for key in keys]
+            places = self._places(keys)
             words = [key[at : at + NUMBER_BYTES] for key, at in zip(keys, places, strict=True)]
         table = self._table(words)
         present = table[:, 0] > TAG_NULL
@@ -162,6 +160,14 @@ class KeyColumn(Column):
             self._ends(stretch, present, to)
         if self._wants.distinct or (self._wants.extremes and not in_order):
             self._codes(stretch, present, to)
+
+    def _places(self, keys: Sequence[bytes]) -> list[int]:
+        """Where the part begins in each key."""
+        # Behind one string is the usual place. Keys are in order: if the first and the last begin with a
+        # string, all do.
+        if self._ordinal == 1 and not self._descending and keys[0][0] == keys[-1][0] == TAG_STRING:
+            return [key.index(STRING_END, 1) + 2 for key in keys]
+        return [skip_key(key, self._ordinal, self._descending) for key in keys]
 
     def _table(self, words: list[bytes]) -> npt.NDArray[np.uint8]:
         """The beginnings of the part's code words as rows of ten bytes, ascending."""
@@ -189,7 +195,7 @@ class KeyColumn(Column):
         negative = tags == TAG_NEGATIVE
         number = negative | (tags == TAG_NUMBER)
         to.count_only(int(np.count_nonzero(present & ~number)))
-        body = np.ascontiguousarray(table[:, 1:9])
+        body = table[:, 1:9].copy()
         if negative.any():
             body[negative] = ~body[negative]
         doubles = body.view(">f8").ravel().astype(np.float64)

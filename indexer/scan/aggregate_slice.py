@@ -254,7 +254,7 @@ class SliceAggregate:
     def _add_scattered(self, stretch: Stretch) -> bool:
         places: dict[bytes, list[int]] = {}
         if len(self._plain_parts) == len(self._parts):
-            words = map(self._word, stretch.keys)
+            words: Iterable[bytes] = map(self._word, stretch.keys)
         else:
             words = (encode_key([value(*read) for value in self._values]) for read in stretch.read)
         for at, word in enumerate(words):

@@ -16,6 +16,7 @@ differently (5 and 5.0) the minimum is that of the first entry in key order, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -134,6 +135,22 @@ class Accumulator:
                 self.distinct.add(code)
             if self._wants.extremes:
                 self.stretch(code, entry, value)
+
+    def add_values(self, values: Sequence[Value], entries: Sequence[bytes]) -> None:
+        """Add the values of several entries."""
+        if self._wants.extremes or self._wants.distinct:
+            for value, entry in zip(values, entries, strict=True):
+                self.add(value, entry)
+            return
+        self.count += sum(value is not None and value is not MISSING for value in values)
+        if self._wants.sums:
+            integers = [value for value in values if type(value) is int]
+            floats = [value for value in values if type(value) is float]
+            self.numbers += len(integers) + len(floats)
+            self._whole += sum(integers)
+            self.floated |= bool(floats)
+            for start in range(0, len(floats), _EXACT_BLOCK):
+                self._parts += _exact_sum(np.array(floats[start : start + _EXACT_BLOCK]))
 
     def stretch(self, code: bytes, entry: bytes, value: Value) -> None:
         """Let a value be the least or greatest if it is."""

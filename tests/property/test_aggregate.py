@@ -61,9 +61,11 @@ def questions(draw: st.DrawFn, width: int, keys: list[tuple[Any, ...]]) -> dict[
     """Bounds are mostly the leading parts of keys that are there."""
 
     def bound(longest: int = width) -> list[Any]:
-        if keys and draw(st.booleans()):
-            key = draw(st.sampled_from(keys))
-            return list(key[: draw(st.integers(0, longest))])
+        there: bool = draw(st.booleans())
+        if keys and there:
+            key: tuple[Any, ...] = draw(st.sampled_from(keys))
+            length: int = draw(st.integers(0, longest))
+            return list(key[:length])
         return draw(st.lists(parts.filter(lambda part: part is not MISSING), max_size=longest))
 
     kind = draw(st.sampled_from(["all", "all", "equals", "prefix", "low", "high", "range"]))
@@ -351,7 +353,7 @@ def test_sums_are_exact_in_any_order_and_division(numbers: list[int | float], da
         for number in shuffled[begin:end]:
             one.add(number, b"")
         total.merge(Accumulator.unpack(one.pack(), wants) if data.draw(st.booleans()) else one)
-    exact = sum(map(Fraction, numbers))
+    exact: Any = sum(map(Fraction, numbers))
     floats = any(isinstance(number, float) for number in numbers)
     for found, wanted in ((total.total, exact), (total.mean, exact / len(numbers) if numbers else None)):
         if wanted is None or not numbers:

@@ -441,14 +441,6 @@ def test_the_openapi_page_shows_what_is_checked(endpoint: Endpoint) -> None:
     assert endpoint.get("/docs").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/v1/indexes/by_city/aggregate"), ("GET", "/v1/indexes/by_city/tail")],
-)
-def test_what_is_to_come_is_refused_by_name(endpoint: Endpoint, method: str, path: str) -> None:
-    assert problem(endpoint.request(method, path), 501, "not-there-yet")["next_step"]
-
-
 # --- tokens -----------------------------------------------------------------------------------------------
 
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
