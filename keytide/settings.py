@@ -227,7 +227,7 @@ class ScanSettings(_Section):
     stream_stall_s: float = Field(
         30.0,
         gt=0,
-        description="how long a reader of a stream or tail may take nothing (64 KiB) before it is let go: its "
+        description="how long a reader of a stream or tail may take nothing (256 KiB) before it is let go: its "
         "snapshot keeps disk from being reused",
     )
     max_tails: int = Field(

@@ -74,10 +74,10 @@ def read_block(work: SliceWork) -> bytes:
     wanted = _decode_wanted(work.request.body)
     request = work.request
     block = _picked(work) if request.filter or request.distinct else _plain(work, wanted.bytes)
+    if not wanted.include:
+        block.values = [without_columns(value) for value in block.values]
     if not any(block.values):
         block.values = []
-    elif not wanted.include:
-        block.values = [without_columns(value) for value in block.values]
     compare = operator.gt if request.reverse else operator.lt
     if not all(map(compare, block.keys, block.keys[1:])):
         raise StoreDamagedError("entries are out of order")
@@ -91,10 +91,14 @@ def _plain(work: SliceWork, most: int) -> Block:
     size = 0
     for low, high in stretches(request, work.after):
         for rows in work.snapshot.rows(low, high, request.reverse, request.limit - len(block.keys)):
-            keys, values = [key for key, _ in rows], [value for _, value in rows]
-            size += sum(map(len, keys)) + sum(map(len, values))
+            keys = [key for key, _ in rows]
+            values = [value for _, value in rows]
+            size += sum(map(len, keys))
+            if any(values) or block.values:
+                block.values = block.values or [b""] * len(block.keys)
+                block.values += values
+                size += sum(map(len, values))
             block.keys += keys
-            block.values += values
             if len(block.keys) >= request.limit or size >= most:
                 block.more, block.reached = True, block.keys[-1]
                 block.examined = len(block.keys)

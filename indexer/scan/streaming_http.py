@@ -28,7 +28,7 @@ from indexer.scan.streaming import Stream
 
 log = logging.getLogger(__name__)
 
-PIECE: Final = 1 << 16
+PIECE: Final = 1 << 18
 """Bytes that are sent at once: what a reader must take within the time after which it is let go."""
 
 ResultT = TypeVar("ResultT")
