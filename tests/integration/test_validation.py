@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import sqlalchemy as sql
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from deploy.cluster import LocalCluster
 from deploy.kafka import EmbeddedKafka
 from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
 from indexer.validation.sql import SqlPrimary
@@ -22,6 +25,7 @@ from keytide.settings import PrimarySettings, load_settings
 from keytide.timestamp import Timestamp
 from tests.integration.conftest import TopicFactory
 from tests.integration.postgres import PASSWORD, Postgres
+from tests.integration.world import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -329,3 +333,120 @@ def test_a_topic_or_a_broker_that_is_not_there_is_unreachable(kafka: EmbeddedKaf
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1"}, primary={"t": {"kind": "topic"}})
     with pytest.raises(PrimaryUnreachableError):
         TopicPrimary("t", settings).documents([Asked(b"a", 0, 0)], (), NOW, 0.5)
+
+
+# --- through a cluster ------------------------------------------------------------------------------------
+
+PEOPLE = "people"
+EVENTS = "events"
+COUNT = 300
+
+
+@pytest.fixture(scope="module")
+def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two nodes: the documents of one keyspace lie in the database, those of the other in its topic."""
+    primaries = {
+        PEOPLE: {"kind": "sql", "url": server.url, "table": "members", "columns": {"city": "town"}},
+        EVENTS: {"kind": "topic"},
+    }
+    settings = {
+        "KEYTIDE_PRIMARY": json.dumps(primaries),
+        "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+        "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    }
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=settings) as cluster:
+        world = World(cluster)
+        yield world
+        world.close()
+
+
+def produce(world: World, topic: str, documents: Mapping[str, Any]) -> dict[str, int]:
+    """Write documents (None deletes); what a scan must include to see them."""
+    producer = Producer({"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"})
+    for id_, document in documents.items():
+        producer.produce(topic, None if document is None else json.dumps(document), id_)
+    assert producer.flush(30) == 0
+    return {str(partition): offset for partition, offset in world.ends(topic).items()}
+
+
+def validated(
+    world: World, index: str, node: int = 0, **demands: Any
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """(id -> key and verdict, what is said of the page)."""
+    with world.client(node) as client:
+        page = client.page(index, validate=True, limit=COUNT, timeout_ms=60_000, **demands)
+    assert page.validation is not None
+    return {row.id: f"{row.key[0]} {row.reason or 'valid'}" for row in page.rows}, page.validation
+
+
+def build(world: World, index: str, statement: str) -> None:
+    world.sql(f"CREATE INDEX {index} ON {statement} WITH (slices=4, defer_build=true)")
+    world.wait_ready(world.build(index))
+
+
+@pytest.mark.spark
+def test_rows_follow_the_database_before_the_index_hears_of_it(world: World, base: Base) -> None:
+    world.make_topic(PEOPLE)
+    people = {f"p{at:03}": {"city": f"c{at % 9}"} for at in range(COUNT)}
+    base.run("CREATE TABLE members (id text PRIMARY KEY, town text)")
+    with base.engine.begin() as connection:
+        rows = [{"id": id_, "town": one["city"]} for id_, one in people.items()]
+        connection.execute(sql.text("INSERT INTO members VALUES (:id, :town)"), rows)
+    ends = produce(world, PEOPLE, people)
+    build(world, "people_city", "people (city)")
+    all_valid = {id_: f"{one['city']} valid" for id_, one in people.items()}
+    for node in (0, 1):
+        rows_told, told = validated(world, "people_city", node, at_least=ends)
+        assert rows_told == all_valid
+        assert (told["valid"], told["stale"], told["unknown"]) == (COUNT, 0, {})
+
+    base.run("UPDATE members SET town = 'new' WHERE id = 'p001'", "DELETE FROM members WHERE id = 'p002'")
+    expected = {id_: told for id_, told in all_valid.items() if id_ not in ("p001", "p002")}
+    rows_told, told = validated(world, "people_city", 1)
+    assert rows_told == expected
+    assert told["stale"] == 2
+    with world.client() as client:
+        assert len(list(client.scan("people_city"))) == COUNT, "the index hears of it by its topic only"
+
+    ends = produce(world, PEOPLE, {"p001": {"city": "new"}, "p002": None})
+    rows_told, told = validated(world, "people_city", at_least=ends)
+    assert rows_told == {**expected, "p001": "new valid"}
+    assert told["stale"] == 0
+
+    base.server.stop()
+    try:
+        rows_told, told = validated(world, "people_city")
+        assert set(rows_told.values()) == {
+            f"{one['city']} primary-unreachable" for id_, one in people.items() if id_ != "p001"
+        } | {"new primary-unreachable"}
+        assert PASSWORD not in json.dumps(told)
+    finally:
+        base.server.start()
+    assert validated(world, "people_city")[0] == {**expected, "p001": "new valid"}
+
+
+@pytest.mark.spark
+def test_rows_follow_the_topic_while_the_projector_stands_still(world: World) -> None:
+    world.make_topic(EVENTS)
+    events = {f"e{at:03}": {"at": at} for at in range(COUNT)}
+    ends = produce(world, EVENTS, events)
+    build(world, "events_at", "events (at)")
+    all_valid = {id_: f"{one['at']} valid" for id_, one in events.items()}
+    rows, told = validated(world, "events_at", at_least=ends)
+    assert rows == all_valid
+    assert told["stale"] == 0
+    projectors = world.processes("projector")
+    assert projectors
+    for process in projectors:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        ends = produce(world, EVENTS, {"e001": {"at": -1}, "e002": None, "e003": {"at": 3, "more": 1}})
+        rows, told = validated(world, "events_at", 1)
+        assert rows == {id_: told for id_, told in all_valid.items() if id_ not in ("e001", "e002")}
+        assert told["stale"] == 2
+    finally:
+        for process in projectors:
+            os.kill(process.pid, signal.SIGCONT)
+    rows, told = validated(world, "events_at", at_least=ends)
+    assert rows == {id_: told for id_, told in all_valid.items() if id_ != "e002"} | {"e001": "-1 valid"}
+    assert told["stale"] == 0
