@@ -261,7 +261,15 @@ class SimProjector:
             end = world.kafka.source.logs[key.partition].end
             fresh_at = life.fresh_at.get(key.partition, 0)
             lines.append(
-                PartitionProgress(key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version)
+                PartitionProgress(
+                    key.partition,
+                    state.acked,
+                    state.acked_epoch,
+                    end,
+                    fresh_at,
+                    state.version,
+                    state.acked_tail,
+                )
             )
         places = [(line.acked, line.version) for line in lines]
         if places and (beat or places != life.told):
@@ -415,8 +423,9 @@ class SimProjector:
                 world.clock.after(delay, lambda: self._check(life, key))
             case events.Locate(key):
                 world.clock.after(delay, lambda: self._locate(life, key))
-            case events.Commit():
-                world.clock.after(delay, lambda: self._commit(life, instruction))
+            case events.Commit(key):
+                generation = life.generations.get(key.partition, -1)
+                world.clock.after(delay, lambda: self._commit(life, instruction, generation))
             case events.Rewound():
                 world.seen["rewound"] += 1
 
@@ -427,21 +436,24 @@ class SimProjector:
             self._take_over(life, key.partition)
 
     def _locate(self, life: Life, key: Key) -> None:
-        kafka = self.world.kafka
-        log = kafka.source.logs[key.partition]
-        has_commit = kafka.committed[key.partition].offset is not None
+        state = life.tracker.partitions.get(key)
+        if state is None:
+            return
+        log = self.world.kafka.source.logs[key.partition]
+        has_commit = state.committed >= 0
         found = first_place(key, log.history(), life.reader.catalog, has_commit=has_commit)
         self.handle(life, found)
 
-    def _commit(self, life: Life, commit: events.Commit) -> None:
-        if not life.alive:
-            return
+    def _commit(self, life: Life, commit: events.Commit, generation: int) -> None:
+        """Commit, unless the partition was taken away or given again meanwhile: what was to be committed
+        before is dropped then (`Membership._drop`)."""
         key, kafka = commit.key, self.world.kafka
+        if not life.alive or life.generations.get(key.partition, -1) != generation:
+            return
         record = life.reader.catalog.keyspace(KEYSPACE)
         topic_id = record.topic_id if record else ""
         incarnation = commit.incarnation
         metadata = encode_metadata(commit.version, topic_id, commit.epoch, incarnation, commit.tail)
-        generation = life.generations.get(key.partition, -1)
         if kafka.commit(key.partition, generation, Committed(commit.offset, commit.epoch, metadata)):
             self.world.note("place", life.sender, key.partition, commit.offset, commit.version)
             place = (commit.offset, commit.epoch, commit.version)

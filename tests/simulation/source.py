@@ -173,8 +173,8 @@ class Log:
 
     def has(self, place: Place) -> bool:
         """Whether `place` may be on this branch: its epoch is that of the last record below it which could be
-        read, or of a marker behind that."""
-        if place.offset > self.end:
+        read, or of a marker behind that. What it passed without a record (its tail) is none here either."""
+        if place.offset > self.end or self.read(max(0, place.offset - place.tail), place.offset):
             return False
         if place.offset == 0 or place.epoch < 0:
             return True
@@ -289,25 +289,30 @@ class Source:
         whole = known.parting(Place(end, place.epoch)) is None and not log.read(end, place.offset)
         return None if whole else parting
 
-    def branches(self, topic_id: str, partition: int, place: Place) -> list[Log]:
-        """The logs that `place` may lie on: one, if its epoch is known."""
+    def branches(self, topic_id: str, partition: int, place: Place) -> list[tuple[Log, int]]:
+        """The logs that `place` may lie on, and up to where it stands for what they hold: one, if its epoch
+        is known."""
         now = self.logs[partition]
         logs = [now, *(log for log in reversed(self.lost) if log.partition == partition)]
-        return [
-            log
-            for log in logs
-            if (not topic_id or log.topic_id == topic_id)
-            and (log.has(place) or (log is not now and self._ran_on(log, place)))
-        ]
+        found = []
+        for log in logs:
+            if topic_id and log.topic_id != topic_id:
+                continue
+            if log.has(place):
+                found.append((log, place.offset))
+            elif log is not now and self._ran_on(log, place):
+                found.append((log, place.offset - place.tail))
+        return found
 
     def _ran_on(self, log: Log, place: Place) -> bool:
-        """Whether `place` is the end of a lost log for a reader that has passed markers of the new one since,
-        and cannot know it."""
-        now = self.logs[log.partition]
+        """Whether `place` is one of a lost log for a reader that has passed markers of the new one since, and
+        cannot know it."""
+        now, end = self.logs[log.partition], place.offset - place.tail
         return (
-            log.end < place.offset <= now.end
-            and log.has(Place(log.end, place.epoch))
-            and not now.read(log.end, place.offset)
+            0 <= end <= log.end
+            and end < place.offset <= now.end
+            and log.has(Place(end, place.epoch))
+            and not now.read(end, place.offset)
         )
 
 
