@@ -1,0 +1,371 @@
+"""Tails: the events applied to the first rows are the rows of a scan, whatever happens between; resuming,
+moments that are gone, rollbacks, events larger than memory, readers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.scan import tail_changes
+from indexer.scan.choose import SnapshotGoneError
+from indexer.scan.request import ScanRequest
+from indexer.scan.service import ScanService
+from indexer.scan.tail import Tail, Tails, TooManyTailsError
+from indexer.scan.tail_request import TailRequest
+from indexer.scan.tokens import InvalidTokenError
+from keytide.clock import now_ms
+from keytide.errors import HistoryChangedError, KeytideError
+from keytide.settings import ScanSettings, load_settings
+from tests.unit.scan_world import Doc, World
+from tests.unit.test_api import serving
+
+STATEMENT = "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (x) PARTITION BY HASH(id) WITH (slices=4)"
+CITIES = ["Aachen", "Bonn", "Boston", "Zürich", None, 7]
+TAIL = "/v1/indexes/by_city/tail"
+
+Rows = Counter[str]
+
+
+async def nobody_leaves() -> None:
+    await asyncio.Event().wait()
+
+
+async def event_of(pieces: AsyncIterator[bytes] | None) -> tuple[str, str, dict[str, Any]]:
+    """(id, name, data) of an event that is given in pieces."""
+    assert pieces is not None, "there is no news"
+    text = b"".join([piece async for piece in pieces]).decode()
+    assert text.endswith("\n\n")
+    fields = dict(line.split(": ", 1) for line in text.strip().splitlines())
+    return fields["id"], fields["event"], json.loads(fields["data"])
+
+
+def applied(rows: Rows, event: dict[str, Any]) -> Rows:
+    """The rows after an event; nothing may be removed that is not there, or added that is."""
+    after = Counter(rows)
+    after.subtract(json.dumps(row) for row in event["removed"])
+    assert min(after.values(), default=0) >= 0, "removed what was not there"
+    after.update(json.dumps(row) for row in event["added"])
+    assert max(after.values(), default=0) <= 1, "added what was there"
+    return +after
+
+
+async def scanned(service: ScanService, request: dict[str, Any], at: int) -> Rows:
+    answer = json.loads((await service.scan("by_city", ScanRequest(**request), nobody_leaves)).body)
+    assert answer["snapshot"] == at
+    assert answer["page"] is None
+    return Counter(json.dumps(row) for row in answer["rows"])
+
+
+def doc(number: int, city: Any, n: int, x: int) -> Doc:
+    return Doc([city, n], f"u{number}", b'{"x":%d}' % x)
+
+
+DOCS = st.dictionaries(
+    st.integers(0, 30),
+    st.tuples(st.sampled_from(CITIES), st.integers(0, 3), st.integers(0, 1)),
+    max_size=25,
+).map(lambda found: [doc(number, *rest) for number, rest in found.items()])
+SELECTIONS = st.sampled_from(
+    [{}, {"equals": ["Bonn"]}, {"prefix": "B"}, {"low": ["Bonn"]}, {"slices": [0, 2]}, {"equals": [[]]}]
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(DOCS, min_size=2, max_size=7),
+    SELECTIONS,
+    st.sampled_from([None, ["key", "id"]]),
+    st.sampled_from([1, 60, 1 << 20]),
+    st.sampled_from([3, 100_000]),
+    st.randoms(use_true_random=False),
+)
+def test_events_applied_to_the_first_rows_are_the_rows_of_a_scan(
+    states: list[list[Doc]],
+    selection: dict[str, Any],
+    columns: list[str] | None,
+    size: int,
+    examined: int,
+    chance: random.Random,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_changes, "EXAMINED", examined)
+        asyncio.run(follow(states, selection, columns, size, chance))
+
+
+async def follow(
+    states: list[list[Doc]],
+    selection: dict[str, Any],
+    columns: list[str] | None,
+    size: int,
+    chance: random.Random,
+) -> None:
+    """Tail while snapshots come, some of them unseen, resuming now and then at the other node."""
+    world = World(STATEMENT, node_count=2)
+    world.commit(1, {"by_city": states[0]})
+    configured = ScanSettings.model_validate({"default_limit": 1000}).model_copy(
+        update={"stream_block_bytes": size}
+    )
+    services = world.services(configured)
+    asked = {**selection, **({"columns": columns} if columns else {})}
+    tails = [Tails(service.shared) for service in services.values()]
+    request = TailRequest(**asked, initial=True)
+    tail = await tails[0].open("by_city", request, None, nobody_leaves)
+    token, name, event = await event_of(tail.first())
+    assert name == "snapshot"
+    rows = applied(Counter(), {**event, "removed": []})
+    service = services["n0"]
+    assert rows == await scanned(service, asked, 1)
+    for number, state in enumerate(states[1:], 2):
+        world.commit(number, {"by_city": state})
+        if chance.random() < 0.3:
+            continue  # the next event covers several
+        if chance.random() < 0.3:
+            tail = await chance.choice(tails).open("by_city", request, token, nobody_leaves)
+            assert tail.resumed
+        token, name, event = await event_of(await news(tail))
+        assert (name, event["snapshot"]) == ("changes", number)
+        rows = applied(rows, event)
+        assert rows == await scanned(service, asked, number)
+        assert not set(map(json.dumps, event["added"])) & set(map(json.dumps, event["removed"]))
+
+
+async def news(tail: Tail) -> AsyncIterator[bytes] | None:
+    """The next event, past the rest that the tail takes."""
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        event = await tail.next(nobody_leaves, 0.2)
+        if event is not None:
+            return event
+    return None
+
+
+def world_of(count: int = 20) -> World:
+    world = World(STATEMENT, node_count=2)
+    world.commit(1, {"by_city": [doc(at, "Bonn", at, 0) for at in range(count)]})
+    return world
+
+
+def leases(world: World) -> dict[int, int]:
+    """Snapshot number -> how many slices keep it for somebody."""
+    return Counter(
+        one.number for one in world.held() if any(until > now_ms() for until in one.leases.values())
+    )
+
+
+def test_the_last_two_moments_are_held_and_no_more() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tail = await Tails(world.services()["n0"].shared).open("by_city", TailRequest(), None, nobody_leaves)
+        first, _, event = await event_of(tail.first())
+        assert "added" not in event
+        assert leases(world) == {1: 4}
+        for number in range(2, 9):
+            world.commit(number, {"by_city": [doc(number, "Bonn", 0, 0)]})
+            await event_of(await news(tail))
+            assert leases(world) == {number - 1: 4, number: 4}
+        with pytest.raises(SnapshotGoneError) as caught:
+            await Tails(world.services()["n1"].shared).open("by_city", TailRequest(), first, nobody_leaves)
+        assert caught.value.status == 410
+        assert "initial" in caught.value.next_step
+
+    asyncio.run(check())
+
+
+def test_an_event_that_did_not_arrive_is_had_again() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tails = Tails(world.services()["n0"].shared)
+        tail = await tails.open("by_city", TailRequest(), None, nobody_leaves)
+        token, _, _ = await event_of(tail.first())
+        world.commit(2, {"by_city": []})
+        lost = await news(tail)
+        assert lost is not None
+        async for _ in lost:
+            break  # the connection breaks within the event
+        again = await tails.open("by_city", TailRequest(), token, nobody_leaves)
+        world.commit(3, {"by_city": [doc(0, "Bonn", 0, 0)]})
+        _, _, event = await event_of(await news(again))
+        assert event["snapshot"] == 3
+        assert len(event["removed"]) == 19
+
+    asyncio.run(check())
+
+
+def test_tokens_resume_what_they_are_of_and_nothing_else() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tails = Tails(world.services()["n0"].shared)
+        tail = await tails.open("by_city", TailRequest(equals=["Bonn"]), None, nobody_leaves)
+        token, _, _ = await event_of(tail.first())
+        for request in (TailRequest(), TailRequest(equals=["Bonn"], columns=["id"])):
+            with pytest.raises(InvalidTokenError):
+                await tails.open("by_city", request, token, nobody_leaves)
+        with pytest.raises(InvalidTokenError):
+            await tails.open("by_city", TailRequest(equals=["Bonn"]), token[:-2] + "xx", nobody_leaves)
+        resumed = await tails.open("by_city", TailRequest(equals=["Bonn"]), token, nobody_leaves)
+        assert resumed.resumed
+
+    asyncio.run(check())
+
+
+def test_a_rollback_ends_a_tail_that_told_what_is_void() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tails = Tails(world.services()["n0"].shared)
+        tail = await tails.open("by_city", TailRequest(), None, nobody_leaves)
+        early, _, _ = await event_of(tail.first())
+        world.commit(2, {"by_city": []})
+        token, _, _ = await event_of(await news(tail))
+        world.roll_back(to=1)
+        with pytest.raises(HistoryChangedError):
+            await news(tail)
+        with pytest.raises(HistoryChangedError):
+            await tails.open("by_city", TailRequest(), token, nobody_leaves)
+        # What was told before the rollback's place goes on.
+        resumed = await tails.open("by_city", TailRequest(), early, nobody_leaves)
+        world.commit(3, {"by_city": [doc(99, "Bonn", 0, 0)]})
+        _, _, event = await event_of(await news(resumed))
+        assert (event["snapshot"], len(event["removed"])) == (3, 20)
+        assert [row["id"] for row in event["added"]] == ["u99"]
+
+    asyncio.run(check())
+
+
+def test_a_slice_that_lost_what_was_told_last() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tail = await Tails(world.services()["n0"].shared).open("by_city", TailRequest(), None, nobody_leaves)
+        await event_of(tail.first())
+        world.views["n1"].slices["by_city-1", 1].restart()
+        world.commit(2, {"by_city": []})
+        with pytest.raises(SnapshotGoneError, match="slice 1"):
+            await news(tail)
+
+    asyncio.run(check())
+
+
+def test_tails_are_limited() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        configured = ScanSettings.model_validate({"max_tails": 1})
+        tails = Tails(world.services(configured)["n0"].shared)
+        await tails.open("by_city", TailRequest(), None, nobody_leaves)
+        with pytest.raises(TooManyTailsError):
+            await tails.open("by_city", TailRequest(), None, nobody_leaves)
+        tails.closed()
+        with pytest.raises(KeytideError, match="no index"):
+            await tails.open("no", TailRequest(), None, nobody_leaves)
+        await tails.open("by_city", TailRequest(), None, nobody_leaves)
+
+    asyncio.run(check())
+
+
+# --- over HTTP ----------------------------------------------------------------
+
+
+class Listener:
+    """Reads server-sent events in a thread."""
+
+    def __init__(self, url: str, headers: dict[str, str] | None = None, **query: Any) -> None:
+        self.events: list[dict[str, str]] = []
+        self.comments = 0
+        self.status = 0
+        self.body = b""
+        self.over = False
+        self._client = httpx.Client(timeout=30)
+        self._request = self._client.build_request("GET", url + TAIL, params=query, headers=headers)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        response = self._client.send(self._request, stream=True)
+        self.status = response.status_code
+        event: dict[str, str] = {}
+        try:
+            for line in response.iter_lines():
+                if line.startswith(":"):
+                    self.comments += 1
+                elif line:
+                    name, _, value = line.partition(": ")
+                    event[name] = value
+                elif event:
+                    self.events.append(event)
+                    event = {}
+        except httpx.HTTPError:
+            pass
+        self.over = True
+
+    def close(self) -> None:
+        self._client.close()
+        self._thread.join(10)
+
+
+@contextmanager
+def listening(url: str, headers: dict[str, str] | None = None, **query: Any) -> Iterator[Listener]:
+    listener = Listener(url, headers, **query)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_tails_over_http() -> None:
+    world = world_of(3)
+    configured = load_settings(scan={"tail_heartbeat_s": 0.1, "max_tails": 1})
+    with serving(world.views["n0"], configured) as one, serving(world.views["n1"], configured) as two:
+        for view in world.views.values():
+            view.urls = {"n0": one, "n1": two}
+        with listening(one, equals="Bonn", initial="true") as listener:
+            until(lambda: len(listener.events) == 1)
+            first = json.loads(listener.events[0]["data"])
+            assert [row["id"] for row in first["added"]] == ["u2", "u1", "u0"]
+            until(lambda: listener.comments >= 2)
+            busy = httpx.get(one + TAIL)
+            assert (busy.status_code, busy.json()["type"]) == (503, "too-many-tails")
+            world.commit(2, {"by_city": [doc(0, "Bonn", 0, 1), doc(9, "Ulm", 0, 0)]})
+            until(lambda: len(listener.events) == 2)
+            change = json.loads(listener.events[1]["data"])
+            assert change["snapshot"] == 2
+            assert change["timestamp"]["0"]["offset"] == 2
+            assert [row["include"]["x"] for row in change["added"]] == [1]
+            assert sorted(row["id"] for row in change["removed"]) == ["u0", "u1", "u2"]
+        world.commit(3, {"by_city": []})
+        with listening(two, {"Last-Event-ID": listener.events[1]["id"]}, equals="Bonn") as resumed:
+            until(lambda: len(resumed.events) == 1)
+            assert json.loads(resumed.events[0]["data"])["snapshot"] == 3
+            world.roll_back(to=1)
+            until(lambda: resumed.over)
+            assert resumed.events[-1]["event"] == "history-changed"
+            assert json.loads(resumed.events[-1]["data"])["status"] == 409
+        until(lambda: httpx.get(one + TAIL, params={"from": "no", "equals": "Bonn"}).status_code == 422)
+        for query in ({"consistency": "tip"}, {"limit": 3}, {"explain": "true"}):
+            assert httpx.get(one + TAIL, params=query).status_code == 422
+        gone = httpx.get(
+            two + TAIL, params={"equals": "Bonn"}, headers={"Last-Event-ID": listener.events[1]["id"]}
+        )
+        assert (gone.status_code, gone.json()["type"]) == (409, "history-changed")
