@@ -4,8 +4,9 @@ Theory of operation
 ===================
 A hold is taken on every slice that it is for, under an id of its own (`leases`), and lasts for `lease_ms`
 after its last use; whoever has its token reads exactly that snapshot through any node. Every read renews it
-on the slices that it reads. Those that it does not read are renewed now and then: leases run a tenth longer
-than is promised, so once within that time is enough.
+on the slices that it reads. Those that it does not read are renewed beside it now and then (leases run a
+tenth longer than is promised, so once within that time is enough); the reader does not wait for that, so that
+a node which does not answer hinders only reads of its own slices.
 
 A slice answers for a hold only while the hold lasts there: who comes too late, after a restart of a node or
 after giving it back, is told `snapshot-gone`, also if the snapshot happens to be there still.
@@ -119,6 +120,7 @@ class Holds:
         self._agreement = agreement
         self._nodes = nodes
         self._renewed: dict[str, float] = {}
+        self._renewing: set[asyncio.Task[None]] = set()
 
     async def take(
         self,
@@ -155,24 +157,33 @@ class Holds:
         self._note(hold)
         return Held(index.id, hold, agreed.stamp, agreed.target.nodes, lease_ms, seen)
 
-    async def renew(self, held: Held, leased: Iterable[int], timeout_s: float) -> None:
-        """Renew a hold after a read, where the read has not done so itself.
+    def renew(self, held: Held, leased: Iterable[int], timeout_s: float) -> None:
+        """Renew a hold after a read, where the read has not done so itself and it is time; nobody waits.
 
         Args:
             leased: the slices on which it has.
-
-        Raises:
-            SnapshotMissingError: it does not last on some slice.
-            RetryableError: a node does not answer.
         """
-        if not held.hold:
+        if not held.hold or monotonic() - self._renewed.get(held.hold, 0.0) < held.lease_ms / 12_000:
             return
-        late = monotonic() - self._renewed.get(held.hold, 0.0) >= held.lease_ms / 12_000
-        if not late:
-            return
-        everywhere = Selection((), sorted(held.nodes))
-        await keep_everywhere(held.target(everywhere, timeout_s), self._nodes, leased)
         self._note(held.hold)
+        left = sorted(held.nodes.keys() - set(leased))
+        if left:
+            task = asyncio.create_task(self._renew(held.target(Selection((), left), timeout_s)))
+            self._renewing.add(task)
+            task.add_done_callback(self._renewing.discard)
+
+    async def _renew(self, target: Target) -> None:
+        """Node by node, for one that is away must not hinder the others. Where it fails the hold runs out,
+        and whoever reads there is told."""
+
+        async def one(node: str, slices: list[int]) -> None:
+            there = replace(target, nodes=dict.fromkeys(slices, node))
+            try:
+                await keep_everywhere(there, self._nodes, ())
+            except (RetryableError, SnapshotMissingError):
+                return
+
+        await asyncio.gather(*(one(node, slices) for node, slices in target.by_node().items()))
 
     async def give_back(self, held: Held, timeout_s: float) -> None:
         """Give a hold back. A node that cannot be asked keeps it until its time is over."""

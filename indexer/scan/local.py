@@ -53,6 +53,8 @@ INLINE_ROWS: Final = 2_000
 EXAMINED: Final = 50_000
 """Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
 is not a setting: `timeout_ms` bounds the whole, this only how it is divided."""
+REMEMBERED: Final = 1_000
+"""Indexes whose shapes are kept."""
 READERS: Final = 4
 """Threads for long reads: two cores' worth, and some that wait for the disk."""
 
@@ -96,6 +98,7 @@ class LocalReader:
         self._tasks = tasks
         self._examined = examined
         self._filters = Filters()
+        self._shapes: dict[str, Shape] = {}
         self.threads = ThreadPoolExecutor(READERS, thread_name_prefix="scan")
 
     def close(self) -> None:
@@ -254,10 +257,11 @@ class LocalReader:
         Raises:
             StoreDamagedError: what it looks at cannot have been written.
         """
-        definition = self._definition(request.index)
         try:
-            test = self._filters.test(request.index, definition, request.filter)
-            return pick(snapshot, request, after, Shape.of(definition), test, self._examined)
+            test = None
+            if request.filter:
+                test = self._filters.test(request.index, self._definition(request.index), request.filter)
+            return pick(snapshot, request, after, self._shape(request.index), test, self._examined)
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise StoreDamagedError(f"an entry cannot be read ({error})") from error
 
@@ -277,10 +281,19 @@ class LocalReader:
         """Raise `StoreDamagedError` if what the request reads cannot have been written."""
         if not _is_plain(request):
             request = replace(request, limit=max(request.limit, self._examined))
-        shape = Shape.of(self._definition(request.index))
-        found = flaw(_entries(snapshot, request, after), request, after, shape)
+        found = flaw(_entries(snapshot, request, after), request, after, self._shape(request.index))
         if found:
             raise StoreDamagedError(found)
+
+    def _shape(self, index: str) -> Shape:
+        """An index's, worked out once: ids are not used again. Raises as `_definition`."""
+        shape = self._shapes.get(index)
+        if shape is None:
+            shape = Shape.of(self._definition(index))
+            if len(self._shapes) >= REMEMBERED:
+                self._shapes.clear()
+            self._shapes[index] = shape
+        return shape
 
     def _definition(self, index: str) -> IndexDefinition:
         """An index's.

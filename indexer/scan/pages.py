@@ -52,12 +52,16 @@ class Pages:
         self._after = b""
 
     async def next(self, limit: int) -> Gathered:
-        """The next page: at most `limit` entries, perhaps fewer though there are more (`done` tells).
+        """The next page: at most `limit` entries, perhaps fewer though there are more (`done` tells); behind
+        the last one nothing.
 
         Raises:
             SnapshotGoneError: a node lost the snapshot.
             KeytideError: as `Shared.read_held`.
         """
+
+        if self.done:
+            return Gathered()
 
         async def work(target: Target) -> Gathered:
             return await gather(target, self._shared.nodes, self._after, self._reverse, limit, self._offset)

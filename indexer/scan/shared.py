@@ -160,9 +160,9 @@ class Shared:
         target = held.target(selection, timeout_s)
         try:
             asked = await work(target)
-            await self.holds.renew(held, asked.leased, timeout_s)
         except SnapshotMissingError as missing:
             raise held.gone(missing) from missing
+        self.holds.renew(held, asked.leased, timeout_s)
         stamp = with_timestamp(held.stamp, (reply.timestamp for reply in asked.replies.values()))
         return Agreed(stamp, target, asked, 0, [])
 

@@ -266,7 +266,14 @@ class World:
         replicas: further copies of each slice.
     """
 
-    def __init__(self, *statements: str, node_count: int = 2, replicas: int = 0, partitions: int = 2) -> None:
+    def __init__(
+        self,
+        *statements: str,
+        node_count: int = 2,
+        replicas: int = 0,
+        partitions: int = 2,
+        secret: str = SECRET,
+    ) -> None:
         self.catalog = Catalog()
         self.stamps: dict[int, tuple[int, Timestamp, int]] = {}
         self.unleasable: set[tuple[str, int, int]] = set()
@@ -278,7 +285,7 @@ class World:
         self.keep: Keep = FakeSnapshot
         self.examined = EXAMINED
         self.partitions = partitions
-        self.record(ClusterRecord("c", SECRET, 0))
+        self.record(ClusterRecord("c", secret, 0))
         self.record(KeyspaceRecord(KEYSPACE, "t", partitions, 1))
         for statement in statements:
             self.create(statement, replicas)
