@@ -37,7 +37,7 @@ class MisuseError(CallerError):
     problem_type = "client-misuse"
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One entry.
 
     Attributes:

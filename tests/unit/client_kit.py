@@ -157,7 +157,7 @@ class Face:
 
     @property
     def hosts(self) -> list[str]:
-        return [request.url.host for request in self.requests]
+        return [request.url.host.removesuffix(".example") for request in self.requests]
 
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

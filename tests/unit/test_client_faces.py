@@ -166,7 +166,7 @@ def test_a_snapshot_that_cannot_be_given_back_is_left_to_its_lease(face: MakeFac
 
 # --- nodes that do not answer -----------------------------------------------------------------------------
 
-NODES = ["http://a:1", "http://b:2/", "http://c:3"]
+NODES = ["http://a.example:1", "http://b.example:2/", "http://c.example:3"]
 
 
 def test_the_next_node_is_asked_at_once_and_kept(face: MakeFace) -> None:
@@ -182,7 +182,7 @@ def test_the_next_node_is_asked_at_once_and_kept(face: MakeFace) -> None:
 def test_pauses_come_when_all_nodes_were_asked(face: MakeFace) -> None:
     broken: list[Answer] = [httpx.RemoteProtocolError("closed")] * 9
     node = face(*broken, url=NODES, retries=2)
-    with pytest.raises(RetryableError, match="http://c:3 does not answer: closed"):
+    with pytest.raises(RetryableError, match=r"c\.example:3 does not answer: closed"):
         node.do(lambda client: client.page("i"))
     assert node.hosts == list("abc") * 3
     assert node.pauses == [0.05, 0.1]
@@ -216,7 +216,7 @@ def test_a_busy_client_does_not_blame_the_node(face: MakeFace) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", [], "nonsense", "http:", "ftp://a", "http://a:x", "http:" + "//[", "//a"]
+    "url", ["", [], "nonsense", "http:", "ftp://a", "http://a.example:x", "http:" + "//[", "//a"]
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_an_address_that_is_none(kind: Any, url: Any) -> None:

@@ -59,7 +59,7 @@ def test_a_tail_goes_on_where_it_was_at_any_node(face: MakeFace) -> None:
         httpx.ConnectError("refused"),
         stream(event("changes", moment(8), "t8")),
         stream(event("changes", moment(9), "t9")),
-        url=["http://a:1", "http://b:2"],
+        url=["http://a.example:1", "http://b.example:2"],
     )
     tail = node.client.tail("i")
     assert [node.next(tail).snapshot for _ in range(3)] == [7, 8, 9]

@@ -1,0 +1,207 @@
+"""Both Python clients on a real cluster: everything they offer, and reading what real producers wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import confluent_kafka
+import pytest
+from kafka import KafkaProducer
+
+from deploy.cluster import LocalCluster
+from keytide import AsyncClient, Client, Writes
+from keytide.client import SnapshotGoneError
+from keytide.errors import CallerError
+from tests.integration.world import World
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
+
+CITIES = ["Aachen", "Bonn", "Boston", "Zürich"]
+PEOPLE = 400
+SETTINGS = {"KEYTIDE_BUILD__SPARK_MASTER": "local[1]", "KEYTIDE_BUILD__DRIVER_MEMORY": "1g"}
+Wait = Callable[[Any], Any]
+
+
+def person(number: int, city: str | None = None) -> bytes:
+    document = {"city": city or CITIES[number % 4], "n": number, "name": f"name{number}"}
+    return json.dumps(document).encode()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
+        world = World(cluster)
+        world.make_topic("people", partitions=3)
+        world.make_topic("orders", partitions=1)
+        producer = KafkaProducer(bootstrap_servers=cluster.bootstrap)
+        for number in range(PEOPLE):
+            producer.send("people", key=f"p{number:03}".encode(), value=person(number))
+        producer.close()
+        statement = "CREATE INDEX {0} ON {1} INCLUDE (name) WITH (slices=4)"
+        for name, keys in (("by_city", "people (city, n)"), ("by_order", "orders (city)")):
+            build = world.sql(statement.format(name, keys))["build"]
+            world.wait_ready(build["id"] if isinstance(build, dict) else build)
+        yield world
+        world.close()
+
+
+class Face:
+    """One of the two clients, and how to wait for what its calls bring."""
+
+    def __init__(self, kind: str, urls: list[str]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self.client: Any = Client(urls) if kind == "sync" else AsyncClient(urls)
+        self.sync = kind == "sync"
+
+    def wait(self, made: Any) -> Any:
+        return made if self.sync else self._loop.run_until_complete(made)
+
+    def next(self, result: Any) -> Any:
+        return next(result) if self.sync else self.wait(anext(result))
+
+    def enter(self, manager: Any) -> Any:
+        return manager.__enter__() if self.sync else self.wait(manager.__aenter__())
+
+    def exit(self, manager: Any) -> None:
+        nothing = (None, None, None)
+        manager.__exit__(*nothing) if self.sync else self.wait(manager.__aexit__(*nothing))
+
+    def close(self) -> None:
+        self.wait(self.client.close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def face(request: pytest.FixtureRequest, world: World) -> Iterator[Face]:
+    made = Face(request.param, world.cluster.node_urls)
+    yield made
+    made.close()
+
+
+def by_confluent(world: World, documents: dict[str, bytes | None]) -> Writes:
+    """Write with confluent-kafka; the delivery reports."""
+    writes = Writes("people")
+    # kafka-python's partitioner is Java's; a document must stay in its partition whoever writes it.
+    config: dict[str, Any] = {"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"}
+    producer = confluent_kafka.Producer(config)
+    for id_, document in documents.items():
+        producer.produce("people", document, id_.encode(), on_delivery=writes.on_delivery)
+    assert producer.flush(30) == 0
+    return writes
+
+
+def by_kafka_python(world: World, documents: dict[str, bytes | None]) -> Writes:
+    """Write with kafka-python; futures, some of them as the metadata that they bring."""
+    writes = Writes()
+    producer = KafkaProducer(bootstrap_servers=world.bootstrap, acks="all", linger_ms=20)
+    for number, (id_, document) in enumerate(documents.items()):
+        future = producer.send("people", key=id_.encode(), value=document)
+        writes.delivered(future if number % 2 else future.get(30))
+    producer.flush(30)
+    producer.close()
+    return writes
+
+
+@pytest.mark.parametrize("write", [by_confluent, by_kafka_python])
+def test_writes_are_read_at_once(
+    world: World, face: Face, write: Callable[[World, dict[str, bytes | None]], Writes]
+) -> None:
+    for turn in range(5):
+        city = f"{write.__name__}-{face.sync}-{turn}"
+        ids = [f"w{number}" for number in range(20)]
+        writes = write(world, {id_: person(number, city) for number, id_ in enumerate(ids)})
+        assert writes.topic == "people"
+        rows = face.wait(face.client.scan("by_city", equals=[city], at_least=writes).to_list())
+        assert [row.id for row in rows] == ids
+        assert [row.include for row in rows] == [{"name": f"name{number}"} for number in range(20)]
+        with pytest.raises(CallerError) as caught:
+            face.wait(face.client.count("by_order", at_least=writes))
+        assert caught.value.problem_type == "wrong-topic"
+    gone = write(world, dict.fromkeys(ids))
+    assert face.wait(face.client.count("by_city", equals=[city], at_least=gone)).count == 0
+
+
+def test_one_moment_in_every_form(world: World, face: Face) -> None:
+    wait, client = face.wait, face.client
+    assert {one.name: one.keyspace for one in wait(client.indexes())} == {
+        "by_city": "people",
+        "by_order": "orders",
+    }
+    held = client.snapshot("by_city", lease_s=30)
+    at = face.enter(held)
+    expected = sorted((CITIES[number % 4], number, f"p{number:03}") for number in range(PEOPLE))
+    moved = {f"p{number:03}": person(number, "Elsewhere") for number in range(0, PEOPLE, 2)}
+    writes = by_confluent(world, moved)
+    try:
+        assert wait(client.count("by_city", equals=["Elsewhere"], at_least=writes)).count == PEOPLE // 2
+        scan = at.scan(page_size=70)
+        assert [(*row.key, row.id) for row in wait(scan.to_list())] == expected
+        assert scan.snapshot == at.snapshot
+        table = wait(at.scan().to_arrow())
+        columns = [table.column(name).to_pylist() for name in ("city", "n", "id")]
+        assert list(zip(*columns, strict=True)) == expected
+        frame = wait(at.scan(equals=["Bonn"]).to_pandas())
+        assert frame["n"].sum() == sum(range(1, PEOPLE, 4))
+        assert sum(wait(at.count(slices=[one])).count for one in range(at.slices)) == PEOPLE
+        groups = wait(at.aggregate(["count", "sum(n)"], group_by=["city"])).groups
+        assert {group.key[0]: group.values["sum(n)"] for group in groups} == {
+            city: sum(range(first, PEOPLE, 4)) for first, city in enumerate(CITIES)
+        }
+        query = at.query("SELECT id, n FROM people WHERE city = 'Boston' AND n < 50", page_size=5)
+        assert wait(query.to_list()) == [[f"p{number:03}", number] for number in range(2, 50, 4)]
+        assert (query.columns, query.index, query.snapshot) == (["id", "n"], "by_city", at.snapshot)
+    finally:
+        face.exit(held)
+    with pytest.raises(SnapshotGoneError):
+        wait(client.count("by_city", at=held._held.hold.at))
+    plan = wait(client.explain("SELECT id FROM people WHERE city = 'Boston'"))
+    assert plan["index"] == "by_city"
+    with pytest.raises(CallerError) as caught:
+        wait(client.query("SELECT id FROM people WHERE name = 'x'").to_list())
+    assert caught.value.problem_type == "no-index"
+    assert "CREATE INDEX" in caught.value.next_step
+    back = by_confluent(world, {id_: person(int(id_[1:])) for id_ in moved})
+    assert wait(client.count("by_city", at_least=back)).count == PEOPLE
+
+
+def test_a_tail_hears_of_moves(world: World, face: Face) -> None:
+    face.wait(face.client.count("by_city", at_least=by_confluent(world, {"t1": None, "t2": None})))
+    tail = face.client.tail("by_city", equals=["Tailed"], initial=True)
+    first = face.next(tail)
+    assert (first.first, first.added) == (True, [])
+    known: set[str] = set()
+    by_confluent(world, {"t1": person(1, "Tailed"), "t2": person(2, "Tailed")})
+    while known != {"t1", "t2"}:
+        event = face.next(tail)
+        known |= {row.id for row in event.added}
+    token = tail.token
+    face.wait(tail.close())
+    by_kafka_python(world, {"t1": person(1, "Left"), "t2": None})
+    again = face.client.tail("by_city", equals=["Tailed"], resume=token)
+    while known:
+        event = face.next(again)
+        assert not event.added
+        known -= {row.id for row in event.removed}
+    face.wait(again.close())
+
+
+def test_streams_bit_by_bit(world: World, face: Face) -> None:
+    batches = face.client.scan("by_city", columns=["id"]).batches(any_order=True)
+    lines = face.client.scan("by_city", limit=PEOPLE).ndjson()
+    ids: set[str] = set()
+    rows: list[Any] = []
+    for part, take in ((batches, ids.update), (lines, rows.extend)):
+        end = StopIteration if face.sync else StopAsyncIteration
+        while True:
+            try:
+                one = face.next(part)
+            except end:
+                break
+            take(one.column("id").to_pylist() if part is batches else map(json.loads, one.splitlines()))
+    assert {f"p{number:03}" for number in range(PEOPLE)} <= ids
+    assert rows == sorted(rows, key=lambda row: (row["key"], row["id"]))
+    assert len(rows) == PEOPLE
