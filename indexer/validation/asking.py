@@ -6,6 +6,8 @@ A call gets a thread of its own, a daemon: it may hang in a driver that knows no
 hold up the loop nor the end of the process. At most `connections` run at once. Who has waited long enough
 goes; its thread keeps its place until it returns, so a primary that hangs costs that many threads and no
 more, and those who come meanwhile are told that it does not answer when their time is over.
+
+The first call makes the primary, in its thread: a driver takes half a second to load.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ class PrimaryThreads:
 
     Args:
         keyspace: whose documents it has.
-        primary: what is asked.
+        make: makes it.
         limit: calls at once.
     """
 
-    def __init__(self, keyspace: str, primary: Primary, limit: int) -> None:
+    def __init__(self, keyspace: str, make: Callable[[], Primary], limit: int) -> None:
         self._keyspace = keyspace
-        self._primary = primary
+        self._make = make
+        self._making = threading.Lock()
+        self._primary: Primary | None = None
         self._places = asyncio.Semaphore(limit)
 
     async def run(self, work: Callable[[Primary], _T], timeout_s: float) -> _T:
@@ -59,7 +63,14 @@ class PrimaryThreads:
         return done.result()
 
     def close(self) -> None:
-        self._primary.close()
+        if self._primary is not None:
+            self._primary.close()
+
+    def _made(self) -> Primary:
+        with self._making:
+            if self._primary is None:
+                self._primary = self._make()
+            return self._primary
 
     def _call(
         self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[_T], work: Callable[[Primary], _T]
@@ -67,7 +78,7 @@ class PrimaryThreads:
         """In the thread."""
         tell: Callable[[], None]
         try:
-            result = work(self._primary)
+            result = work(self._made())
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
             failure = error
 

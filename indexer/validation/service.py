@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from indexer.scan.choose import UnknownIndexError
 from indexer.scan.directory import Scannable
 from indexer.scan.reading import Nodes
 from indexer.scan.scatter import Entry, Target
@@ -119,13 +120,13 @@ class Validation:
 
         Raises:
             NoPrimaryError: nothing is set to validate against.
-            PrimaryMisconfiguredError: the settings cannot work.
+            UnknownIndexError: the index is gone.
         """
         wait_s = self._of(index.keyspace).wait_ms / 1000
         include = index.shape.includes and (columns is None or "include" in columns)
         record = self._view.catalog().index(index.id)
         if record is None:
-            raise NoPrimaryError("the index was dropped meanwhile", problem_type="unknown-index", status=404)
+            raise UnknownIndexError(f"index {index.name} was dropped meanwhile")
         judge = self._judge(index.id, record.definition)
         primary = self._primary(index.keyspace)
         return PageCheck(self._nodes, record.definition, judge, primary, wait_s, include)
@@ -142,8 +143,8 @@ class Validation:
     def _primary(self, keyspace: str) -> PrimaryThreads:
         primary = self._primaries.get(keyspace)
         if primary is None:
-            limit = self._of(keyspace).connections
-            primary = self._primaries[keyspace] = PrimaryThreads(keyspace, self._make(keyspace), limit)
+            limit, make = self._of(keyspace).connections, self._make
+            primary = self._primaries[keyspace] = PrimaryThreads(keyspace, lambda: make(keyspace), limit)
         return primary
 
     def _judge(self, index: str, definition: IndexDefinition) -> Judge:

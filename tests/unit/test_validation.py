@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import sys
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Sequence
@@ -33,6 +34,7 @@ from indexer.validation.judging import (
     Judge,
 )
 from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
+from indexer.validation.service import primary_of
 from indexer.validation.sql import SqlPrimary
 from keytide.settings import PrimarySettings, load_settings
 from keytide.timestamp import Timestamp
@@ -339,6 +341,17 @@ def test_a_request_whose_time_is_over_asks_nothing_more(database: Database) -> N
         primary.documents([Asked(b"a")], ["city"], Timestamp(), 0.0)
 
 
+def test_without_the_optional_parts_a_database_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(primary={"users": sql_settings(), "events": {"kind": "topic"}})
+    assert isinstance(primary_of("users", settings), SqlPrimary)
+    monkeypatch.delitem(sys.modules, "indexer.validation.sql")
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(PrimaryMisconfiguredError, match="sqlalchemy is not installed") as error:
+        primary_of("users", settings)
+    assert "keytide[sql]" in error.value.next_step
+    primary_of("events", settings).close()
+
+
 # --- versions in a store ----------------------------------------------------------------------------------
 
 
@@ -468,7 +481,7 @@ class Gate:
 def test_calls_are_limited_and_one_that_hangs_keeps_its_place() -> None:
     async def run() -> None:
         gate = Gate()
-        threads = PrimaryThreads("users", gate, 2)
+        threads = PrimaryThreads("users", lambda: gate, 2)
 
         async def call(timeout_s: float) -> int:
             return len(await threads.run(lambda p: p.documents([Asked(b"a")], (), Timestamp(), 1), timeout_s))
@@ -495,7 +508,7 @@ def test_what_a_call_raises_comes_to_who_waits_and_frees_its_place() -> None:
         raise PrimaryMisconfiguredError("so it is")
 
     async def run() -> None:
-        threads = PrimaryThreads("users", Gate(), 1)
+        threads = PrimaryThreads("users", Gate, 1)
         for _ in range(3):
             with pytest.raises(PrimaryMisconfiguredError, match="so it is"):
                 await threads.run(fail, 5)
