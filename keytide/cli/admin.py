@@ -100,12 +100,20 @@ class Admin:
 
     def node_url(self) -> str:
         """The scan endpoint of some live node."""
+        return self.node_urls()[0]
+
+    def node_urls(self) -> list[str]:
+        """The scan endpoints of all live nodes.
+
+        Raises:
+            RetryableError: there are none.
+        """
         nodes = [node for node in self.call("GET", "/v1/nodes") if node.get("live", True)]
         if not nodes:
             raise RetryableError(
                 "no indexer node is alive", next_step="see `keytide node list` and the nodes' logs"
             )
-        return str(nodes[0]["url"])
+        return [str(node["url"]) for node in nodes]
 
     def events(self, follow: bool) -> Iterator[dict[str, Any]]:
         """What happened lately, oldest first; with `follow` for ever, each event once.

@@ -104,7 +104,7 @@ def scan(
         }
         if all_rows and limit is not None:
             raise CallerError("--all and --limit go against each other", next_step="give one of them")
-        with Client(node or _any_node(url, data_dir), token=api_token()) as client:
+        with Client(node or _live_nodes(url, data_dir), token=api_token()) as client:
             if count:
                 _count(client, index, selection, as_json)
                 return
@@ -116,9 +116,9 @@ def scan(
                 _show(client, index, {**selection, "limit": limit or DEFAULT_LIMIT}, as_json)
 
 
-def _any_node(url: str | None, data_dir: Path) -> str:
+def _live_nodes(url: str | None, data_dir: Path) -> list[str]:
     with Admin(find_url(url, data_dir)) as admin:
-        return admin.node_url()
+        return admin.node_urls()
 
 
 def _count(client: Client, index: str, selection: dict[str, Any], as_json: bool) -> None:

@@ -103,7 +103,7 @@ class Core:
         """
         topic = written_to(request)
         if topic is not None and index is not None:
-            if index not in self.keyspaces:
+            if self.keyspaces.get(index) != topic:  # not known, or another index has the name by now
                 yield from self.indexes()
             check_topic(index, self.keyspaces, topic)
         session, resets = self.sessions.sending()

@@ -19,7 +19,7 @@ import msgspec
 from keytide.client.answers import Event, MisuseError, not_a_node, problem_of
 from keytide.client.calling import FIRST_PAUSE_S, LONGEST_PAUSE_S, Close, Failure, Flow, Pause, Read, ask
 from keytide.client.flows import Core
-from keytide.client.requests import follow, members, path
+from keytide.client.requests import follow, path
 from keytide.client.sse import EventParser, ServerEvent
 from keytide.client.states import TailState
 from keytide.errors import CallerError, RetryableError
@@ -47,8 +47,7 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
                 "the tail is closed", next_step="begin another one, with `resume=tail.token`"
             )
         if state.reply is None:
-            session, state.resets = core.sessions.sending()
-            query = members(state.request, session)
+            query, state.resets = yield from core.body(state.index, state.request)
             state.sent = query.get("session")
             call = follow(path(state.index, "tail"), query, state.token, HEARTBEAT_LIMIT_S)
             state.reply = yield from ask(core.nodes, call, core.retries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import confluent_kafka
@@ -82,7 +82,7 @@ def face(request: pytest.FixtureRequest, world: World) -> Iterator[Face]:
     made.close()
 
 
-def by_confluent(world: World, documents: dict[str, bytes | None]) -> Writes:
+def by_confluent(world: World, documents: Mapping[str, bytes | None]) -> Writes:
     """Write with confluent-kafka; the delivery reports."""
     writes = Writes("people")
     # kafka-python's partitioner is Java's; a document must stay in its partition whoever writes it.
@@ -94,7 +94,7 @@ def by_confluent(world: World, documents: dict[str, bytes | None]) -> Writes:
     return writes
 
 
-def by_kafka_python(world: World, documents: dict[str, bytes | None]) -> Writes:
+def by_kafka_python(world: World, documents: Mapping[str, bytes | None]) -> Writes:
     """Write with kafka-python; futures, some of them as the metadata that they bring."""
     writes = Writes()
     producer = KafkaProducer(bootstrap_servers=world.bootstrap, acks="all", linger_ms=20)
@@ -108,7 +108,7 @@ def by_kafka_python(world: World, documents: dict[str, bytes | None]) -> Writes:
 
 @pytest.mark.parametrize("write", [by_confluent, by_kafka_python])
 def test_writes_are_read_at_once(
-    world: World, face: Face, write: Callable[[World, dict[str, bytes | None]], Writes]
+    world: World, face: Face, write: Callable[[World, Mapping[str, bytes | None]], Writes]
 ) -> None:
     for turn in range(5):
         city = f"{write.__name__}-{face.sync}-{turn}"

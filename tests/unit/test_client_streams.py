@@ -3,8 +3,9 @@ changes, memory."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytide.client import MisuseError, TypeChangedError
+from keytide.client import AsyncClient, MisuseError, TypeChangedError
 from keytide.client.arrow import ArrowParts
 from keytide.client.requests import ARROW, NDJSON
 from keytide.errors import CallerError, RetryableError
@@ -252,3 +253,41 @@ def test_an_empty_stream(face: MakeFace) -> None:
     node = face(HOLD, stream(sink.getvalue().to_pybytes()), gone(), stream())
     assert node.do(lambda client: client.scan("i").to_arrow()).num_rows == 0
     assert node.read(node.client.scan("i").ndjson()) == []
+
+
+class Silent(httpx.AsyncByteStream):
+    """A body of which nothing comes after the first bytes."""
+
+    def __init__(self, first: bytes) -> None:
+        self._first = first
+        self.waiting = asyncio.Event()
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._first
+        self.waiting.set()
+        await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("read", ["batches", "ndjson", "tail"])
+def test_a_task_that_is_cancelled_closes_its_stream(read: str) -> None:
+    async def main() -> None:
+        body = Silent({"batches": WHOLE[:100], "ndjson": b'{"id"', "tail": b": hello\n"}[read])
+        answer = httpx.Response(200, headers=HEADERS, stream=body)
+        async with AsyncClient("http://127.0.0.1", transport=httpx.MockTransport(lambda _: answer)) as client:
+            made: Any = client.tail("i") if read == "tail" else getattr(client.scan("i"), read)()
+
+            async def one() -> Any:
+                return await anext(made)
+
+            task = asyncio.ensure_future(one())
+            await asyncio.wait_for(body.waiting.wait(), 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert body.closed
+
+    asyncio.run(main())

@@ -155,7 +155,7 @@ def test_a_scan_demands_them_of_the_right_index(kind: Any) -> None:
         {"name": "by_customer", "keyspace": "orders", "state": "READY"},
     ]
     count = {**MOMENT, "count": 1}
-    node = Face(kind, indexes, count, count, count, indexes, count)
+    node = Face(kind, indexes, count, count, indexes, count, indexes, count)
     writes = Writes().delivered(metadata(41))
     node.do(lambda client: client.count("by_city", at_least=writes))
     node.do(lambda client: client.count("by_city", at_least=writes))
