@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import catching_up, latency, recovery, throughput
+from benchmarks import bulk, catching_up, latency, recovery, throughput
 from benchmarks.harness import Result, say
 
 ALL: dict[str, Callable[[], Result]] = {
@@ -23,6 +23,7 @@ ALL: dict[str, Callable[[], Result]] = {
     "gather": latency.gather,
     "scan-under-load": latency.scan_under_load,
     "freshness": latency.freshness,
+    "arrow": bulk.arrow,
     "growth": throughput.growth,
     "recovery": recovery.recovery,
     "catch-up": catching_up.catch_up,

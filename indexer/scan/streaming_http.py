@@ -135,9 +135,8 @@ class Sender:
                 raise ReaderGoneError
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def reader_gone(receive: Receive) -> None:

@@ -37,7 +37,7 @@ class _Routes:
 
         def over(rows: int, seconds: float) -> None:
             streams.closed()
-            self._count(name, parsed.consistency, rows, seconds)
+            self._count(name, "stream", rows, seconds)
 
         settings = self._endpoint.settings.scan
         return StreamResponse(stream, settings.stream_stall_s, self._refused, over)

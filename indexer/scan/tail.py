@@ -72,7 +72,13 @@ class TooManyTailsError(RetryableError):
 
 
 class Tail:
-    """One tail. Made by `Tails.open`; close it in any case."""
+    """One tail, as `Tails.open` makes it.
+
+    Attributes:
+        resumed: it goes on where another one ended: there is no first event.
+        events: how many to tell, None for no end.
+        rows: how many rows were told so far.
+    """
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class Tail:
         resumed: bool,
     ) -> None:
         self.resumed = resumed
+        self.events = request.events
         self.index = index.name
         self.rows = 0
         self._shared = shared

@@ -75,19 +75,22 @@ class TailResponse(Response):
     async def _events(self, sender: Sender) -> None:
         """All events, to the end of the tail."""
         tail = self._tail
+        told = 0
         try:
             if tail.resumed:
                 await sender.bytes(_HEARTBEAT)
             else:
                 async for piece in tail.first():
                     await sender.bytes(piece)
-            while True:
+                told = 1
+            while tail.events is None or told < tail.events:
                 event = await tail.next(sender.gone, self._settings.tail_heartbeat_s)
                 if event is None:
                     await sender.bytes(_HEARTBEAT)
                     continue
                 async for piece in event:
                     await sender.bytes(piece)
+                told += 1
         except ReaderGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - every error is told, and our bugs are logged
@@ -95,8 +98,8 @@ class TailResponse(Response):
             if isinstance(error, RetryableError):
                 log.info("a tail of %s ends: %s", tail.index, error)
                 return
-            told = isinstance(error, HistoryChangedError | SnapshotGoneError)
-            await sender.bytes(problem_event(document["type"] if told else "error", document))
+            named = isinstance(error, HistoryChangedError | SnapshotGoneError)
+            await sender.bytes(problem_event(document["type"] if named else "error", document))
 
     async def _renew(self) -> None:
         """Keep what was told while the reader is slow, or nothing happens. That it is gone is told by the

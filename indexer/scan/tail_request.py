@@ -15,6 +15,10 @@ class TailRequest(Question, frozen=True):
 
     columns: Annotated[list[Column] | None, Meta(description="what each row holds")] = None
     initial: Annotated[bool, Meta(description="tell the rows of the first snapshot, too")] = False
+    events: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="how many events to tell, the first one included; without it the tail has no end"),
+    ] = None
     resume: Annotated[
         str | None,
         Meta(description="id of the event behind which to go on; the header `Last-Event-ID` says the same"),

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from deploy.demo.story import STATEMENTS
 from indexer.api import MAX_BODY_BYTES, create_app
+from indexer.scan.asking import EXAMPLE_INDEX
 from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.reading import ReadRequest, encoder, read_reply_decoder
 from indexer.scan.request import ScanRequest
@@ -441,6 +443,80 @@ def test_the_openapi_page_shows_what_is_checked(endpoint: Endpoint) -> None:
     assert endpoint.get("/docs").status_code == 200
 
 
+def test_every_example_of_the_openapi_page_works_when_it_is_pressed() -> None:
+    statement = STATEMENTS[EXAMPLE_INDEX].replace("ON flights", "ON users").replace(", defer_build=true", "")
+    world = World(statement, node_count=1)
+    include = b'{"flight":"UA1","origin":"EWR","arrival_delay":-3}'
+    flights = [
+        Doc([destination, f"2013-01-01T1{at}:00"], f"f{destination}{at}", include)
+        for destination in ("ATL", "BOS", "LAX", "ORD", "SFO")
+        for at in range(9)
+    ]
+    world.commit(5, {EXAMPLE_INDEX: flights})
+    pressed = 0
+    with Endpoint(world) as made:
+        page = made.get("/openapi.json").json()
+        for path, operations in page["paths"].items():
+            if "{name}" not in path or path.endswith("/tail"):  # a tail never ends
+                continue
+            for method, operation in operations.items():
+                parameters = {one["name"]: one for one in operation["parameters"]}
+                assert parameters["name"]["example"] == EXAMPLE_INDEX
+                url = path.replace("{name}", EXAMPLE_INDEX)
+                content = operation.get("requestBody", {}).get("content", {})
+                for shown in content.get("application/json", {}).get("examples", {}).values():
+                    answer = made.request(method.upper(), url, content=json.dumps(shown["value"]))
+                    assert answer.status_code == 200, (url, shown, answer.text)
+                    assert answer.json().get("rows") != [], shown
+                    pressed += 1
+                if method == "get":
+                    query = {name: one["example"] for name, one in parameters.items() if "example" in one}
+                    del query["name"]
+                    assert query, f"{url} shows nothing to press"
+                    answer = made.get(url, **query)
+                    assert answer.status_code == 200, (url, query, answer.text)
+                    pressed += 1
+    assert pressed >= 15
+
+
+def test_snapshots_are_held_and_given_back_over_http(endpoint: Endpoint) -> None:
+    path = "/v1/indexes/by_city/snapshots"
+    held = endpoint.post(path, lease_s=30).json()
+    assert held.keys() == {
+        "at", "snapshot", "timestamp", "session", "staleness_ms", "slices", "expires_in_s",
+    }  # fmt: skip
+    assert (held["snapshot"], held["slices"], held["expires_in_s"]) == (5, 3, 30)
+    answer = endpoint.get(at=held["at"], equals="Bonn").json()
+    assert len(answer["rows"]) == 5
+    assert endpoint.post(COUNT, at=held["at"]).json()["count"] == 20
+    given = endpoint.request("DELETE", path, params={"at": held["at"]})
+    assert (given.status_code, given.content) == (204, b"")
+    gone = problem(endpoint.get(at=held["at"]), 410, "snapshot-gone")
+    assert gone["next_step"]
+    problem(endpoint.request("DELETE", path), 422, "invalid-request")
+    problem(endpoint.request("DELETE", path, params={"at": "x"}), 422, "invalid-token")
+    problem(endpoint.post(path, lease_s=10**9), 422, "lease-too-long")
+    problem(endpoint.post(path, lease_s=0), 422, "invalid-request")
+    problem(endpoint.post("/v1/indexes/nope/snapshots"), 404, "unknown-index")
+    problem(endpoint.post("/v1/indexes/building/snapshots"), 503, "index-not-ready")
+
+
+def test_selections_by_hand(endpoint: Endpoint) -> None:
+    everything = [row["id"] for row in endpoint.get().json()["rows"]]
+    assert len(everything) == 20
+    spans = json.dumps([{"equals": ["Bonn"]}, {"equals": ["Aachen"]}, {"prefix": "B"}])
+    found = endpoint.get(spans=spans, columns="id", offset="1", limit="6").json()
+    assert [row["id"] for row in found["rows"]] == everything[1:7]
+    keys = endpoint.get("/v1/indexes/with_name/scan", distinct="true").json()["rows"]
+    assert keys == [{"key": [None], "missing": [0]}, {"key": [None]}, {"key": ["Boston"]}]
+    assert endpoint.get(COUNT, spans=spans).json()["count"] == 15
+    parts = [endpoint.get(slices=str(number)).json()["rows"] for number in range(3)]
+    assert sorted(row["id"] for rows in parts for row in rows) == sorted(everything)
+    problem(endpoint.get(slices="3"), 422, "unknown-slice")
+    problem(endpoint.get(offset="1000001"), 422, "offset-too-large")
+    problem(endpoint.get(distinct="true", columns="id"), 422, "invalid-request")
+
+
 # --- tokens -----------------------------------------------------------------------------------------------
 
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
@@ -461,7 +537,10 @@ def test_no_way_to_entries_goes_past_the_tokens() -> None:
             assert refusal.headers["www-authenticate"] == "Bearer"
             for token in ("reader", "operator"):
                 headers = {"Authorization": f"Bearer {token}"}
-                answer = guarded.request(method, path.replace("{name}", "by_city"), headers=headers)
+                endless = {"params": {"events": 1}} if path.endswith("/tail") else {}
+                answer = guarded.request(
+                    method, path.replace("{name}", "by_city"), headers=headers, **endless
+                )
                 assert answer.status_code != 401
         answer = guarded.request("POST", SCAN, headers={"Authorization": "Bearer reader"})
         assert len(answer.json()["rows"]) == 20

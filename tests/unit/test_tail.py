@@ -354,6 +354,8 @@ def test_tails_over_http() -> None:
             assert change["timestamp"]["0"]["offset"] == 2
             assert [row["include"]["x"] for row in change["added"]] == [1]
             assert sorted(row["id"] for row in change["removed"]) == ["u0", "u1", "u2"]
+        some = httpx.get(one + TAIL, params={"events": 1, "initial": "true"})
+        assert some.text.count("event: ") == 1
         world.commit(3, {"by_city": []})
         with listening(two, {"Last-Event-ID": listener.events[1]["id"]}, equals="Bonn") as resumed:
             until(lambda: len(resumed.events) == 1)
