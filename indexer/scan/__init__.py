@@ -10,12 +10,21 @@ of an index.
     directory what scans look up in the catalog
     news      waiting for a later snapshot, for as long as the reader is there
     agree     choosing a first page's snapshot, again while a slice does not hold it
-    leases    keeping a page token's snapshot
-    gather    scatter to slices here and on other nodes, merge in key order
+    leases    keeping the snapshots of page tokens and holds
+    held      one moment that many reads share
+    scatter   one request to every node that is needed
+    gather    many slices' entries in key order; counts
+    pages     pages of a held snapshot, one after the other, for streams
     reading   what nodes ask each other
+    picking   a slice's filters, distinct keys and offsets, in bounded pieces (any thread)
+    filtering a reader's condition as a function of entries
+    tasks     what else slices can work out (`task_list` names them)
     local     reading this node's slices
     peers     reading other nodes' slices over HTTP
-    service   the way of a scan through all of these
+    shared    what every kind of read shares of these
+    service   the way of a scan, a count and a held snapshot through them
+    http      what all routes share
+    routes    the routes of scans, counts and held snapshots
 
 May be imported by `indexer.api` and the node's shell only; imports `keytide` and the seam `indexer.view`.
 """
