@@ -84,6 +84,7 @@ class Leader:
             case Recovered():
                 out += self.core.catalog_changed(self.dictionary.catalog, event.now)
                 out += self.core.handle(event)
+                self._hold_until_looked()
                 out += [*self.builds.recover(), *self._cleaner.recover()]
                 return self._settle(out, event.now)
             case Reported(NodeHeartbeat() as message, now):
@@ -111,6 +112,11 @@ class Leader:
     def next_due(self, now: int) -> int:
         """Milliseconds until a `Tick` is needed."""
         return self.core.next_due(now)
+
+    @property
+    def looks_soon(self) -> bool:
+        """Whether timestamps wait for nothing but a look at a source."""
+        return any(stream.hold is UNTIL_JUDGED for stream in self.core.streams.values())
 
     def keyspaces(self) -> list[str]:
         """Keyspaces with indexes: those whose source is watched."""
@@ -151,6 +157,8 @@ class Leader:
             if stream is not None:
                 stream.hold = None
             return []
+        if stream.hold is UNTIL_JUDGED and facts.exists and not facts.compacted:
+            stream.hold = None
         if not facts.exists or stream.content is None or not stream.progress.heard or stream.halted:
             return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
         read, fresh_at = stream.progress.timestamp(), stream.progress.fresh_at()
@@ -165,6 +173,13 @@ class Leader:
         for index in stream.ready if verdict.failure else ():
             out += self._fail(index, verdict.failure, facts.sampled_at)
         return out
+
+    def _hold_until_looked(self) -> None:
+        """At the start of a term: nobody may have read for long. The first look at a source, once projectors
+        have said where they are, tells whether it was too long."""
+        for stream in self.core.streams.values():
+            if stream.ready and stream.content is not None:
+                stream.hold = UNTIL_JUDGED
 
     def _hold_back(self, keyspace: str) -> None:
         """After a rollback: until the first look at the source says how much is read again."""

@@ -70,6 +70,8 @@ LONGEST_POLL_MS = 10
 """A request, or a result of the slow lane, waits no longer than this for a loop that hears nothing."""
 TICK_MS = 20
 SAMPLE_INTERVAL_S = 1.0
+SOON_S = 0.1
+"""Between samples that timestamps wait for."""
 REPORTS_PER_TURN = 500
 
 
@@ -105,6 +107,7 @@ class Service:
         self._reports = consumer(settings)
         self._sources = KafkaWork(settings)
         self._watched: list[str] = []
+        self._soon = False
         self._loop = threading.Thread(target=self._run, name="control", daemon=True)
         self._sampler = threading.Thread(target=self._sample, name="sources", daemon=True)
         self._standby = Standby(settings, self._stopping)
@@ -258,7 +261,7 @@ class Service:
                 now = now_ms()
                 if now - ticked >= TICK_MS or leader.next_due(now) == 0:
                     ticked = now
-                    self._watched = leader.keyspaces()
+                    self._watched, self._soon = leader.keyspaces(), leader.looks_soon
                     self._carry_out(leader.handle(Tick(now)))
                 if now - said >= SAY_MS:
                     said = now
@@ -341,7 +344,11 @@ class Service:
     # --- watching sources -----------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        while not self._stopping.wait(SAMPLE_INTERVAL_S):
+        sampled = 0.0
+        while not self._stopping.wait(SOON_S):
+            if not self._soon and time.monotonic() - sampled < SAMPLE_INTERVAL_S:
+                continue
+            sampled = time.monotonic()
             for keyspace in self._watched:
                 try:
                     facts = self._sources.sample(keyspace)
