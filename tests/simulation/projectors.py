@@ -261,15 +261,7 @@ class SimProjector:
             end = world.kafka.source.logs[key.partition].end
             fresh_at = life.fresh_at.get(key.partition, 0)
             lines.append(
-                PartitionProgress(
-                    key.partition,
-                    state.acked,
-                    state.acked_epoch,
-                    end,
-                    fresh_at,
-                    state.version,
-                    state.acked_tail,
-                )
+                PartitionProgress(key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version)
             )
         places = [(line.acked, line.version) for line in lines]
         if places and (beat or places != life.told):

@@ -173,8 +173,8 @@ class Log:
 
     def has(self, place: Place) -> bool:
         """Whether `place` may be on this branch: its epoch is that of the last record below it which could be
-        read, or of a marker behind that. What it passed without a record (its tail) is none here either."""
-        if place.offset > self.end or self.read(max(0, place.offset - place.tail), place.offset):
+        read, or of a marker behind that."""
+        if place.offset > self.end:
             return False
         if place.offset == 0 or place.epoch < 0:
             return True
@@ -290,8 +290,8 @@ class Source:
         return None if whole else parting
 
     def branches(self, topic_id: str, partition: int, place: Place) -> list[tuple[Log, int]]:
-        """The logs that `place` may lie on, and up to where it stands for what they hold: one, if its epoch
-        is known."""
+        """The logs that `place` may lie on, and up to where it stands for what they hold: one, nearly always,
+        if its epoch is known."""
         now = self.logs[partition]
         logs = [now, *(log for log in reversed(self.lost) if log.partition == partition)]
         found = []
@@ -300,20 +300,21 @@ class Source:
                 continue
             if log.has(place):
                 found.append((log, place.offset))
-            elif log is not now and self._ran_on(log, place):
-                found.append((log, place.offset - place.tail))
+            if log is not now:
+                found += [(log, end) for end in self._ran_on(log, place)]
         return found
 
-    def _ran_on(self, log: Log, place: Place) -> bool:
-        """Whether `place` is one of a lost log for a reader that has passed markers of the new one since, and
-        cannot know it."""
-        now, end = self.logs[log.partition], place.offset - place.tail
-        return (
-            0 <= end <= log.end
-            and end < place.offset <= now.end
-            and log.has(Place(end, place.epoch))
-            and not now.read(end, place.offset)
-        )
+    def _ran_on(self, log: Log, place: Place) -> list[int]:
+        """Where a reader of a lost log may have been when it was lost, that has passed markers of the new one
+        since, up to `place`, and cannot know it."""
+        now = self.logs[log.partition]
+        ends = []
+        for end in range(place.offset - 1, 0, -1):
+            if place.offset > now.end or now.read(end, end + 1):
+                break
+            if end <= log.end and log.has(Place(end, place.epoch)):
+                ends.append(end)
+        return ends
 
 
 def make_version(log: Log, docid: bytes, document: bytes | None, now: int, number: int) -> Version:
