@@ -51,7 +51,7 @@ def _rate(url: str, asked: dict[str, str], documents: int) -> float:
     response = connection.getresponse()
     invariant(response.status == 200, "BenchmarkScan", lambda: response.read(300).decode(errors="replace"))
     body = io.BufferedReader(cast(io.RawIOBase, response), 1 << 20)
-    rows = sum(batch.num_rows for batch in pa.ipc.open_stream(cast(IO[bytes], body)))
+    rows: int = sum(batch.num_rows for batch in pa.ipc.open_stream(cast(IO[bytes], body)))
     took = time.perf_counter() - began
     connection.close()
     invariant(rows == documents, "BenchmarkScan", f"{rows} rows of {documents}")

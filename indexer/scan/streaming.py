@@ -17,7 +17,6 @@ last word, then the connection is broken off, so that no client takes a part for
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, Final, Protocol
 
 from indexer.scan import arrow, ndjson
@@ -27,14 +26,11 @@ from indexer.scan.news import Gone
 from indexer.scan.pages import Pages
 from indexer.scan.reading import TIP
 from indexer.scan.request import ColumnType, ScanRequest
-from indexer.scan.scatter import SnapshotMissingError
 from indexer.scan.selection import Selection
 from indexer.scan.shared import Shared
 from indexer.scan.streaming_block import Block
 from indexer.scan.streaming_merge import BlockReader
-from keytide.errors import CallerError, InvariantViolationError, KeytideError, RetryableError
-
-log = logging.getLogger(__name__)
+from keytide.errors import CallerError, InvariantViolationError, RetryableError
 
 RENEWALS: Final = 3
 """How often a hold is renewed within its time while the reader is slow."""
@@ -117,10 +113,7 @@ class Stream:
         pause = held.lease_ms / 1000 / RENEWALS
         while held.hold:
             await asyncio.sleep(pause)
-            try:
-                await self._shared.holds.renew(held, (), pause)
-            except (KeytideError, SnapshotMissingError) as error:
-                log.info("a stream's snapshot could not be renewed: %s", error)
+            self._shared.holds.renew(held, (), pause)
 
 
 class Streams:

@@ -31,7 +31,7 @@ from indexer.scan.news import Gone, Patience
 from indexer.scan.pages import Pages
 from indexer.scan.request import Moment
 from indexer.scan.rows import RowMaker
-from indexer.scan.scatter import Asked, SnapshotMissingError, Target, ask
+from indexer.scan.scatter import Asked, Target, ask
 from indexer.scan.selection import Selection
 from indexer.scan.shared import Shared
 from indexer.scan.streaming_block import task_requests
@@ -133,18 +133,12 @@ class Tail:
         self._rest_until = monotonic() + RESTS * (monotonic() - began)
         return self._event(told, small)
 
-    async def renew(self) -> None:
-        """Keep what was told last, while nothing is read from it.
-
-        Raises:
-            SnapshotGoneError: it is not held any more.
-        """
+    def renew(self) -> None:
+        """Keep what was told last, while nothing is read from it. That it is gone is told by the next
+        comparison."""
         for told in (self._before, self._told):
             if told is not None:
-                try:
-                    await self._shared.holds.renew(told.held, (), self._timeout_s)
-                except SnapshotMissingError as missing:
-                    raise gone_by(missing.slice, told.held) from missing
+                self._shared.holds.renew(told.held, (), self._timeout_s)
 
     async def _event(self, told: Told, small: Changes | None) -> AsyncIterator[bytes]:
         """An event as it is sent; when all of it was taken, its moment is the one that was told."""

@@ -22,7 +22,7 @@ from indexer.scan.news import ReaderGoneError
 from indexer.scan.streaming import RENEWALS
 from indexer.scan.streaming_http import Sender, reader_gone
 from indexer.scan.tail import Tail, problem_event
-from keytide.errors import HistoryChangedError, KeytideError, RetryableError
+from keytide.errors import HistoryChangedError, RetryableError
 from keytide.settings import ScanSettings
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,7 @@ class TailResponse(Response):
             await sender.bytes(problem_event(document["type"] if named else "error", document))
 
     async def _renew(self) -> None:
-        """Keep what was told while the reader is slow, or nothing happens. That it is gone is told by the
-        next comparison."""
+        """Keep what was told while the reader is slow, or nothing happens."""
         while True:
             await asyncio.sleep(self._settings.tail_lease_s / RENEWALS)
-            try:
-                await self._tail.renew()
-            except KeytideError as error:
-                log.info("a tail's snapshot could not be renewed: %s", error)
+            self._tail.renew()
