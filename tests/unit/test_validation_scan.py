@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from indexer.scan.request import ScanRequest
+from indexer.scan.request import HoldRequest, ScanRequest
 from indexer.scan.service import ScanService
 from indexer.validation.judging import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
 from indexer.validation.primary import (
@@ -396,6 +396,27 @@ def test_a_tip_scan_whose_slices_moved_on_concludes_nothing_from_it() -> None:
     async def work() -> None:
         answer = await scan(bench.services()["n0"], consistency="tip")
         assert told(answer) == {"ann": "", "bo": NO_VERSION, "cy": "", "di": ""}
+
+    run(work)
+
+
+def test_rows_of_a_held_snapshot_are_validated_as_of_now() -> None:
+    people = {f"p{at}": {"city": f"c{at}"} for at in range(8)}
+    bench = Bench(BY_CITY, documents=people)
+
+    async def work() -> None:
+        services = bench.services()
+        held = json.loads((await services["n0"].hold("by_city", HoldRequest(lease_s=30), never)).body)
+        for at in range(8):
+            bench.primary.documents_by_id[f"p{at}"] = None
+            seen: list[str] = []
+            answer = await scan(services["n1"], at=held["at"], limit=3)
+            while True:
+                seen += told(answer)
+                if answer["page"] is None:
+                    break
+                answer = await next_page(services["n0"], answer["page"])
+            assert seen == [f"p{other}" for other in range(at + 1, 8)]
 
     run(work)
 
