@@ -8,6 +8,8 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,13 +27,14 @@ from indexer.scan.request import ScanRequest
 from indexer.scan.service import ScanService
 from indexer.scan.shared import Shared
 from indexer.scan.streaming import Streams
+from indexer.store.fold_worker import FoldWorker
 from indexer.view import StoreDamagedError
 from keytide.clock import now_ms
 from keytide.collation import encode_key
 from keytide.errors import KeytideError
 from keytide.settings import ScanSettings, load_settings
 from keytide.timestamp import Timestamp
-from tests.unit.scan_world import Doc, FakeSnapshot, World
+from tests.unit.scan_world import Doc, FakeSnapshot, World, stores
 from tests.unit.test_api import SCAN, serving
 
 CITY = "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (x) PARTITION BY HASH(id) WITH (slices=4)"
@@ -171,6 +174,30 @@ def test_streams_have_the_rows_of_pages(
 
         asyncio.run(check())
         assert leased(world) == 0 or options.get("consistency") != "tip"
+
+
+def test_streams_of_a_real_store_with_long_keys(tmp_path: Path) -> None:
+    """More keys than a block of the store has, some longer than LMDB takes."""
+    docs = [
+        Doc([("x" * 600 if at % 7 == 0 else "") + f"k{at % 50}", at], f"d{at}", b"{}") for at in range(3000)
+    ]
+    with closing(FoldWorker()) as folds, stores("lmdb", tmp_path, folds) as keep:
+        world = World(CITY, node_count=2)
+        world.keep = keep
+        world.commit(3, {"by_city": docs})
+
+        async def check() -> None:
+            configured = ScanSettings.model_validate({"stream_block_bytes": 20_000})
+            service = world.services(configured)["n0"]
+            for asked in ({}, {"reverse": True}, {"low": ["xx"]}, {"distinct": True}, {"slices": [1]}):
+                answer = await service.scan("by_city", scan_request({**asked, "limit": 5000}), nobody_leaves)
+                rows = json.loads(answer.body)["rows"]
+                assert lines(await streamed(service.shared, scan_request(asked))) == rows
+                arrow = await streamed(service.shared, scan_request(asked), MEDIA_TYPE)
+                table = pa.ipc.open_stream(arrow).read_all()
+                assert table.column("city").to_pylist() == [row["key"][0] for row in rows]
+
+        asyncio.run(check())
 
 
 @pytest.mark.usefixtures("small_rounds")

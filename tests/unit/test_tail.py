@@ -10,7 +10,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,10 +26,11 @@ from indexer.scan.service import ScanService
 from indexer.scan.tail import Tail, Tails, TooManyTailsError
 from indexer.scan.tail_request import TailRequest
 from indexer.scan.tokens import InvalidTokenError
+from indexer.store.fold_worker import FoldWorker
 from keytide.clock import now_ms
 from keytide.errors import HistoryChangedError, KeytideError
 from keytide.settings import ScanSettings, load_settings
-from tests.unit.scan_world import Doc, World
+from tests.unit.scan_world import Doc, World, stores
 from tests.unit.test_api import serving
 
 STATEMENT = "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (x) PARTITION BY HASH(id) WITH (slices=4)"
@@ -149,6 +151,36 @@ async def news(tail: Tail) -> AsyncIterator[bytes] | None:
         if event is not None:
             return event
     return None
+
+
+def test_tails_of_a_real_store_with_long_keys(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    states = [
+        [
+            Doc([("x" * 600 if at % 7 == 0 else "") + f"k{chance.randrange(50)}", at], f"d{at}", b"{}")
+            for at in range(1500)
+            if chance.random() < 0.9
+        ]
+        for _ in range(3)
+    ]
+    with closing(FoldWorker()) as folds, stores("lmdb", tmp_path, folds) as keep:
+        world = World(STATEMENT, node_count=2)
+        world.keep = keep
+
+        async def check() -> None:
+            services = world.services(ScanSettings.model_validate({"default_limit": 5000}))
+            tails = Tails(services["n1"].shared)
+            world.commit(1, {"by_city": states[0]})
+            tail = await tails.open("by_city", TailRequest(initial=True), None, nobody_leaves)
+            _, _, event = await event_of(tail.first())
+            rows = applied(Counter(), {**event, "removed": []})
+            for number, state in enumerate(states[1:], 2):
+                world.commit(number, {"by_city": state})
+                _, _, event = await event_of(await news(tail))
+                rows = applied(rows, event)
+                assert rows == await scanned(services["n0"], {}, number)
+
+        asyncio.run(check())
 
 
 def world_of(count: int = 20) -> World:
