@@ -15,6 +15,7 @@ from indexer.scan.asking import InvalidRequestError, from_query, parse
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.gather import CountTimeoutError
 from indexer.scan.request import CountRequest, ScanRequest, SpanRequest
+from indexer.scan.scatter import Target
 from indexer.scan.selection import Selection, Shape, selection_of, slices_of, spans_of
 from indexer.scan.service import ScanService
 from keytide.collation import Span
@@ -204,7 +205,7 @@ async def filtered(service: ScanService, predicate: Predicate, limit: int, **req
     whole = shared.selection(question, index)
     selection = Selection(whole.spans, whole.slices, predicate)
 
-    async def work(target: gathering.Target) -> gathering.Gathered:
+    async def work(target: Target) -> gathering.Gathered:
         return await gathering.gather(target, shared.nodes, b"", False, limit)
 
     return (await shared.read(index, selection, question, {}, never, work)).gathered
