@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
+import msgspec
+
 from indexer.scan.aggregate_request import AggregateRequest, Plan, plan_of
 from indexer.scan.aggregate_slice import GroupState, runs_backwards, too_many, wants_of
 from indexer.scan.aggregate_sums import Accumulator, Wants
@@ -50,6 +52,8 @@ LEASE_MS: Final = 10_000
 """How long slices that are not finished keep the snapshot for the next call, which comes at once."""
 _INLINE_BYTES: Final = 16_384
 """Partial aggregates up to this size are put together on the event loop: about 2 ms."""
+_INLINE_VALUES: Final = 1_000
+"""Values of an answer up to which it is written there, too."""
 
 
 class AggregateTimeoutError(RetryableError):
@@ -295,15 +299,38 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
         )
 
     agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
-    found, more = rows(agreed.gathered, plan, wanted)
+    result = agreed.gathered
+    if len(result.groups) * len(plan.functions) <= _INLINE_VALUES:
+        shown, count, more = _written(result, plan, wanted)
+    else:
+        loop = asyncio.get_running_loop()
+        shown, count, more = await loop.run_in_executor(shared.local.threads, _written, result, plan, wanted)
     body: dict[str, Any] = {
-        "groups": [_shown(row, plan) for row in found],
+        "groups": msgspec.Raw(shown),
         "more": more,
         **shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp)),
     }
     if request.explain:
         body["explain"] = explain(agreed, index.shape.slices)
-    return Answer(encode(body), len(found), index.name, request.consistency)
+    return Answer(encode(body), count, index.name, request.consistency)
+
+
+def _written(result: Aggregated, plan: Plan, wanted: Wanted) -> tuple[bytes, int, bool]:
+    """The groups of the answer as JSON, how many, and whether there are more. Any thread.
+
+    Raises:
+        CallerError (422): an extreme, or a value grouped by, has too many digits to be read as JSON.
+    """
+    found, more = rows(result, plan, wanted)
+    try:
+        return encode([_shown(row, plan) for row in found]), len(found), more
+    except ValueError as error:
+        raise CallerError(
+            "an integer in the answer has more than 4300 digits",
+            status=422,
+            problem_type="too-many-digits",
+            next_step="bound the selection with `high`, or CAST the value to double precision",
+        ) from error
 
 
 def definition_of(shared: Shared, index: Scannable) -> IndexDefinition:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cmp_to_key
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -24,7 +26,7 @@ from keytide.collation import MISSING
 from keytide.definition.expression import Predicate
 from keytide.definition.fragments import parse_expression, parse_predicate
 from tests.property import naive_projection as naive
-from tests.unit.scan_world import Doc, World
+from tests.unit.scan_world import Doc, FakeSnapshot, World
 
 KEYS = ("city", "city, age", "city DESC", "city DESC, age DESC", "city, age DESC", "city DESC, age")
 PARTITIONS = ("", "PARTITION BY HASH(id)", "PARTITION BY HASH(city)")
@@ -48,6 +50,7 @@ parts = st.one_of(
         [MISSING, 1, 2, 2.0, 5, 5.0, -1.5, 0.1, 0.2, 0.3, 1e300, -1e300, 5e-324, -(10**30), -(2**53)]
     ),
 )
+numbers = st.sampled_from([0, -0.0, 1, 2, 2.0, 5, 5.0, -1.5, -4, 0.1, 0.5, None, MISSING])
 amounts = st.one_of(
     st.sampled_from(
         [MISSING, None, "x", True, 0.1, 0.2, 0.3, 1, 2, 2.0, 1e308, -1e308, 10**25, [1], {"b": 1, "a": 2}]
@@ -68,7 +71,7 @@ def questions(draw: st.DrawFn, width: int, keys: list[tuple[Any, ...]]) -> dict[
             return list(key[:length])
         return draw(st.lists(parts.filter(lambda part: part is not MISSING), max_size=longest))
 
-    kind = draw(st.sampled_from(["all", "all", "equals", "prefix", "low", "high", "range"]))
+    kind = draw(st.sampled_from(["all"] * 6 + ["equals", "prefix", "low", "high", "range"]))
     if kind == "equals":
         return {"equals": bound()}
     if kind == "prefix":
@@ -90,7 +93,7 @@ class Case:
     """An aggregate of some documents.
 
     Attributes:
-        few, calls: how blocks and reads are divided.
+        few, calls, block: how blocks and reads are divided.
         documents: key parts and amount, by id.
     """
 
@@ -107,6 +110,7 @@ class Case:
     offset: int
     few: int
     calls: int
+    block: int
 
 
 @st.composite
@@ -116,9 +120,11 @@ def cases(draw: st.DrawFn) -> Case:
     slices = draw(st.integers(1, 5))
     partition = draw(st.sampled_from(PARTITIONS))
     statement = f"CREATE INDEX i ON users ({columns}) INCLUDE (amount) {partition} WITH (slices={slices})"
-    some = draw(st.lists(parts, min_size=1, max_size=3)) if draw(st.booleans()) else None
-    part = parts if some is None else st.sampled_from(some)  # so that groups are large
-    keys = draw(st.lists(st.tuples(*[part] * (len(names) - 1), parts), max_size=40))
+    # Few different values make large groups; numbers that are equal and written differently are among them.
+    pools = [parts, numbers, numbers, st.sampled_from(draw(st.lists(parts, min_size=1, max_size=3)))]
+    columns_of = [draw(st.sampled_from(pools)) for _ in names]
+    least: int = draw(st.sampled_from([0, 1, 10, 25]))
+    keys = draw(st.lists(st.tuples(*columns_of), min_size=least, max_size=40))
     documents = [(f"d{at:02}", list(key), draw(amounts)) for at, key in enumerate(keys)]
     told = [tuple(one for one in key) for key in keys if MISSING not in key]
     question = draw(questions(len(names), told))
@@ -134,7 +140,7 @@ def cases(draw: st.DrawFn) -> Case:
     ]
     expression = st.sampled_from(expressions)
     functions: list[dict[str, Any]] = [{"function": "count", "as": "n"}]
-    for number in range(draw(st.integers(0, 4))):
+    for number in range(draw(st.integers(1, 5))):
         function = draw(st.sampled_from(FUNCTIONS))
         one = {"function": function, "of": draw(expression), "as": f"f{number}"}
         functions.append({**one, "distinct": True} if function == "count" and draw(st.booleans()) else one)
@@ -154,9 +160,10 @@ def cases(draw: st.DrawFn) -> Case:
         list(groups),
         draw(st.booleans()),
         draw(st.sampled_from([None, 1, 2, 5])),
-        draw(st.sampled_from([0, 0, 1, 3])),
-        draw(st.sampled_from([0, 1, 24])),
+        draw(st.sampled_from([0, 0, 0, 1, 3])),
+        draw(st.sampled_from([0, 0, 24])),
         draw(st.sampled_from([1, 7, 20, 10_000])),
+        draw(st.sampled_from([1, 5, 50])),
     )
 
 
@@ -321,7 +328,14 @@ def test_aggregates_are_what_a_naive_model_gives(case: Case, seed: int) -> None:
     definition = world.index("i").definition
     descending = [part.descending for part in definition.keys]
     groups, more = expected(case, descending)
+    rows = FakeSnapshot.rows
+
+    def blocks(self: FakeSnapshot, *arguments: Any) -> Iterator[list[tuple[bytes, bytes]]]:
+        entries = list(chain.from_iterable(rows(self, *arguments)))
+        return (entries[at : at + case.block] for at in range(0, len(entries), case.block))
+
     with (
+        mock.patch.object(FakeSnapshot, "rows", blocks),
         mock.patch.object(aggregate_columns, "FEW", case.few),
         mock.patch.object(aggregate, "CALL_ENTRIES", case.calls),
     ):

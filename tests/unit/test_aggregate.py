@@ -14,6 +14,7 @@ import pytest
 
 from indexer.scan import aggregate
 from indexer.scan.aggregate_request import AggregateFunction, AggregateRequest, plan_of
+from indexer.scan.aggregate_sums import Accumulator, Wants
 from indexer.scan.aggregate_task import (
     Arguments,
     Partial,
@@ -255,6 +256,24 @@ def test_a_value_without_order_cannot_be_grouped_by() -> None:
     assert group["ignored"] == {"min(b)": 1, "count(distinct b)": 1}
 
 
+def test_an_integer_that_no_json_reader_takes_is_told() -> None:
+    world = World("CREATE INDEX i ON users (a)", node_count=1)
+    world.commit(1, {"i": [Doc([10**5000], "u1"), Doc([1], "u2")]})
+    path = "/v1/indexes/i/aggregate"
+    with Endpoint(world) as endpoint:
+        problem(endpoint.post(path, functions=["max(a)"]), 422, "too-many-digits")
+        (group,) = groups_of(endpoint, path, functions=["min(a)", "sum(a)", "avg(a)", "count(a)"])
+    assert group["values"] == {"min(a)": 1, "sum(a)": None, "avg(a)": None, "count(a)": 2}
+
+
+def test_many_groups_are_written_in_a_thread() -> None:
+    world = World("CREATE INDEX i ON users (a) WITH (slices=2)", node_count=1)
+    world.commit(1, {"i": [Doc([at], f"u{at}") for at in range(3_000)]})
+    with Endpoint(world) as endpoint:
+        found = groups_of(endpoint, "/v1/indexes/i/aggregate", functions=["sum(a)"], group_by=["a"])
+    assert found == [{"key": [at], "values": {"sum(a)": at}} for at in range(3_000)]
+
+
 # --- moments ----------------------------------------------------------------------------------------------
 
 
@@ -300,6 +319,39 @@ def test_a_long_aggregate_keeps_its_snapshot_between_calls(nodes: int) -> None:
     assert len(called) > 2
     assert answer["snapshot"] == 5
     assert [tuple(group["values"].values()) for group in answer["groups"]] == [(4, 22), (4, 26), (4, 18)]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_groups_are_whole_when_a_call_ends_within_the_last_that_is_wanted(reverse: bool) -> None:
+    world = World("CREATE INDEX i ON users (a) WITH (slices=2) PARTITION BY HASH(id)", node_count=1)
+    world.commit(1, {"i": [Doc([at // 10], f"u{at:02}") for at in range(50)]})
+    for entries in range(2, 40, 3):
+        with Endpoint(world) as endpoint, mock.patch.object(aggregate, "CALL_ENTRIES", entries):
+            body: dict[str, Any] = {"functions": ["count"], "group_by": ["a"], "limit": 2, "reverse": reverse}
+            answer = endpoint.post("/v1/indexes/i/aggregate", **body).json()
+        assert [(g["key"], g["values"]["count"]) for g in answer["groups"]] == [
+            ([4 if reverse else 0], 10),
+            ([3 if reverse else 1], 10),
+        ]
+        assert answer["more"]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_of_equal_values_the_first_is_least_and_the_last_greatest(backwards: bool) -> None:
+    """In key order, in whatever order they are met."""
+    told = [(5.0, b"a"), (5, b"b"), (5.0, b"c"), (5, b"d")]
+    one = Accumulator(Wants(extremes=True))
+    for value, entry in reversed(told) if backwards else told:
+        one.add(value, entry)
+    assert one.least is not None
+    assert one.greatest is not None
+    assert repr((one.least.value(), one.greatest.value())) == "(5.0, 5)"
+    merged = Accumulator(Wants(extremes=True))
+    merged.add(5, b"e")
+    merged.merge(one)
+    assert merged.least == one.least
+    assert merged.greatest is not None
+    assert merged.greatest.entry == b"e"
 
 
 async def never() -> None:
