@@ -158,11 +158,12 @@ def test_conditions_reach_the_nodes(world: World, spark: SparkSession) -> None:
 
 def _die_once(batches: Iterable[RecordBatch]) -> Iterable[RecordBatch]:
     """The first attempt of every task gives a batch, and is killed. Rows say which attempt they come from."""
+    import pyarrow as pa
     from pyspark import TaskContext
 
     attempt = TaskContext.get().attemptNumber()  # type: ignore[union-attr]
     for batch in batches:
-        yield batch.append_column("attempt", [[attempt] * batch.num_rows])
+        yield batch.append_column("attempt", pa.array([attempt] * batch.num_rows, pa.int64()))
         if attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
