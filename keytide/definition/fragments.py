@@ -15,6 +15,7 @@ from sqlglot.tokenizer_core import Token
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Expression, Node, Predicate, depth, walk
 from keytide.definition.sql import ExpressionReader
+from keytide.definition.statement import unfinished
 from keytide.definition.values import Dialect
 
 MAX_FRAGMENT: Final = 10_000
@@ -51,7 +52,7 @@ def _tokens(text: str) -> Sequence[Token]:
     except UnicodeEncodeError as error:
         raise InvalidStatementError("this is not valid Unicode", text[: error.start], error.start) from error
     except TokenError as error:
-        raise InvalidStatementError("a quote or comment is not closed", text, 0) from error
+        raise unfinished(text) from error
     if not tokens:
         raise InvalidStatementError("there is no expression", text, 0)
     return tokens
