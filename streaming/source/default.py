@@ -1,4 +1,8 @@
-"""The classes that Spark calls (PySpark's Python Data Source API)."""
+"""The classes that Spark calls (PySpark's Python Data Source API).
+
+Every Spark session that looks for a data source by name imports this module, those of Keytide's own backfills
+too. So what the source needs is imported when it is used: that takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
-
-from streaming.source.columns import arranged, chosen, struct_of
-from streaming.source.opening import Opened, open_index, read_slice
-from streaming.source.options import Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from streaming.source.opening import Opened
+    from streaming.source.options import Options
 
 TOKEN_VARIABLE: Final = "KEYTIDE_TOKEN"
 """Holds the driver's API token where no option does, as for `keytide` itself."""
@@ -23,14 +26,17 @@ TOKEN_VARIABLE: Final = "KEYTIDE_TOKEN"
 class DefaultSource(DataSource):
     """An index at one snapshot. Made once for each `load()`, then pickled and kept by Spark.
 
-    Making it holds the snapshot: the other calls are not made for every use of a DataFrame, and `schema` is
-    not if the user gives one.
+    Making it holds the snapshot: Spark calls `schema` only if the user gives none, and `reader` for every use
+    of a DataFrame.
 
     Raises:
         KeytideError: an option is wrong, or nodes refuse it.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        from streaming.source.opening import open_index
+        from streaming.source.options import Options
+
         self._options = Options.read(options, os.environ.get(TOKEN_VARIABLE, ""))
         self._opened = open_index(self._options)
 
@@ -39,6 +45,8 @@ class DefaultSource(DataSource):
         return "keytide"
 
     def schema(self) -> StructType:
+        from streaming.source.columns import struct_of
+
         return struct_of(self._opened.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -53,6 +61,8 @@ class Reader(DataSourceReader):
     """
 
     def __init__(self, options: Options, opened: Opened, schema: StructType) -> None:
+        from streaming.source.columns import chosen
+
         self._options = options
         self._opened = opened
         self._schema = schema
@@ -63,7 +73,11 @@ class Reader(DataSourceReader):
         return [InputPartition(number) for number in self._opened.slices]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if partition is None:  # Spark makes a task of no partitions, too
+        """The rows of a slice; none for the task that Spark makes of no partitions."""
+        from streaming.source.columns import arranged
+        from streaming.source.opening import read_slice
+
+        if partition is None:
             return
         for batch in read_slice(self._options, self._opened, partition.value, self._columns):
             yield arranged(batch, self._schema)

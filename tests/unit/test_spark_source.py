@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -382,6 +384,15 @@ def test_spark_finds_the_source_by_its_name() -> None:
     assert "pyspark_keytide*" in packages["include"]
     assert any(module.name == "pyspark_keytide" for module in iter_modules([str(ROOT)]))
     assert pyspark_keytide.DefaultSource.name() == "keytide"
+
+
+def test_looking_for_data_sources_imports_next_to_nothing() -> None:
+    """Spark imports the module in every session, to see what it holds."""
+    asked = (
+        "import sys, pyspark_keytide; print([m for m in ('httpx', 'sqlglot', 'pyarrow') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, check=True)
+    assert found.stdout.decode().strip() == "[]"
 
 
 def test_all_slices_together_are_the_index(served: Served) -> None:
