@@ -21,6 +21,7 @@ from prometheus_client import REGISTRY
 
 from indexer.api import create_app
 from indexer.node import Node
+from indexer.one_write import OneWriteProtocol
 from keytide.errors import InvariantViolationError, KeytideError
 from keytide.settings import Settings
 
@@ -56,7 +57,7 @@ class Serving:
             uvicorn.Config(
                 create_app(view, settings, REGISTRY, self._end_by_bug),
                 loop="uvloop",
-                http="httptools",
+                http=OneWriteProtocol,
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=2,
