@@ -182,6 +182,17 @@ def test_a_task_that_is_run_again_reads_the_same_snapshot(world: World, spark: S
     assert len(found) == PEOPLE
 
 
+def test_plans_do_not_show_the_token(world: World, spark: SparkSession) -> None:
+    frame = _load(world, spark, token="s3cret").filter("n > 0")
+    assert frame.count() > 0
+    shown = frame._jdf.queryExecution().toString()
+    assert "keytide" in shown
+    assert "s3cret" not in shown
+    with pytest.raises(Exception, match="no option tokem") as caught:
+        _load(world, spark, token="s3cret", tokem="x")
+    assert "s3cret" not in str(caught.value)
+
+
 def test_errors_say_what_to_do(world: World, spark: SparkSession) -> None:
     with pytest.raises(Exception, match="Option `index` names the index"):
         _load(world, spark, index="by_town")
