@@ -215,8 +215,8 @@ class ScanSettings(_Section):
     max_streams: int = Field(
         16,
         ge=1,
-        description="streams (NDJSON, Arrow) that a node runs at once: each has some times stream_block_bytes "
-        "in memory",
+        description="streams (NDJSON, Arrow) that a node runs at once: each has some times "
+        "stream_block_bytes in memory",
     )
     stream_block_bytes: int = Field(
         4 << 20,
@@ -227,8 +227,8 @@ class ScanSettings(_Section):
     stream_stall_s: float = Field(
         30.0,
         gt=0,
-        description="how long a reader of a stream or tail may take nothing (256 KiB) before it is let go: its "
-        "snapshot keeps disk from being reused",
+        description="how long a reader of a stream or tail may take nothing (256 KiB) before it is let go: "
+        "its snapshot keeps disk from being reused",
     )
     max_tails: int = Field(
         64, ge=1, description="tails that a node runs at once: each compares its selection again and again"

@@ -308,7 +308,7 @@ def test_a_new_leader_looks_at_the_source_before_it_issues_what_was_read_meanwhi
     assert stream.content.offsets() == {0: 130, 1: 60}
     source = facts((400, 60), at=world.now, compacted=compacted, delete_retention_ms=10_000_000)
     world.handle(SourceSampled(source, "", world.now))
-    assert not world.leader.looks_soon
+    assert world.leader.looks_soon is False
     world.tick(300)
     late = compacted and away_ms > 5_000
     assert stream.content.offsets() == {0: 130 if late else 210, 1: 60}
