@@ -23,7 +23,7 @@ from indexer.slices import SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from keytide.history import History
 from keytide.timestamp import Timestamp
-from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Source
+from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
@@ -67,10 +67,10 @@ class Oracle:
                     raise BrokenError("Untorn", f"{timestamp} is past the end {log.end} of {partition}")
                 found.append([log.folds[place.offset]])
                 continue
-            logs = self._source.branches(timestamp.topic_id, partition, place)
+            logs: list[Log] = self._source.branches(timestamp.topic_id, partition, place)
             if not logs:
                 raise BrokenError("Untorn", f"{place} of partition {partition} is on no branch")
-            folds = [log.folds[upto] for log, upto in logs]
+            folds = [one.folds[min(place.offset, one.end)] for one in logs]
             found.append([fold for n, fold in enumerate(folds) if fold not in folds[:n]])
         return found
 
@@ -106,8 +106,8 @@ class Oracle:
             logs = self._source.branches(timestamp.topic_id, partition, timestamp.place(partition))
             may |= {
                 (partition, version.offset)
-                for log, upto in logs
-                for version in log.records[:upto]
+                for log in logs
+                for version in log.records[: timestamp.offset(partition)]
                 if version.made.skip[number] is not None
             }
         return must, may

@@ -289,32 +289,26 @@ class Source:
         whole = known.parting(Place(end, place.epoch)) is None and not log.read(end, place.offset)
         return None if whole else parting
 
-    def branches(self, topic_id: str, partition: int, place: Place) -> list[tuple[Log, int]]:
-        """The logs that `place` may lie on, and up to where it stands for what they hold: one, nearly always,
-        if its epoch is known."""
+    def branches(self, topic_id: str, partition: int, place: Place) -> list[Log]:
+        """The logs that `place` may lie on: one, if its epoch is known."""
         now = self.logs[partition]
         logs = [now, *(log for log in reversed(self.lost) if log.partition == partition)]
-        found = []
-        for log in logs:
-            if topic_id and log.topic_id != topic_id:
-                continue
-            if log.has(place):
-                found.append((log, place.offset))
-            if log is not now:
-                found += [(log, end) for end in self._ran_on(log, place)]
-        return found
+        return [
+            log
+            for log in logs
+            if (not topic_id or log.topic_id == topic_id)
+            and (log.has(place) or (log is not now and self._ran_on(log, place)))
+        ]
 
-    def _ran_on(self, log: Log, place: Place) -> list[int]:
-        """Where a reader of a lost log may have been when it was lost, that has passed markers of the new one
-        since, up to `place`, and cannot know it."""
+    def _ran_on(self, log: Log, place: Place) -> bool:
+        """Whether `place` is the end of a lost log for a reader that has passed markers of the new one since,
+        and cannot know it."""
         now = self.logs[log.partition]
-        ends = []
-        for end in range(place.offset - 1, 0, -1):
-            if place.offset > now.end or now.read(end, end + 1):
-                break
-            if end <= log.end and log.has(Place(end, place.epoch)):
-                ends.append(end)
-        return ends
+        return (
+            log.end < place.offset <= now.end
+            and log.has(Place(log.end, place.epoch))
+            and not now.read(log.end, place.offset)
+        )
 
 
 def make_version(log: Log, docid: bytes, document: bytes | None, now: int, number: int) -> Version:
