@@ -22,11 +22,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from indexer.scan import aggregate_routes, query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
-from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, Endpoint, Handler, message_of
+from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, PROBLEMS, Endpoint, Handler, message_of
 from indexer.scan.metrics import ScanMetrics
 from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
 from indexer.scan.reading import encoder, lease_decoder, read_decoder
+from indexer.scan.shown import show_answers
 from indexer.view import NodeView
 from keytide.settings import Settings
 
@@ -110,6 +111,7 @@ def create_app(
         tags=["scan"],
         summary="Indexes that can be scanned",
         dependencies=[Depends(endpoint.allow)],
+        responses={status: PROBLEMS[status] for status in (401, 403)},
     )
     async def indexes() -> list[dict[str, str]]:
         return [{"name": r.name, "keyspace": r.keyspace, "state": r.state} for r in view.catalog().indexes()]
@@ -150,12 +152,13 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
 
 
 def _add_schemas(app: FastAPI) -> None:
-    """Show the types of requests on the OpenAPI page."""
+    """Show the types of requests and answers on the OpenAPI page."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
         page = described()
         page.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
+        show_answers(page)
         return page
 
     app.openapi = openapi  # type: ignore[method-assign]
