@@ -36,6 +36,7 @@ from indexer.scan.aggregate_task import (
 from indexer.scan.answer import Answer, encode, explain
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Scannable
+from indexer.scan.leases import BETWEEN_CALLS_MS
 from indexer.scan.news import Gone
 from indexer.scan.reading import Nodes
 from indexer.scan.scatter import Asked, Target, ask_task
@@ -48,8 +49,6 @@ from keytide.errors import CallerError, RetryableError
 CALL_ENTRIES: Final = 200_000
 """Entries that a node looks at in one call, over its slices: some hundred milliseconds. Not a setting: a
 request's `timeout_ms` bounds the whole, this only how it is divided."""
-LEASE_MS: Final = 10_000
-"""How long slices that are not finished keep the snapshot for the next call, which comes at once."""
 _INLINE_BYTES: Final = 16_384
 """Partial aggregates up to this size are put together on the event loop: about 2 ms."""
 _INLINE_VALUES: Final = 1_000
@@ -188,7 +187,7 @@ async def aggregate(
             target,
             nodes=pending,
             timeout_s=left,
-            lease_ms=target.lease_ms or LEASE_MS,
+            lease_ms=target.lease_ms or BETWEEN_CALLS_MS,
             in_use=target.in_use or bool(after),
         )
         share = CALL_ENTRIES // max(map(len, now.by_node().values()))

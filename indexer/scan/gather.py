@@ -12,7 +12,8 @@ and dropped, in blocks of bounded size.
 
 A read that filters, skips or takes distinct keys may look at much and find little. Slices give up after a
 bounded number of entries and say where they are, and so does the whole read when its time is over: `more`
-with fewer entries than the limit, perhaps none, and `reached`.
+with fewer entries than the limit, perhaps none, and `reached`. A count of several rounds keeps its snapshot
+between them.
 
 Distinct entries have keys without ids: equal keys of several slices are equal, and meet in the merge.
 """
@@ -22,10 +23,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
 
+from indexer.scan.leases import BETWEEN_CALLS_MS
 from indexer.scan.picking import behind
 from indexer.scan.reading import TIP, Nodes, ReadRequest
 from indexer.scan.scatter import Asked, Entry, Target, ask
@@ -99,7 +101,7 @@ async def gather(
             if not any(source.more for source in sources):
                 break
         else:
-            final = _final(sources, reverse)
+            final = _final(sources, reverse, distinct=target.distinct)
             if target.number == TIP:  # an entry on its way between slices may be in both
                 final = list(dict(final).items())
             if target.distinct:
@@ -107,7 +109,9 @@ async def gather(
             taken += final
         if len(taken) <= limit and monotonic() > deadline and any(source.more for source in sources):
             result.more = True
-            result.reached = _frontier(sources, reverse)
+            result.reached = _onward(
+                _frontier(sources, reverse), taken[-1][0] if taken else last, target, reverse
+            )
             return result
     if target.number != TIP:
         _check_order(taken, reverse)
@@ -130,7 +134,7 @@ async def _skip(
         await _fill(target, nodes, sources, reverse, block, result, keys_only=True)
         open_ends = any(source.more for source in sources)
         frontier = _frontier(sources, reverse) if open_ends else b""
-        final = _final(sources, reverse)
+        final = _final(sources, reverse, distinct=target.distinct)
         if target.number == TIP:
             final = list(dict(final).items())
         if target.distinct:
@@ -144,7 +148,7 @@ async def _skip(
         if not open_ends:
             return after, last
         # Behind the frontier entries are read once more: the even shares make them few.
-        after = frontier
+        after = _onward(frontier, last, target, reverse)
         if monotonic() > deadline:
             result.more, result.reached = True, after
             return after, last
@@ -174,6 +178,7 @@ async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered
         SnapshotMissingError, RetryableError: as `gather`.
     """
     result = Gathered()
+    target = replace(target, lease_ms=target.lease_ms or BETWEEN_CALLS_MS)
     deadline = monotonic() + target.timeout_s
     if target.distinct and not apart and len(target.nodes) > 1:
         after, last = b"", b""
@@ -183,18 +188,20 @@ async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered
             await _fill(target, nodes, sources, False, share, result, keys_only=True)
             if open_ends := any(source.more for source in sources):
                 after = _frontier(sources, False)
-            final = _once(_final(sources, False), last)
+            final = _once(_final(sources, False, distinct=True), last)
             result.count += len(final)
             last = final[-1][0] if final else last
             if not open_ends:
                 return result
             _check_time(deadline, target, result)
+            target = replace(target, in_use=True)
     sources = [_Source(number, b"") for number in sorted(target.nodes)]
     while sources:
         await _fill(target, nodes, sources, False, 0, result)
         sources = [source for source in sources if source.more]
         if sources:
             _check_time(deadline, target, result)
+            target = replace(target, in_use=True)
     return result
 
 
@@ -277,9 +284,22 @@ def _frontier(sources: Sequence[_Source], reverse: bool) -> bytes:
     return max(places) if reverse else min(places)
 
 
-def _final(sources: Sequence[_Source], reverse: bool) -> list[Entry]:
+def _onward(frontier: bytes, last: bytes, target: Target, reverse: bool) -> bytes:
+    """Where all slices go on: at the frontier, or, of distinct keys, behind the last one that was taken if the
+    frontier lies within it."""
+    return behind(last, reverse) if target.distinct and last and frontier.startswith(last) else frontier
+
+
+def _final(sources: Sequence[_Source], reverse: bool, *, distinct: bool = False) -> list[Entry]:
     """Take what is at or before the frontier out of the buffers, merged."""
     frontier = _frontier(sources, reverse) if any(source.more for source in sources) else None
+    if frontier is not None and reverse and distinct:
+        # Backwards the key in which a slice has paused lies behind its entries: whoever has it gives it now.
+        for source in sources:
+            at = _first_behind(source.entries, frontier, reverse)
+            if at < len(source.entries) and frontier.startswith(source.entries[at][0]):
+                frontier = source.entries[at][0]
+                break
     merged: list[Entry] = []
     for source in sources:
         entries = source.entries

@@ -30,6 +30,10 @@ from keytide.errors import RetryableError
 HOLDER: Final = "pages"
 """The name under which slices keep snapshots for page tokens; for a hold it is its id."""
 
+BETWEEN_CALLS_MS: Final = 10_000
+"""How long a read that slices could not finish in one call keeps the snapshot for its next, which comes at
+once."""
+
 _Key = tuple[int, str]
 """(snapshot number, id of the hold or "")."""
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.scan import gather as gathering
+from indexer.scan.leases import HOLDER
 from indexer.scan.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
 from indexer.store.fold_worker import FoldWorker
 from keytide.clock import now_ms
@@ -405,4 +406,6 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
         keys = list(dict.fromkeys(key[:end] for key, end in zip(keys, ends, strict=True)))
     assert [key for key, _ in entries] == keys[case.offset :]
     assert counted == len(keys)
-    assert all(until <= now_ms() for one in world.held() for until in one.leases.values())
+    # The hold was given back; a count of several rounds keeps its snapshot for some seconds.
+    kept = {who for one in world.held() for who, until in one.leases.items() if until > now_ms()}
+    assert kept <= {HOLDER}

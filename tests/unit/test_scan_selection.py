@@ -18,8 +18,8 @@ from indexer.scan.request import CountRequest, ScanRequest, SpanRequest
 from indexer.scan.scatter import Target
 from indexer.scan.selection import Selection, Shape, selection_of, slices_of, spans_of
 from indexer.scan.service import ScanService
-from keytide.collation import Span
-from keytide.definition.expression import Comparison, Literal, Path, Predicate
+from keytide.collation import Span, encode_key
+from keytide.definition.expression import Comparison, DocumentId, In, Literal, Path, Predicate
 from keytide.errors import CallerError
 from keytide.settings import ScanSettings
 from tests.unit.scan_world import Doc, World, definition_of
@@ -307,3 +307,67 @@ def test_a_filter_on_what_the_index_does_not_hold_is_refused() -> None:
         assert (error.status, error.problem_type) == (422, "not-in-index")
 
     run(test, world)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_a_count_of_many_rounds_ends_though_the_world_moves_on(distinct: bool) -> None:
+    world = World("CREATE INDEX i ON users (n) PARTITION BY HASH(id) WITH (slices=4)", node_count=2)
+    world.examined = 5
+    documents = [Doc([at], f"u{at}") for at in range(200)]
+    world.commit(10, {"i": documents})
+
+    async def test(services: ByNode) -> None:
+        nodes = world.nodes["n0"]
+        read, numbers = nodes.read, iter(range(11, 10_000))
+
+        async def moving(*given: Any) -> Any:
+            try:
+                return await read(*given)
+            finally:
+                world.commit(next(numbers), {"i": documents})
+
+        with mock.patch.object(nodes, "read", moving), mock.patch.object(gathering, "COUNT_BLOCK", 8):
+            answer = await ask_count(services["n0"], "i", low=[0], distinct=distinct, timeout_ms=2_000)
+        assert (answer["count"], answer["snapshot"]) == (200, 10)
+        # What is known without a second round keeps nothing.
+        await ask_count(services["n1"], "i")
+        kept = {one.number for one in world.held() if one.leases}
+        assert kept == {10}
+
+    run(test, world)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_distinct_keys_that_pass_a_filter_come_once_wherever_a_read_pauses(
+    reverse: bool, offset: int
+) -> None:
+    world = World("CREATE INDEX i ON users (a) PARTITION BY HASH(id) WITH (slices=3)", node_count=1)
+    world.examined = 4
+    documents = [Doc([f"k{at % 3}"], f"u{at:03}") for at in range(120)]
+    world.commit(10, {"i": documents})
+    # Of every key a few documents pass, at one end, in the middle, at the other end.
+    for passing in ({f"u{at:03}" for at in some} for some in (range(6), range(57, 63), range(110, 120))):
+        predicate: Predicate = In(DocumentId(), tuple(Literal(one) for one in sorted(passing)))
+
+        async def test(services: ByNode, predicate: Predicate = predicate) -> None:
+            shared = services["n0"].shared
+            index = shared.directory.index("i")
+            whole = shared.selection(ScanRequest(), index)
+            selection = Selection(whole.spans, whole.slices, predicate, True)
+            keys: list[bytes] = []
+            after, left, more = b"", offset, True
+            clock = iter(range(0, 100_000, 4))
+            while more:
+
+                async def work(target: Target, after: bytes = after, left: int = left) -> gathering.Gathered:
+                    return await gathering.gather(target, shared.nodes, after, reverse, 2, left)
+
+                with mock.patch("indexer.scan.gather.monotonic", side_effect=lambda: next(clock)):
+                    page = (await shared.read(index, selection, ScanRequest(), {}, never, work)).gathered
+                keys += [key for key, _ in page.entries]
+                after, left, more = page.reached, page.offset_left, page.more
+            expected = [encode_key([f"k{at}"]) for at in (reversed(range(3)) if reverse else range(3))]
+            assert keys == expected[offset:]
+
+        run(test, world)
