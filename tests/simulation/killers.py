@@ -61,5 +61,5 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "rebuild_from_the_end": (0, "Stuck"),
     "never_rebuild": (0, "Stuck"),
     "never_examine": (0, "Stuck"),
-    "stamp_while_examined": (22, "Untorn"),
+    "stamp_while_examined": (477, "Untorn"),
 }
