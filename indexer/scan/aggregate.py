@@ -193,13 +193,15 @@ async def aggregate(
         share = CALL_ENTRIES // max(map(len, now.by_node().values()))
         body = encode_arguments(Arguments(written, wanted.reverse, enough, max_groups, max(1, share), after))
         found = await ask_task(now, nodes, TASK, body, result)
-        if sum(map(len, found.values())) <= _INLINE_BYTES:
-            partials = _merge(result, found, wants)
+        # With an order to come in, slices stop by themselves.
+        most_groups = max_groups if enough is None else None
+        if sum(map(len, found.values())) <= _INLINE_BYTES and len(result.groups) <= _INLINE_VALUES:
+            partials = _merge(result, found, wants, most_groups, max_groups)
         else:
             loop = asyncio.get_running_loop()
-            partials = await loop.run_in_executor(threads, _merge, result, found, wants)
-        if _held(result) > max_groups and enough is None:
-            raise too_many(max_groups)
+            partials = await loop.run_in_executor(
+                threads, _merge, result, found, wants, most_groups, max_groups
+            )
         for number, partial in partials.items():
             if partial.more and (enough is None or len(result.met[number]) <= enough):
                 after[number] = partial.reached
@@ -209,11 +211,17 @@ async def aggregate(
     return result
 
 
-def _merge(result: Aggregated, found: dict[int, bytes], wants: Sequence[Wants]) -> dict[int, Partial]:
+def _merge(
+    result: Aggregated,
+    found: dict[int, bytes],
+    wants: Sequence[Wants],
+    most_groups: int | None,
+    most_distinct: int,
+) -> dict[int, Partial]:
     """Put what slices have worked out together. Any thread.
 
     Raises:
-        CallerError: a slice has refused.
+        CallerError: a slice has refused, or there are too many groups or distinct values.
     """
     partials = {number: decode_partial(data) for number, data in found.items()}
     for partial in partials.values():
@@ -221,15 +229,13 @@ def _merge(result: Aggregated, found: dict[int, bytes], wants: Sequence[Wants]) 
             problem_type, message, next_step = partial.refused
             raise CallerError(message, status=422, problem_type=problem_type, next_step=next_step)
     result.merge(partials, wants)
+    if most_groups is not None and len(result.groups) > most_groups:
+        raise too_many(most_groups)
+    if any(want.distinct for want in wants):
+        groups = result.groups.values()
+        if sum(len(one.distinct) for group in groups for one in group.accumulators) > most_distinct:
+            raise too_many(most_distinct)
     return partials
-
-
-def _held(result: Aggregated) -> int:
-    """Groups and distinct values that are held."""
-    distinct = sum(
-        len(accumulator.distinct) for group in result.groups.values() for accumulator in group.accumulators
-    )
-    return max(len(result.groups), distinct)
 
 
 def rows(result: Aggregated, plan: Plan, wanted: Wanted) -> tuple[list[GroupRow], bool]:

@@ -85,9 +85,11 @@ def aggregate_slice(work: SliceWork) -> bytes | Unfinished:
 
     Raises:
         StoreDamagedError: an entry cannot have been written.
+        msgspec.DecodeError: the arguments cannot be read.
     """
+    call = _Call(work)
     try:
-        partial = _Call(work).partial()
+        partial = call.partial()
         return Unfinished(_encode(partial)) if partial.more else _encode(partial)
     except CallerError as error:
         refused = (error.problem_type, error.message, error.next_step)

@@ -285,8 +285,8 @@ def _frontier(sources: Sequence[_Source], reverse: bool) -> bytes:
 
 
 def _onward(frontier: bytes, last: bytes, target: Target, reverse: bool) -> bytes:
-    """Where all slices go on: at the frontier, or, of distinct keys, behind the last one that was taken if the
-    frontier lies within it."""
+    """Where all slices go on: at the frontier or, of distinct keys, behind the last one that was taken if
+    the frontier lies within it."""
     return behind(last, reverse) if target.distinct and last and frontier.startswith(last) else frontier
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from indexer.scan.examining import flaw
@@ -50,6 +51,8 @@ from keytide.timestamp import Timestamp
 
 INLINE_ROWS: Final = 2_000
 """Rows that are read or written as JSON on the event loop: about 2 ms."""
+SEEK_ROWS: Final = 20
+"""A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
 EXAMINED: Final = 50_000
 """Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
 is not a setting: `timeout_ms` bounds the whole, this only how it is divided."""
@@ -65,7 +68,7 @@ _Held = list[ReadableSnapshot | None]
 
 
 class UnknownTaskError(RetryableError):
-    """A node of another release is asked for what it cannot do."""
+    """A node of another release is asked for what it cannot do, or does not understand."""
 
     problem_type = "node-unavailable"
 
@@ -270,12 +273,18 @@ class LocalReader:
     ) -> bytes | Unfinished:
         task = self._tasks.get(request.task)
         if task is None:
-            raise UnknownTaskError(
-                f"node {self._view.node_id} does not know how to work out {request.task}",
-                next_step="run the same release on every node",
-            )
+            raise self._unknown(request)
         definition = self._definition(request.index)
-        return task(SliceWork(request, slice_number, snapshot, definition, after, self._view))
+        try:
+            return task(SliceWork(request, slice_number, snapshot, definition, after, self._view))
+        except msgspec.DecodeError as error:  # of its arguments: of an entry it is damage
+            raise self._unknown(request) from error
+
+    def _unknown(self, request: ReadRequest) -> UnknownTaskError:
+        return UnknownTaskError(
+            f"node {self._view.node_id} does not know how to work out {request.task}",
+            next_step="run the same release on every node",
+        )
 
     def _examine(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes) -> None:
         """Raise `StoreDamagedError` if what the request reads cannot have been written."""
@@ -345,7 +354,8 @@ def _is_short(request: ReadRequest) -> bool:
     if request.task:
         return False
     if _is_plain(request):
-        return request.limit * len(request.slices) <= INLINE_ROWS
+        seeks = SEEK_ROWS * max(0, len(request.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
+        return (request.limit + seeks) * len(request.slices) <= INLINE_ROWS
     return _knows_count(request)
 
 

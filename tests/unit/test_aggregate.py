@@ -237,6 +237,18 @@ def test_too_many_groups_are_refused_with_what_to_do() -> None:
         problem(endpoint.post(path, functions=["count"], group_by=["b"]), 422, "too-many-groups")
 
 
+def test_distinct_values_are_limited_over_all_calls_also_of_few_groups() -> None:
+    world = World("CREATE INDEX i ON users (a) WITH (slices=1)", node_count=1)
+    world.commit(1, {"i": [Doc(["same"], f"u{at:02}") for at in range(30)]})
+    path = "/v1/indexes/i/aggregate"
+    body: dict[str, Any] = {"functions": ["count(distinct id)"], "group_by": ["a"], "limit": 1}
+    with mock.patch.object(aggregate, "CALL_ENTRIES", 4):
+        with Endpoint(world, max_groups=20) as endpoint:
+            problem(endpoint.post(path, **body), 422, "too-many-groups")
+        with Endpoint(world, max_groups=30) as endpoint:
+            assert groups_of(endpoint, path, **body)[0]["values"] == {"count(distinct id)": 30}
+
+
 def groups_of(endpoint: Endpoint, path: str, **body: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = endpoint.post(path, **body).json()["groups"]
     return found

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from indexer.scan.aggregate_request import Function, Plan
+from indexer.scan.aggregate_task import Arguments, encode_arguments, encode_plan
 from indexer.scan.leases import LeaseBook, TooManyLeasesError
-from indexer.scan.local import INLINE_ROWS, LocalReader
+from indexer.scan.local import INLINE_ROWS, LocalReader, UnknownTaskError
 from indexer.scan.reading import TIP, LeaseRequest, ReadReply, ReadRequest
+from indexer.scan.task_list import TASKS
+from keytide.errors import KeytideError
 from keytide.timestamp import Timestamp
 from tests.unit.scan_world import FakeSnapshot, FakeView, World
 
@@ -84,8 +88,8 @@ def test_long_reads_are_done_in_a_thread_and_short_ones_are_not() -> None:
     node.view.slices[INDEX, 0].add(snapshot, -1)
     whole = [(b"", None)]
     for limit, spans, inline in (
-        (INLINE_ROWS, SPANS, True),
-        (INLINE_ROWS + 1, SPANS, False),
+        (INLINE_ROWS, whole, True),
+        (INLINE_ROWS + 1, whole, False),
         (0, whole, True),
         (0, SPANS, False),
     ):
@@ -94,6 +98,46 @@ def test_long_reads_are_done_in_a_thread_and_short_ones_are_not() -> None:
         assert all((one is threading.main_thread()) is inline for one in threads)
         assert threads
     assert snapshot.readers == 0
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+@pytest.mark.parametrize(
+    "body", [b"", b"\x93nothing", encode_arguments(Arguments(b'{"x":1}', False, None, 1, 1, {}))]
+)
+def test_what_a_task_does_not_understand_is_no_damage(task: str, body: bytes) -> None:
+    """A node of a later release may ask for what this one does not know: that says nothing of the slice."""
+    node = OneSlice()
+    with pytest.raises(UnknownTaskError) as caught:
+        node.read(1, task=task, body=body)
+    assert "same release" in caught.value.next_step
+    assert node.view.damaged == {}
+    assert node.view.slices[INDEX, 0].snapshots[5].readers == 0
+
+
+def test_a_filter_that_is_not_understood_is_no_damage() -> None:
+    node = OneSlice()
+    plan = encode_plan(Plan((), (), (Function("count", -1, False, "count"),)))
+    body = encode_arguments(Arguments(plan, False, None, 1, 1, {}))
+    with pytest.raises(KeytideError):
+        node.read(1, task="aggregate", body=body, filter=b'{"node":"of a later release"}')
+    assert node.view.damaged == {}
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_many_spans_are_read_in_a_thread(limit: int) -> None:
+    """A span costs a seek, also when nothing lies in it."""
+    node = OneSlice()
+    threads = []
+
+    class Noting(FakeSnapshot):
+        def rows(self, *arguments: Any, **named: Any) -> Any:
+            threads.append(threading.current_thread())
+            return super().rows(*arguments, **named)
+
+    node.view.slices[INDEX, 0].add(Noting(6, 0, Timestamp(), []), -1)
+    node.read(limit, number=6, spans=[(b"%03d" % at, b"%03da" % at) for at in range(500)])
+    assert len(threads) == 500
+    assert threading.main_thread() not in threads
 
 
 def test_what_is_not_held_is_gone_and_says_what_is_newest() -> None:
