@@ -33,7 +33,7 @@ from indexer.scan.selection import Selection, bounded_offset, effective_limit
 from indexer.scan.shared import Shared, check_snapshot
 from indexer.scan.tokens import InvalidTokenError, PageToken, Seen, newest, sign, verify
 from keytide.collation import Span
-from keytide.query import Candidate, Plan, parse_query, plan_on
+from keytide.query import Candidate, Plan, plan_on
 from keytide.timestamp import Timestamp
 
 
@@ -66,7 +66,7 @@ class QueryService:
         seen = shared.session(request)
         if request.page is not None:
             return await self._next_page(request, verify(request.page, QueryToken, secret), seen, gone)
-        select = parse_query(request.sql)
+        select = await self._chooser.parsed(request.sql)
         plan, shown = await self._chooser.chosen(select, request, gone)
         if select.explain:
             return Answer(encode(shown), 0, plan.index.name, request.consistency)
@@ -136,7 +136,8 @@ class QueryService:
             raise SnapshotGoneError("the index that served the query was dropped", next_step="ask again")
         index = await shared.ready_index(record.name, request, gone)
         check_snapshot(index, scan.index, scan.number, scan.incarnation, seen)
-        plan = plan_on(parse_query(token.sql), Candidate(record.name, record.definition))
+        select = await self._chooser.parsed(token.sql)
+        plan = plan_on(select, Candidate(record.name, record.definition))
         if not isinstance(plan, Plan):
             raise InvalidTokenError(
                 f"this node does not read the query as the one that made the token did ({plan.reason})",

@@ -7,6 +7,7 @@ does: that it is not ready is the news, not that there is none.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
@@ -17,10 +18,10 @@ from indexer.scan.query_request import QueryRequest
 from indexer.scan.shared import Shared
 from indexer.scan.tokens import HeldToken, verify
 from keytide.catalog import IndexRecord
-from keytide.query import Candidate, NoIndexError, Plan, Select, choose, described, plan_on
+from keytide.query import Candidate, NoIndexError, Plan, Select, choose, described, parse_query, plan_on
 
 _INLINE_CHARACTERS: Final = 2_000
-"""Longer queries are planned in a thread."""
+"""Longer queries are parsed and planned in a thread."""
 COUNTS_S: Final = 5.0
 """How long a count of an index's entries is good for estimates."""
 
@@ -35,6 +36,17 @@ class IndexChooser:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._counts: dict[str, tuple[float, int | None]] = {}
+
+    async def parsed(self, text: str) -> Select:
+        """The query in `text`.
+
+        Raises:
+            InvalidStatementError: there is none; says why and where.
+        """
+        if len(text) <= _INLINE_CHARACTERS:
+            return parse_query(text)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._shared.local.threads, parse_query, text)
 
     async def chosen(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
         """The plan to follow, and how EXPLAIN shows it.
@@ -58,10 +70,11 @@ class IndexChooser:
             raise
 
     async def _planned(self, select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
+        taken = {record.name for record in self._shared.view.catalog().indexes()}
         if len(select.text) <= _INLINE_CHARACTERS:
-            return _choose(select, candidates)
+            return _choose(select, candidates, taken)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._shared.local.threads, _choose, select, candidates)
+        return await loop.run_in_executor(self._shared.local.threads, _choose, select, candidates, taken)
 
     def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
         """The indexes of a keyspace.
@@ -106,9 +119,11 @@ class IndexChooser:
         return whole
 
 
-def _choose(select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
+def _choose(
+    select: Select, candidates: list[Candidate], taken: Collection[str]
+) -> tuple[Plan, dict[str, Any]]:
     """The best plan, and how EXPLAIN shows it. Any thread."""
-    plan, others, refusals = choose(select, candidates)
+    plan, others, refusals = choose(select, candidates, taken)
     return plan, described(plan, others, refusals)
 
 

@@ -4,6 +4,7 @@
     select       a query as data
     statement    text -> Select (`parse_query`)
     normal       conditions in a normal form, NOT pushed down
+    intervals    sets of values as intervals of encoded key parts
     regions      the values that a condition leaves an expression
     implication  whether one condition follows from another
     boxes        condition -> spans of an index's keys

@@ -21,8 +21,9 @@ from typing import Final
 from keytide.collation import Span, merge_spans, successor
 from keytide.collation.layout import INVERTED
 from keytide.definition.expression import And, Expression, Or, Predicate
+from keytide.query.intervals import ALL, Interval, intersection, union
 from keytide.query.normal import conjuncts
-from keytide.query.regions import ALL, Interval, intersection, region, union
+from keytide.query.regions import region
 
 MAX_BOXES: Final = 64
 MAX_SPANS: Final = 500

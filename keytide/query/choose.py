@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from keytide.definition.render import render_expression, render_predicate
@@ -21,8 +21,13 @@ class NoIndexError(CallerError):
     status = 422
 
 
-def choose(select: Select, candidates: Sequence[Candidate]) -> tuple[Plan, list[Plan], list[Refusal]]:
+def choose(
+    select: Select, candidates: Sequence[Candidate], taken: Collection[str] = ()
+) -> tuple[Plan, list[Plan], list[Refusal]]:
     """The plan to follow, the other plans, and the indexes that do not serve.
+
+    Args:
+        taken: names that a new index cannot have besides: those of the indexes of other keyspaces.
 
     Raises:
         NoIndexError: no index serves.
@@ -30,7 +35,7 @@ def choose(select: Select, candidates: Sequence[Candidate]) -> tuple[Plan, list[
     found, refusals = plans(select, candidates)
     if found:
         return found[0], found[1:], refusals
-    statement = suggest(select, {candidate.name for candidate in candidates})
+    statement = suggest(select, {*taken, *(candidate.name for candidate in candidates)})
     reasons = {one.index: one.reason for one in refusals}
     told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
     raise NoIndexError(

@@ -20,8 +20,9 @@ from keytide.definition.expression import (
     Predicate,
     identity,
 )
+from keytide.query.intervals import within
 from keytide.query.normal import FALSE
-from keytide.query.regions import region, within
+from keytide.query.regions import region
 
 
 def implies(given: Predicate, wanted: Predicate) -> bool:

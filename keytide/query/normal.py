@@ -103,9 +103,10 @@ def conjunction(nodes: Iterable[Predicate]) -> Predicate:
     return _joined(list(nodes), every=True)
 
 
-def size(node: Node) -> int:
-    """How many nodes it has, not counting the literals in lists."""
-    return sum(not isinstance(one, Literal) for one in walk(node))
+def size(node: Node) -> tuple[int, int]:
+    """How many nodes it has, but for literals, and how many literals."""
+    literals = [isinstance(one, Literal) for one in walk(node)]
+    return len(literals) - sum(literals), sum(literals)
 
 
 def _joined(operands: list[Predicate], every: bool) -> Predicate:

@@ -47,8 +47,9 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.query.boxes import Box, Reading, reading
 from keytide.query.expressions import Aggregate, column_name
 from keytide.query.implication import implies
+from keytide.query.intervals import MISSING_ONLY, Interval, touches
 from keytide.query.normal import TRUE, conjunction, conjuncts, is_constant, normal
-from keytide.query.regions import MISSING_ONLY, Interval, region, touches
+from keytide.query.regions import region
 from keytide.query.select import Ordering, Output, Select
 
 ASSUMED_ENTRIES: Final = 1_000_000

@@ -10,30 +10,18 @@ types become bounds: `city > 'A'` is true of strings only, so its interval ends 
 (unknown and false are the same to a WHERE). It never leaves one out; it is *exact* when it also has none too
 many, so that the condition holds just where the value lies in the region. What is not understood allows
 everything, inexactly. Conditions are in the normal form of `keytide.query.normal`.
-
-An interval that is one code and all that begins with it is a *point*: an equality.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+
+import msgspec
 
 from keytide.collation import encode_part, successor
 from keytide.collation.encode import encode_text
-from keytide.collation.layout import (
-    STRING_END,
-    TAG_ARRAY,
-    TAG_FALSE,
-    TAG_MISSING,
-    TAG_NEGATIVE,
-    TAG_NULL,
-    TAG_NUMBER,
-    TAG_OBJECT,
-    TAG_STRING,
-    TAG_TRUE,
-)
+from keytide.collation.layout import TAG_FALSE, TAG_NEGATIVE, TAG_NUMBER, TAG_STRING, TAG_TRUE
 from keytide.definition.expression import (
     And,
     Binary,
@@ -53,155 +41,31 @@ from keytide.definition.expression import (
     Path,
     Predicate,
     Truth,
+    identity,
     same,
 )
 from keytide.definition.render import render_expression
+from keytide.query.intervals import (
+    ALL,
+    ARRAYS,
+    FALSE_ONLY,
+    KNOWN,
+    MISSING_ONLY,
+    NOT_MISSING,
+    NULL_ONLY,
+    NUMBERS,
+    OBJECTS,
+    STRINGS,
+    TRUE_ONLY,
+    Interval,
+    Region,
+    intersection,
+    tag_byte,
+    union,
+    without,
+)
 
 Constant = bool | int | float | str | None
-_CONSTANT_TAGS: Final = (TAG_MISSING, TAG_NULL, TAG_FALSE, TAG_TRUE)
-_NUMBER_TAGS: Final = (TAG_NEGATIVE, TAG_NUMBER)
-_SHORTEST_NUMBER: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Values whose code is at or above `low` and below `high`.
-
-    Attributes:
-        above, below: the two bounds as a reader would say them; "" for the end of a type.
-    """
-
-    low: bytes
-    high: bytes
-    above: str = ""
-    below: str = ""
-
-    @property
-    def is_point(self) -> bool:
-        """Whether it is exactly one value. (The low bounds of others are tags, prefixes and successors of
-        codes, which are no codes.)"""
-        low = self.low
-        if low[0] in _CONSTANT_TAGS:
-            whole = len(low) == 1
-        elif low[0] in _NUMBER_TAGS:
-            whole = len(low) >= _SHORTEST_NUMBER
-        else:
-            whole = low[0] == TAG_STRING and low.endswith(STRING_END)
-        return whole and self.high == successor(low)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether both of its ends are values, rather than the ends of a type."""
-        return bool(self.above and self.below)
-
-    def described(self) -> str:
-        """As a reader would say it: `= 'Boston'`, `>= 60 and < 100`."""
-        words = dict.fromkeys(word for word in (self.above, self.below) if word)
-        return " and ".join(words) or "any value"
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Disjoint intervals in ascending order, and whether they say all that the condition says."""
-
-    intervals: tuple[Interval, ...]
-    exact: bool = False
-
-    @property
-    def is_all(self) -> bool:
-        """Whether it says nothing."""
-        return not self.exact and self.intervals == ALL.intervals
-
-
-_FIRST: Final = b"\x02"
-_LAST: Final = b"\xff"
-"""Below and above every tag, now and in later releases."""
-
-
-def _tag(tag: int) -> bytes:
-    return bytes((tag,))
-
-
-def _kind(first: int, last: int, word: str) -> Region:
-    return Region((Interval(_tag(first), _tag(last + 1), word, word),))
-
-
-ALL: Final = Region((Interval(_FIRST, _LAST),))
-NOTHING: Final = Region((), exact=True)
-MISSING_ONLY: Final = Interval(_tag(TAG_MISSING), _tag(TAG_MISSING + 1), "is missing")
-NULL_ONLY: Final = Interval(_tag(TAG_NULL), _tag(TAG_NULL + 1), "is null")
-NOT_MISSING: Final = Region((Interval(_tag(TAG_NULL), _LAST, "is not missing"),))
-KNOWN: Final = Region((Interval(_tag(TAG_NULL + 1), _LAST, "is not null"),))
-NUMBERS: Final = _kind(TAG_NEGATIVE, TAG_NUMBER, "is a number")
-STRINGS: Final = _kind(TAG_STRING, TAG_STRING, "is a string")
-ARRAYS: Final = _kind(TAG_ARRAY, TAG_ARRAY, "is an array")
-OBJECTS: Final = _kind(TAG_OBJECT, TAG_OBJECT, "is an object")
-TRUE_ONLY: Final = Interval(_tag(TAG_TRUE), _tag(TAG_TRUE + 1), "= TRUE")
-FALSE_ONLY: Final = Interval(_tag(TAG_FALSE), _tag(TAG_FALSE + 1), "= FALSE")
-
-
-# --- sets ---------------------------------------------------------------------------------------------------
-
-
-def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> tuple[Interval, ...]:
-    """The values in both."""
-    found: list[Interval] = []
-    left = right = 0
-    while left < len(one) and right < len(other):
-        first, second = one[left], other[right]
-        lower = first if (first.low, bool(first.above)) >= (second.low, bool(second.above)) else second
-        upper = first if (first.high, not first.below) <= (second.high, not second.below) else second
-        if lower.low < upper.high:
-            found.append(Interval(lower.low, upper.high, lower.above, upper.below))
-        if first.high <= second.high:
-            left += 1
-        else:
-            right += 1
-    return tuple(found)
-
-
-def union(sets: Sequence[Sequence[Interval]]) -> tuple[Interval, ...]:
-    """The values in any. Intervals that merely touch stay apart: a point is worth more than a range."""
-    merged: list[Interval] = []
-    for following in sorted((one for each in sets for one in each), key=lambda one: (one.low, one.high)):
-        last = merged[-1] if merged else None
-        if last is None or last.high <= following.low:
-            merged.append(following)
-        elif following.high > last.high:
-            merged[-1] = Interval(last.low, following.high, last.above, following.below)
-    return tuple(merged)
-
-
-def without(one: Sequence[Interval], other: Sequence[Interval]) -> tuple[Interval, ...]:
-    """The values in `one` and not in `other`."""
-    kept: list[Interval] = []
-    first = 0
-    for interval in one:
-        low, above = interval.low, interval.above
-        while first < len(other) and other[first].high <= low:
-            first += 1
-        at = first
-        while at < len(other) and other[at].low < interval.high:
-            hole = other[at]
-            name = hole.above.removeprefix("= ") if hole.is_point else ""
-            if low < hole.low:
-                kept.append(Interval(low, hole.low, above, f"< {name}" if name else ""))
-            if low < hole.high:
-                low, above = hole.high, f"> {name}" if name else ""
-            at += 1
-        if low < interval.high:
-            kept.append(Interval(low, interval.high, above, interval.below))
-    return tuple(kept)
-
-
-def within(one: Sequence[Interval], other: Sequence[Interval]) -> bool:
-    """Whether every value of `one` is in `other`."""
-    return not without(one, other)
-
-
-def touches(one: Sequence[Interval], other: Interval) -> bool:
-    """Whether they share a value."""
-    return bool(intersection(one, (other,)))
 
 
 # --- conditions ---------------------------------------------------------------------------------------------
@@ -222,9 +86,18 @@ def region(node: Predicate, expression: Expression) -> Region:
     if isinstance(node, And | Or):
         return joined([region(operand, expression) for operand in node.operands], isinstance(node, And))
     about = _operand(node)
-    if about is not None and same(about, expression):
+    if about is not None and _same(about, expression):
         return _leaf(node)
     return Region(_implied(node, expression))
+
+
+def _same(one: Expression, other: Expression) -> bool:
+    """`same`, at once for what is compared most: planning does little else."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Path) and isinstance(other, Path):
+        return one.steps == other.steps
+    return same(one, other)
 
 
 def joined(regions: Sequence[Region], every: bool) -> Region:
@@ -259,8 +132,8 @@ def _leaf(node: Predicate) -> Region:
     match node:
         case Comparison(operator=operator, right=Literal(value=value)):
             return Region(_compared(operator, value), exact=True)
-        case In(choices=choices):
-            return Region(_points(choices), exact=True)
+        case In():
+            return Region(_listed(identity(node)), exact=True)
         case Like(pattern=pattern, escape=escape):
             return _like(pattern, escape)
         case IsNull():
@@ -269,8 +142,8 @@ def _leaf(node: Predicate) -> Region:
             return Region((MISSING_ONLY,), exact=True)
         case Truth():
             return Region((TRUE_ONLY,), exact=True)
-        case Not(operand=In(choices=choices)):
-            return Region(without(KNOWN.intervals, _points(choices)), exact=True)
+        case Not(operand=In() as listed):
+            return Region(without(KNOWN.intervals, _listed(identity(listed))), exact=True)
         case Not(operand=Like(pattern=pattern, escape=escape)):
             like = _like(pattern, escape)
             strings = STRINGS.intervals
@@ -284,8 +157,14 @@ def _leaf(node: Predicate) -> Region:
     return ALL
 
 
-def _points(choices: Sequence[Expression]) -> tuple[Interval, ...]:
-    """The non-null literals among `choices`."""
+@functools.lru_cache(maxsize=8)
+def _listed(encoded: bytes) -> tuple[Interval, ...]:
+    """The values that an In lists; kept, for every index that a query is planned on asks again.
+
+    Args:
+        encoded: the In, as `identity` writes it.
+    """
+    choices = msgspec.json.decode(encoded, type=In).choices
     return union(
         [(point(one.value),) for one in choices if isinstance(one, Literal) and one.value is not None]
     )
@@ -302,11 +181,11 @@ def _compared(operator: ComparisonOperator, value: Constant) -> tuple[Interval, 
         return without(KNOWN.intervals, (one,))
     name = one.above.removeprefix("= ")
     if isinstance(value, bool):
-        start, end = _tag(TAG_FALSE), _tag(TAG_TRUE + 1)
+        start, end = tag_byte(TAG_FALSE), tag_byte(TAG_TRUE + 1)
     elif isinstance(value, str):
-        start, end = _tag(TAG_STRING), _tag(TAG_STRING + 1)
+        start, end = tag_byte(TAG_STRING), tag_byte(TAG_STRING + 1)
     else:
-        start, end = _tag(TAG_NEGATIVE), _tag(TAG_NUMBER + 1)
+        start, end = tag_byte(TAG_NEGATIVE), tag_byte(TAG_NUMBER + 1)
     match operator:
         case "<":
             found = Interval(start, one.low, "", f"< {name}")
@@ -332,7 +211,7 @@ def _like(pattern: str, escape: str) -> Region:
     whole = not rest.strip("%")
     if not prefix:
         return Region(STRINGS.intervals, exact=whole)
-    low = _tag(TAG_STRING) + encode_text(prefix)
+    low = tag_byte(TAG_STRING) + encode_text(prefix)
     words = f"LIKE {render_expression(Literal(prefix + '%'))}"
     return Region((Interval(low, successor(low), words, words),), exact=whole)
 
@@ -357,7 +236,7 @@ def _implied(node: Predicate, expression: Expression) -> tuple[Interval, ...]:
 
 def _needed(known: Expression, expression: Expression) -> tuple[Interval, ...]:
     """The values of `expression` that let `known` be neither null nor missing."""
-    if same(known, expression):
+    if _same(known, expression):
         return KNOWN.intervals
     match known:
         case Call(function="coalesce"):
@@ -379,4 +258,4 @@ def _needed(known: Expression, expression: Expression) -> tuple[Interval, ...]:
 
 
 def _typed(operand: Expression, expression: Expression, kind: Region) -> tuple[Interval, ...]:
-    return kind.intervals if same(operand, expression) else _needed(operand, expression)
+    return kind.intervals if _same(operand, expression) else _needed(operand, expression)

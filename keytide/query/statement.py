@@ -41,10 +41,11 @@ from keytide.query.expressions import Aggregate, QueryReader, column_name, read_
 from keytide.query.normal import is_constant, size
 from keytide.query.select import Ordering, Output, Select
 
-MAX_NODES: Final = 2_000
+MAX_NODES: Final = 1_000
+MAX_LITERALS: Final = 5_000
 MAX_DEPTH: Final = 50
 MAX_COLUMNS: Final = 500
-"""Limits of one query, so that planning it on every index of a keyspace stays a matter of milliseconds."""
+"""Limits of one query, so that planning it on every index of a keyspace does not take seconds."""
 MAX_ROWS: Final = 2**53
 """What LIMIT and OFFSET may name at most."""
 _CLAUSES: Final = ("FROM", "WHERE", "GROUP BY", "ORDER BY", "LIMIT", "OFFSET")
@@ -313,8 +314,18 @@ class _SelectReader:
 
     def _limit(self, value: Expression | Aggregate | Predicate, tokens: Sequence[Token]) -> None:
         node = value.operand if isinstance(value, Aggregate) else value
-        if node is not None and (size(node) > MAX_NODES or depth(node) > MAX_DEPTH):
+        if node is None:
+            return
+        nodes, literals = size(node)
+        if nodes > MAX_NODES or depth(node) > MAX_DEPTH:
             raise self._at.error("the expression is too large", tokens[0], tokens[-1])
+        if literals > MAX_LITERALS:
+            raise self._at.error(
+                f"a condition has at most {MAX_LITERALS} values",
+                tokens[0],
+                tokens[-1],
+                next_step="Ask in several queries at one held snapshot.",
+            )
 
     def _without_member(self, where: Predicate | None) -> tuple[Predicate | None, Comparison | None]:
         """The condition without its `= ANY`, and that."""

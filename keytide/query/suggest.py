@@ -31,9 +31,10 @@ from keytide.definition.index import MAX_KEY_PARTS, IndexDefinition, KeyPart
 from keytide.definition.render import path_name, render_expression, render_name
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.query.expressions import Aggregate
+from keytide.query.intervals import ALL
 from keytide.query.normal import conjuncts, is_constant
 from keytide.query.plan import Candidate, Plan, asked_of, may_be_missing, plan_on
-from keytide.query.regions import ALL, region
+from keytide.query.regions import region
 from keytide.query.select import Select
 
 _LONGEST_NAME: Final = 60
