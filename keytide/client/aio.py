@@ -36,7 +36,8 @@ class AsyncClient:
             requests are safe to be tried again.
         transport, sleep: for tests.
 
-    Several threads may use one client at the same time. A result (`Scan`, `Query`, `Tail`) is for one thread.
+    All tasks of one event loop may use one client at the same time. A result (`AsyncScan`, `AsyncQuery`,
+    `AsyncTail`) is for one task.
 
     >>> async def main():
     ...     async with AsyncClient("http://127.0.0.1:8093") as client:

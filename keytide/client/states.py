@@ -167,6 +167,7 @@ class TailState:
         token: of the newest event that the caller was given: where to go on.
         sent, resets: the session that the newest event covers (see `Sessions.seen`).
         failures: in a row, without an event.
+        heard: how many pieces came over the connection.
         end: why there are no more events, if a node said so.
     """
 
@@ -176,6 +177,7 @@ class TailState:
     sent: str | None = None
     resets: int = 0
     failures: int = 0
+    heard: int = 0
     reply: Reply | None = None
     parser: EventParser = field(default_factory=EventParser)
     ready: deque[Event] = field(default_factory=deque)

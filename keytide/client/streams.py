@@ -70,13 +70,21 @@ def next_chunk(state: ScanState) -> Flow[bytes]:
 
 
 def next_lines(core: Core, state: ScanState) -> Flow[bytes | None]:
-    """Some whole lines of JSON, a row each; None at the end."""
+    """Some whole lines of JSON, a row each; None at the end.
+
+    Raises:
+        RetryableError: it was broken off.
+    """
+    state.last = state.last or _wants_nothing(state)
     while not state.last:
         if state.head is None:
             state.reply = yield from open_stream(core, state, NDJSON, {})
+        reply = state.reply
         chunk = yield from next_chunk(state)
         if not chunk:
             state.last = True
+            if state.lines and reply is not None:
+                raise _broken(reply, "its last line is not whole")
             break
         state.lines += chunk
         whole = state.lines.rfind(b"\n") + 1
@@ -99,6 +107,10 @@ def next_batch(core: Core, state: ScanState, more: Mapping[str, Any]) -> Flow[pa
     Raises:
         TypeChangedError: a value does not fit a column of the batches before.
     """
+    if _wants_nothing(state):
+        yield from stop(state)
+        state.ready.clear()
+        state.last = True
     while not state.ready:
         if state.last:
             state.over = True
@@ -192,6 +204,11 @@ def stop(state: ScanState) -> Flow[None]:
     if state.reply is not None:
         body, state.reply, state.last = state.reply.body, None, True
         yield Close(body)
+
+
+def _wants_nothing(state: ScanState) -> bool:
+    """Whether the caller's limit is 0, which nodes have no word for."""
+    return state.left is not None and state.left <= 0
 
 
 def form(types: Mapping[str, ColumnType] | None, any_order: bool) -> dict[str, Any]:

@@ -51,10 +51,12 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
             state.sent = query.get("session")
             call = follow(path(state.index, "tail"), query, state.token, HEARTBEAT_LIMIT_S)
             state.reply = yield from ask(core.nodes, call, core.retries)
-            state.parser = EventParser()
+            state.parser, state.heard = EventParser(), 0
         reply = state.reply
         chunk = yield Read(reply.body)
-        if not isinstance(chunk, bytes) or not chunk:
+        if isinstance(chunk, bytes) and chunk:
+            state.heard += 1
+        else:
             state.reply = None
             yield from _again(core, state, chunk.why if isinstance(chunk, Failure) else "it ended")
             continue
@@ -98,8 +100,9 @@ def _take(state: TailState, events: Iterable[ServerEvent]) -> None:
 
 
 def _again(core: Core, state: TailState, why: str) -> Flow[None]:
-    """The connection broke: wait a moment, unless that happens all the time."""
-    state.failures += 1
+    """The connection broke: wait a moment, unless that happens all the time. (One that has lasted from one
+    heartbeat to the next is as good as an event: a tail of what hardly changes sees many connections.)"""
+    state.failures = 1 if state.heard > 1 else state.failures + 1
     if state.failures > core.retries:
         raise RetryableError(
             f"the tail of {state.index} breaks again and again: {why}",

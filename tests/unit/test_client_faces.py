@@ -68,6 +68,16 @@ def test_a_result_is_read_once_and_in_one_way(face: MakeFace) -> None:
         node.do(lambda _: scan.to_pandas())
 
 
+def test_requests_with_sessions_of_their_own_do_not_pile_tokens_up(face: MakeFace) -> None:
+    answers = [page("a", session=f"s{at}") for at in range(100)]
+    node = face(*answers)
+    for _ in range(100):
+        node.do(lambda client: client.page("i", session="mine"))
+    assert node.asked[0] == {"session": "mine"}
+    assert all(one["session"].split(",")[0] == "mine" for one in node.asked)
+    assert len(node.client.session.split(",")) < 20
+
+
 def test_an_error_in_a_later_page_does_not_end_the_scan_quietly(face: MakeFace) -> None:
     node = face(page("a", page="p1"), refusal(410, "snapshot-gone"), page("b"))
     scan = node.client.scan("i", page_size=1)

@@ -245,6 +245,25 @@ def test_lines_that_break_off(face: MakeFace) -> None:
         node.next(lines)
 
 
+def test_a_last_line_that_is_not_whole_is_not_left_out_quietly(face: MakeFace) -> None:
+    node = face(stream(b'{"key":["A"],"id":"a"}\n{"key":["B"]'))
+    lines = node.client.scan("i").ndjson()
+    assert node.next(lines) == b'{"key":["A"],"id":"a"}\n'
+    with pytest.raises(RetryableError, match="not whole"):
+        node.next(lines)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_of_nothing_gives_nothing_in_any_form(face: MakeFace, limit: int) -> None:
+    one = arrow_of(ROWS[:1])
+    node = face(handler=lambda _: stream(one))
+    assert node.read(node.client.scan("i", limit=limit).ndjson()) == []
+    assert node.read(node.client.scan("i", limit=limit).batches()) == []
+    scan = node.client.scan("i", limit=limit)
+    assert node.do(lambda _: scan.schema()).names == ["city", "n", "id"]
+    assert node.read(scan.batches()) == []
+
+
 def test_an_empty_stream(face: MakeFace) -> None:
     empty = pa.ipc.open_stream(WHOLE).schema.empty_table()
     sink = pa.BufferOutputStream()

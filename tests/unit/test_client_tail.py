@@ -79,6 +79,13 @@ def test_a_tail_that_breaks_again_and_again_is_given_up_and_can_be_resumed(face:
     assert node.next(node.client.tail("i", resume=tail.token)).snapshot == 8
 
 
+def test_a_quiet_tail_outlives_any_number_of_connections(face: MakeFace) -> None:
+    lasted: list[Answer] = [stream(b": hello\n\n", b": hello\n\n") for _ in range(9)]
+    node = face(*lasted, stream(event("changes", moment(8), "t8")), retries=2)
+    assert node.next(node.client.tail("i", resume="t7")).snapshot == 8
+    assert node.pauses == [0.05] * 9
+
+
 @pytest.mark.parametrize(
     ("name", "document", "family"),
     [

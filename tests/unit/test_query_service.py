@@ -256,6 +256,17 @@ def test_missing_is_null_in_rows() -> None:
     run(work)
 
 
+def test_the_index_to_create_has_a_name_that_is_free_in_all_keyspaces() -> None:
+    async def work(ask: Ask, _: World) -> None:
+        with pytest.raises(NoIndexError) as caught:
+            await ask("SELECT id FROM users WHERE name = 'x'")
+        assert caught.value.extra["create_index"] == "CREATE INDEX by_name_2 ON users (name)"
+
+    made = world()
+    made.create("CREATE INDEX by_name ON shops (name)")
+    run(work, made)
+
+
 def test_moments_are_those_of_scans() -> None:
     async def work(ask: Ask, made: World) -> None:
         service = ask.services["n0"]  # type: ignore[attr-defined]
