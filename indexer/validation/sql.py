@@ -8,8 +8,9 @@ is nobody. Then every call takes one connection of a pool, in a read-only transa
 `IN` lists of `batch_ids`.
 
 Documents come as JSON text as it is stored, or are put together from columns, one per top-level field. What
-has no form of its own in JSON (dates, UUIDs, ...) becomes a string in its usual form (ISO 8601): where the
-producer writes it otherwise, a view or a document column must say the same.
+has no form of its own in JSON (dates, UUIDs, ...) becomes a string in its usual form (ISO 8601), numbers that
+are none (NaN, infinities) become null: where the producer writes it otherwise, a view or a document column
+must say the same.
 
 Whether the database has a version is told by the offset in the row, or by `position_query`. That is asked
 first, so that it can only be too low. Without both the database is taken to be where documents are written
@@ -23,6 +24,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
+from decimal import Decimal
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -47,10 +49,16 @@ _Id = Callable[[str], Any]
 
 
 class _Table(NamedTuple):
-    """The columns of the settings, as they were found; `fields` has them by field of the document."""
+    """The columns of the settings, as they were found.
+
+    Attributes:
+        padded: ids come with spaces up to the length of the column (`char(n)`).
+        fields: by field of the document.
+    """
 
     id: sql.ColumnElement[Any]
     to_column: _Id
+    padded: bool
     document: sql.ColumnElement[Any] | None
     fields: dict[str, sql.ColumnElement[Any]]
     partition: sql.ColumnElement[Any] | None
@@ -153,6 +161,7 @@ class SqlPrimary:
         return _Table(
             sql.type_coerce(id_column, sql.BigInteger) if wide else id_column,
             self._id_of(id_column),
+            isinstance(id_column.type, sql.CHAR),
             _as_text(column(document, "document_column")) if document else None,
             {field: column(named, "columns") for field, named in settings.columns.items()},
             column(settings.partition_column, "partition_column") if settings.partition_column else None,
@@ -213,20 +222,20 @@ class SqlPrimary:
         columns += [one for one in (table.offset, table.partition) if one is not None]
         query = sql.select(*(column.label(f"c{at}") for at, column in enumerate(columns)))
         for row in connection.execute(query.where(table.id.in_(list(wanted)))):
-            one = wanted.get(row[0])
-            if one is None:
-                continue  # equal to the database only: a case-insensitive collation
             document: bytes | None
             if table.document is None:
                 document = self._document(names, row[1 : 1 + len(names)])
                 told = row[1 + len(names) :]
             else:
                 document, told = _json(row[1]), row[2:]
-            yield one.id, Found(document, self._position_of(one, told, positions))
+            keys = {row[0], row[0].rstrip(" ")} if table.padded else (row[0],)
+            for one in (wanted[key] for key in keys if key in wanted):
+                # No other id: what is equal to the database only has a case-insensitive collation.
+                yield one.id, Found(document, self._position_of(one, told, positions))
 
     def _document(self, names: Sequence[str], values: Sequence[Any]) -> bytes:
         """A document put together from columns."""
-        members = zip(names, values, strict=True)
+        members = zip(names, map(_in_json, values), strict=True)
         if self._settings.nulls == "missing":
             return _encode({name: value for name, value in members if value is not None})
         return _encode(dict(members))
@@ -284,6 +293,13 @@ def _uuid(text: str) -> uuid.UUID | None:
     except ValueError:
         return None
     return number if str(number) == text else None
+
+
+def _in_json(value: Any) -> Any:
+    """A column's value with null for the decimals that JSON has not (msgspec writes null for such floats)."""
+    if isinstance(value, Decimal):
+        return value if value.is_finite() else None
+    return [_in_json(one) for one in value] if isinstance(value, list) else value
 
 
 def _as_text(column: sql.Column[Any]) -> sql.ColumnElement[Any]:

@@ -102,6 +102,34 @@ def test_documents_come_as_they_are_stored(base: Base, kind: str) -> None:
     }
 
 
+def test_ids_of_a_fixed_length_are_found_without_their_padding(base: Base) -> None:
+    base.run(
+        "CREATE TABLE people (id char(6) PRIMARY KEY, doc text)",
+        "INSERT INTO people SELECT i, json_build_object('city', n) "
+        "FROM (VALUES ('u1', 1), ('u2', 2), ('123456', 3)) AS some (i, n)",
+    )
+    primary = base.primary(table="people", document_column="doc")
+    assert look_up(primary, ["u1", "u2    ", "123456", "u3", "1234567"]) == {
+        "u1": ({"city": 1}, None),
+        "u2    ": ({"city": 2}, None),  # as change data capture writes it
+        "123456": ({"city": 3}, None),
+        "u3": (None, None),
+        "1234567": (None, None),
+    }
+
+
+def test_numbers_that_json_has_not_are_null(base: Base) -> None:
+    base.run(
+        "CREATE TABLE people (id text PRIMARY KEY, n numeric, f double precision, many numeric[])",
+        "INSERT INTO people VALUES ('a', 'NaN', 'NaN', '{1.5,NaN}'), ('b', 'Infinity', '-Infinity', NULL)",
+    )
+    primary = base.primary(table="people", columns={name: name for name in ("n", "f", "many")})
+    assert look_up(primary, ["a", "b"], ["n", "f", "many"]) == {
+        "a": ({"n": None, "f": None, "many": [1.5, None]}, None),
+        "b": ({"n": None, "f": None, "many": None}, None),
+    }
+
+
 def test_documents_are_put_together_from_columns_of_many_types(base: Base) -> None:
     one = uuid.uuid4()
     base.run(
