@@ -105,7 +105,7 @@ def test_documents_come_as_they_are_stored(base: Base, kind: str) -> None:
 def test_ids_of_a_fixed_length_are_found_without_their_padding(base: Base) -> None:
     base.run(
         "CREATE TABLE people (id char(6) PRIMARY KEY, doc text)",
-        "INSERT INTO people SELECT i, json_build_object('city', n) "
+        "INSERT INTO people SELECT i, json_build_object('city', n)::text "
         "FROM (VALUES ('u1', 1), ('u2', 2), ('123456', 3)) AS some (i, n)",
     )
     primary = base.primary(table="people", document_column="doc")
