@@ -106,7 +106,7 @@ def test_ids_of_a_fixed_length_are_found_without_their_padding(base: Base) -> No
     base.run(
         "CREATE TABLE people (id char(6) PRIMARY KEY, doc text)",
         "INSERT INTO people SELECT i, json_build_object('city', n)::text "
-        "FROM (VALUES ('u1', 1), ('u2', 2), ('123456', 3)) AS some (i, n)",
+        "FROM (VALUES ('u1', 1), ('u2', 2), ('123456', 3)) AS made (i, n)",
     )
     primary = base.primary(table="people", document_column="doc")
     assert look_up(primary, ["u1", "u2    ", "123456", "u3", "1234567"]) == {
