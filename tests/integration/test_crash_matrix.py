@@ -23,7 +23,7 @@ from tests.chaos.shapes import SHAPES
 from tests.chaos.truncating import cut
 from tests.integration.world import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(420)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
@@ -178,7 +178,7 @@ def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, t
         build = scene.build([target])
         with Batches(cluster, build) as batches:
             if point not in OF_BUILDS:
-                wait_for(lambda: scene.run.build_state(build)["documents_done"] > 0, "the build reads", 60)
+                wait_for(lambda: scene.run.build_state(build)["documents_done"] > 0, "the build reads", 180)
                 strike.arm()
             _recovered(scene, strike, point, count)
             struck_in = scene.run.build_state(build)["state"]
