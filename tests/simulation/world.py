@@ -245,11 +245,14 @@ class World:
             return []
         serving = []
         for number, holders in enumerate(record.placement):
-            states = []
+            states, live = [], []
             for node in holders:
                 known = leader.core.nodes.by_id.get(node)
                 status = known.slice(index, number) if known else None
                 states.append(status.state if status else "")
+                live += states[-1:] if known and known.live else []
+            # (Lost is what is lost on every node that lives: one that is silent for now may have it.)
+            states = live if any(live) else states
             build = self.truth.catalog.build(record.build_of(number))
             # (When a rebuild ends the others are ahead of it by a number or two.)
             filled = build is None or (
