@@ -1,8 +1,7 @@
 """The groups of a query: aggregates are worked out by the slices (`indexer.scan.aggregate`), put in the
 query's order here.
 
-Groups come in the order of what they are grouped by. An ORDER BY of such expressions only, in one direction,
-is that order when they are grouped by in its order first; then LIMIT and OFFSET are the slices' too. Any
+Where groups come in the query's order (`keytide.query.grouping`), LIMIT and OFFSET are the slices' too. Any
 other order is made here, of all groups, which `scan.max_groups` bounds.
 """
 
@@ -19,7 +18,7 @@ from indexer.scan.shared import Shared
 from keytide.collation import Value, encode_part, to_json_value
 from keytide.definition.binding import Binding
 from keytide.definition.expression import Expression, identity
-from keytide.query import Aggregate, Plan, column_name, is_constant
+from keytide.query import Aggregate, Plan, column_name, grouping, is_constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,8 @@ class GroupReader:
         self._max_groups = shared.settings.max_groups
         select = plan.select
         self._binding = Binding(plan.index.definition)
-        group_by, reverse, ordered = _grouping(plan)
+        made = grouping(plan)
+        group_by, reverse, ordered = made.by, made.reverse, made.ordered
         end = None if select.limit is None else select.offset + select.limit
         pushed = ordered and end is not None and 0 < end <= self._max_groups
         self._sorted = not ordered
@@ -102,16 +102,3 @@ class GroupReader:
         if is_constant(column):
             return self._binding.value(column)((), "", {})
         return group.key[self._group[identity(column)]]
-
-
-def _grouping(plan: Plan) -> tuple[tuple[Expression, ...], bool, bool]:
-    """What to group by, in which order, whether descending, and whether groups then come in the query's
-    order."""
-    group_by = plan.select.group_by
-    order = [one for one in plan.order_by if isinstance(one.value, Aggregate) or not is_constant(one.value)]
-    first = [one.value for one in order if not isinstance(one.value, Aggregate)]
-    ways = {one.descending for one in order}
-    if len(first) < len(order) or len(ways) > 1:
-        return group_by, False, False
-    arranged = {identity(one): one for one in [*first, *group_by]}
-    return tuple(arranged.values()), True in ways, True

@@ -9,6 +9,7 @@
     implication  whether one condition follows from another
     boxes        condition -> spans of an index's keys
     plan         query and index -> plan, or why not
+    grouping     what groups are made by, and their order
     suggest      the CREATE INDEX that would serve
     choose       the best plan, and how EXPLAIN shows it
 
@@ -21,6 +22,7 @@ Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-inde
 
 from keytide.query.choose import NoIndexError, choose, described
 from keytide.query.expressions import Aggregate, column_name
+from keytide.query.grouping import Grouping, grouping
 from keytide.query.normal import is_constant
 from keytide.query.plan import Candidate, Plan, Refusal, plan_on
 from keytide.query.select import Ordering, Output, Select
@@ -29,6 +31,7 @@ from keytide.query.statement import parse_query
 __all__ = [
     "Aggregate",
     "Candidate",
+    "Grouping",
     "NoIndexError",
     "Ordering",
     "Output",
@@ -38,6 +41,7 @@ __all__ = [
     "choose",
     "column_name",
     "described",
+    "grouping",
     "is_constant",
     "parse_query",
     "plan_on",

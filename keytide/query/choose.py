@@ -8,6 +8,7 @@ from typing import Any
 from keytide.definition.render import render_expression, render_predicate
 from keytide.errors import CallerError
 from keytide.query.expressions import Aggregate, column_name
+from keytide.query.grouping import grouping
 from keytide.query.plan import ASSUMED_ENTRIES, Candidate, Plan, Refusal, plans
 from keytide.query.select import Select
 from keytide.query.suggest import suggest
@@ -50,15 +51,16 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
     """A plan as EXPLAIN shows it."""
     select, definition = plan.select, plan.index.definition
     grouped = select.grouped
-    limit_pushed = select.limit is not None and plan.ordered and not grouped
+    ordered = grouping(plan).ordered if grouped else plan.ordered
+    limit_pushed = select.limit is not None and ordered
     pushed = {
         "condition": bool(plan.reading.depth and any(plan.reading.depth)),
         "filter": plan.filter is not None,
-        "order": bool(select.order_by) and plan.ordered,
+        "order": bool(select.order_by) and ordered,
         "limit": limit_pushed,
         "aggregates": grouped,
     }
-    sorted_by = [] if plan.ordered or not select.order_by else [_item(one) for one in plan.order_by]
+    sorted_by = [] if ordered or not select.order_by else [_item(one) for one in plan.order_by]
     return {
         "index": plan.index.name,
         "columns": [one.name for one in plan.outputs],

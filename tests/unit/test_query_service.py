@@ -294,6 +294,25 @@ def test_moments_are_those_of_scans() -> None:
     run(work)
 
 
+@pytest.mark.parametrize(
+    ("order", "pushed", "sorted_by"),
+    [
+        ("", ["limit", "aggregates"], []),
+        ("ORDER BY age DESC, city DESC", ["order", "limit", "aggregates"], []),
+        ("ORDER BY age, city DESC", ["aggregates"], ["age", "city DESC"]),
+        ("ORDER BY COUNT(*)", ["aggregates"], ["COUNT(*)"]),
+    ],
+)
+def test_explain_says_which_groups_slices_cut(order: str, pushed: list[str], sorted_by: list[str]) -> None:
+    async def work(ask: Ask, _: World) -> None:
+        text = f"SELECT city, age, COUNT(*) FROM users WHERE city IS NOT MISSING GROUP BY city, age {order}"
+        plan = await ask(f"EXPLAIN {text} LIMIT 3")
+        assert plan["pushed_down"] == ["condition", *pushed]
+        assert plan["sorted_by"] == sorted_by
+
+    run(work)
+
+
 def test_explain_says_what_is_done_where() -> None:
     async def work(ask: Ask, _: World) -> None:
         plan = await ask(
