@@ -220,7 +220,7 @@ def questions(draw: st.DrawFn) -> tuple[str, Any]:
     if grouped:
         text += f" GROUP BY {', '.join(map(render_expression, outputs))}"
     else:
-        order = draw(st.lists(some, max_size=3))
+        order = draw(st.lists(st.one_of(some, st.sampled_from([a, b, identifier])), max_size=3))
         if order:
             items = [render_expression(one) + draw(st.sampled_from(["", " DESC", " ASC"])) for one in order]
             text += f" ORDER BY {', '.join(items)}"
@@ -361,7 +361,7 @@ def definition_of(statement: str) -> IndexDefinition:
 
 
 @settings(
-    max_examples=400,
+    max_examples=300,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
