@@ -181,7 +181,8 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
     if not definition.include_missing and may_be_missing(condition, leading):
         return Refusal(
             candidate.name,
-            f"it leaves out documents without {render_expression(leading)}, and the query does not",
+            f"it leaves out documents without {render_expression(leading)}, and the query does not "
+            f"({render_expression(leading)} IS NOT MISSING would)",
         )
     parts = [part.expression for part in definition.keys]
     read = reading(condition, parts, [part.descending for part in definition.keys])
