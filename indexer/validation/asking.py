@@ -52,13 +52,13 @@ class PrimaryThreads:
         except TimeoutError as error:
             raise self._too_late(timeout_s) from error
         done: asyncio.Future[_T] = loop.create_future()
+        done.add_done_callback(_forget)  # whoever waits may be gone by then
         thread = threading.Thread(
             target=self._call, args=(loop, done, work), name=f"primary-{self._keyspace}", daemon=True
         )
         thread.start()
         await asyncio.wait([done], timeout=max(0.0, ends_at - loop.time()))
         if not done.done():
-            done.add_done_callback(_forget)
             raise self._too_late(timeout_s)
         return done.result()
 
@@ -107,6 +107,6 @@ class PrimaryThreads:
 
 
 def _forget(done: asyncio.Future[_T]) -> None:
-    """Take note of what nobody waits for, so that it is not logged as forgotten."""
+    """Take note of what it brought, so that asyncio does not log what nobody waits for as forgotten."""
     if not done.cancelled():
         done.exception()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import re
@@ -514,3 +515,32 @@ def test_what_a_call_raises_comes_to_who_waits_and_frees_its_place() -> None:
                 await threads.run(fail, 5)
 
     asyncio.run(run())
+
+
+def test_what_a_call_raises_that_nobody_waits_for_any_more_is_not_logged() -> None:
+    """The event loop would log it whole, with what the database's driver says."""
+    gate = Gate()
+    told: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        threads = PrimaryThreads("users", lambda: gate, 1)
+
+        started = threading.Event()
+
+        def fails(_: object) -> None:
+            started.set()
+            gate.open.wait(20)
+            raise PrimaryUnreachableError("gone")
+
+        reader = asyncio.ensure_future(threads.run(fails, 10.0))
+        assert await asyncio.to_thread(started.wait, 10)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        gate.open.set()
+        assert await threads.run(lambda _: 7, 10.0) == 7, "its place is free again"
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == []
