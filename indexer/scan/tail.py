@@ -19,6 +19,7 @@ they are not kept but worked out again as they are written, the added ones first
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -27,6 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from indexer.scan.directory import Scannable
+from indexer.scan.local import INLINE_ROWS
 from indexer.scan.news import Gone, Patience
 from indexer.scan.pages import Pages
 from indexer.scan.request import Moment
@@ -100,6 +102,7 @@ class Tail:
         self._digest = digest_of(selection, request.columns)
         self._told = told
         self._before: Told | None = None
+        self._telling: Told | None = None
         self._maker = RowMaker(index.shape, request.columns)
         self._timeout_s = shared.timeout_s(request)
         self._rest_until = 0.0
@@ -129,14 +132,19 @@ class Tail:
         told = await later_moment(self._shared, index, self._told, gone, self._timeout_s)
         if told is None:
             return None
-        small = await self._changes(told)
+        try:
+            small = await self._changes(told)
+        except BaseException:
+            await asyncio.shield(self._shared.holds.give_back(told.held, self._timeout_s))
+            raise
         self._rest_until = monotonic() + RESTS * (monotonic() - began)
+        self._telling = told
         return self._event(told, small)
 
     def renew(self) -> None:
-        """Keep what was told last, while nothing is read from it. That it is gone is told by the next
-        comparison."""
-        for told in (self._before, self._told):
+        """Keep what was told last, and what is being told, while nothing is read from it. That it is gone is
+        told by the next comparison."""
+        for told in (self._before, self._told, self._telling):
             if told is not None:
                 self._shared.holds.renew(told.held, (), self._timeout_s)
 
@@ -145,13 +153,13 @@ class Tail:
         yield self._head(told, "changes")
         if small is not None:
             for name, entries in (("added", small.added), ("removed", small.removed)):
-                yield b',"%b":' % name.encode() + self._rows(sorted(entries))
+                yield b',"%b":' % name.encode() + await self._rows(entries, in_order=False)
         else:
             for side in ("added", "removed"):
                 async for piece in self._array(side, self._one_side(told, side)):
                     yield piece
         yield b"}\n\n"
-        released, self._before, self._told = self._before, self._told, told
+        released, self._before, self._told, self._telling = self._before, self._told, told, None
         if released is not None and released.own:
             await self._shared.holds.give_back(released.held, self._timeout_s)
 
@@ -163,9 +171,16 @@ class Tail:
         signed = sign(token, self._shared.directory.secret())
         return f"id: {signed}\nevent: {name}\ndata: ".encode() + _encode(shown)[:-1]
 
-    def _rows(self, entries: Sequence[Entry]) -> bytes:
+    async def _rows(self, entries: Sequence[Entry], *, in_order: bool = True) -> bytes:
+        """Entries as a JSON array of rows; many of them are made in a thread."""
         self.rows += len(entries)
-        return _encode(self._maker.rows(entries))
+
+        def made() -> bytes:
+            return _encode(self._maker.rows(entries if in_order else sorted(entries)))
+
+        if len(entries) <= INLINE_ROWS:
+            return made()
+        return await asyncio.get_running_loop().run_in_executor(self._shared.local.threads, made)
 
     async def _array(self, name: str, blocks: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[bytes]:
         """A member of the event's object: rows, however many."""
@@ -173,7 +188,7 @@ class Tail:
         comma = b""
         async for entries in blocks:
             if entries:
-                yield comma + self._rows(entries)[1:-1]
+                yield comma + (await self._rows(entries))[1:-1]
                 comma = b","
         yield b"]"
 

@@ -84,7 +84,8 @@ class TailResponse(Response):
                     await sender.bytes(piece)
                 told = 1
             while tail.events is None or told < tail.events:
-                event = await tail.next(sender.gone, self._settings.tail_heartbeat_s)
+                # What is worked out for a reader who goes away is given up.
+                event = await sender.unless_gone(tail.next(sender.gone, self._settings.tail_heartbeat_s))
                 if event is None:
                     await sender.bytes(_HEARTBEAT)
                     continue

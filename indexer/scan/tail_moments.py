@@ -5,6 +5,7 @@ The snapshots that are compared must be held by the same nodes: a later one is h
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from indexer.scan.choose import SnapshotGoneError
+from indexer.scan.choose import SnapshotGoneError, Stamp
 from indexer.scan.directory import Scannable
 from indexer.scan.gather import Gathered, count
 from indexer.scan.held import Held
@@ -24,6 +25,7 @@ from indexer.scan.selection import Selection
 from indexer.scan.shared import Shared, check_snapshot
 from indexer.scan.tail_request import TailRequest
 from indexer.scan.tokens import HeldToken, InvalidTokenError, Seen, Token, verify
+from keytide.timestamp import Timestamp
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,9 +60,18 @@ async def first_moment(
     Raises:
         KeytideError, ReaderGoneError: as `Shared.read`.
     """
-    if request.at is not None:
-        return Told(shared.held(index, request.at, seen), False, seen)
     slices = selection.slices or range(index.shape.slices)
+    if request.at is not None:
+        held = shared.held(index, request.at, seen)
+        # Of no spans nothing is read but the timestamp, and whether the hold lasts.
+        agreed = await shared.read_held(
+            held,
+            Selection((), tuple(slices)),
+            shared.timeout_s(request),
+            lambda target: count(target, shared.nodes),
+        )
+        held = replace(held, stamp=agreed.stamp)
+        return Told(held, False, shared.seen_too(seen, index, held.stamp))
     lease_ms = shared.settings.tail_lease_s * 1000
     with Patience(shared.timeout_s(request), gone) as patience:
         held = await shared.holds.take(index, slices, request, seen, patience, lease_ms)
@@ -70,7 +81,8 @@ async def first_moment(
 async def resumed_moment(
     shared: Shared, index: Scannable, selection: Selection, request: TailRequest, resume: str, seen: Seen
 ) -> Told:
-    """The moment that a token names.
+    """The moment that a token names, under a hold of its own: the tail that told it may still go on, to a
+    reader who is not there any more, and lets go of it then.
 
     Raises:
         SnapshotGoneError: it is not held any more.
@@ -83,14 +95,23 @@ async def resumed_moment(
             "the token is of a tail of something else",
             next_step="resume with the selection and columns that the tail began with",
         )
-    held = Held.of(token.held)
-    check_snapshot(index, held.index, held.stamp.number, held.stamp.incarnation, seen)
-    everywhere = held.target(Selection((), sorted(held.nodes)), shared.timeout_s(request))
+    told = Held.of(token.held)
+    check_snapshot(index, told.index, told.stamp.number, told.stamp.incarnation, seen)
+    slices, timeout_s = sorted(told.nodes), shared.timeout_s(request)
+    own = replace(told, hold=secrets.token_hex(8))
     try:
-        await keep_everywhere(everywhere, shared.nodes, ())
-    except SnapshotMissingError as missing:
-        raise gone_by(missing.slice, held) from missing
-    return Told(held, True, token.held.seen)
+        await keep_everywhere(told.target(Selection((), slices), timeout_s), shared.nodes, ())
+        await keep_everywhere(_first_use(own.target(Selection((), slices), timeout_s)), shared.nodes, ())
+    except BaseException as error:
+        await asyncio.shield(shared.holds.give_back(own, timeout_s))
+        if isinstance(error, SnapshotMissingError):
+            raise gone_by(error.slice, told) from error
+        raise
+    return Told(own, True, token.held.seen)
+
+
+def _first_use(target: Target) -> Target:
+    return replace(target, in_use=False)
 
 
 async def later_moment(
@@ -108,16 +129,24 @@ async def later_moment(
 
     async def work(target: Target) -> Gathered:
         there = replace(target, spans=(), nodes={one: was.nodes[one] for one in target.nodes}, hold=hold)
-        counted = await count(there, shared.nodes)
-        await keep_everywhere(there, shared.nodes, counted.leased)
+        try:
+            counted = await count(there, shared.nodes)
+            await keep_everywhere(there, shared.nodes, counted.leased)
+        except BaseException:
+            await asyncio.shield(shared.holds.give_back(held_at(there), timeout_s))
+            raise
         return counted
+
+    def held_at(target: Target) -> Held:
+        stamp = Stamp(target.number, target.incarnation, Timestamp(), 0)
+        return Held(index.id, hold, stamp, was.nodes, was.lease_ms, before.seen)
 
     everywhere = Selection((), sorted(was.nodes))
     with Patience(timeout_s, gone) as patience:
         agreed = await shared.agreement.read(
             index, everywhere, Moment(), before.seen, patience, was.lease_ms, work
         )
-    held = Held(index.id, hold, agreed.stamp, was.nodes, was.lease_ms, before.seen)
+    held = replace(held_at(agreed.target), stamp=agreed.stamp)
     if held.stamp.number == was.stamp.number:
         await shared.holds.give_back(held, timeout_s)
         return None

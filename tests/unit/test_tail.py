@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -310,6 +311,110 @@ def test_tails_are_limited() -> None:
     asyncio.run(check())
 
 
+def test_a_tail_that_is_resumed_twice_is_two_tails() -> None:
+    """A connection that broke is noticed late: the tail on it goes on, and lets go of what it has told."""
+    world = world_of()
+
+    async def check() -> None:
+        tails = Tails(world.services()["n0"].shared)
+        old = await tails.open("by_city", TailRequest(), None, nobody_leaves)
+        token, _, _ = await event_of(old.first())
+        new = await tails.open("by_city", TailRequest(), token, nobody_leaves)
+        for number in (2, 3):
+            world.commit(number, {"by_city": [doc(number, "Bonn", 0, 0)]})
+            await event_of(await news(old))
+        _, _, event = await event_of(await news(new))
+        assert (event["snapshot"], len(event["removed"])) == (3, 20)
+
+    asyncio.run(check())
+
+
+def test_what_a_reader_does_not_wait_for_is_not_kept() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tail = await Tails(world.services()["n0"].shared).open("by_city", TailRequest(), None, nobody_leaves)
+        await event_of(tail.first())
+        world.commit(2, {"by_city": []})
+        comparing = asyncio.Event()
+
+        async def long_comparison(_told: Any) -> None:
+            comparing.set()
+            await asyncio.Event().wait()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tail, "_changes", long_comparison)
+            task = asyncio.ensure_future(tail.next(nobody_leaves, 5))
+            await asyncio.wait_for(comparing.wait(), 20)
+            assert leases(world) == {1: 4, 2: 4}
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert leases(world) == {1: 4}
+        # Nor is what some slices hold and others do not.
+        world.unleasable = {("by_city-1", number, 3) for number in (1, 3)}
+        world.commit(3, {"by_city": []})
+        with pytest.raises(KeytideError):
+            await later(tail, 0.05)
+        assert leases(world) == {1: 4}
+
+    asyncio.run(check())
+
+
+async def later(tail: Tail, timeout_s: float) -> None:
+    tail._timeout_s = timeout_s
+    tail._rest_until = 0
+    await tail.next(nobody_leaves, 5)
+
+
+def test_what_is_being_told_is_kept_however_slowly_it_is_taken() -> None:
+    world = world_of()
+
+    async def check() -> None:
+        tail = await Tails(world.services()["n0"].shared).open("by_city", TailRequest(), None, nobody_leaves)
+        await event_of(tail.first())
+        world.commit(2, {"by_city": []})
+        event = await news(tail)
+        assert event is not None
+        await anext(event)
+        renewed: list[int] = []
+
+        def renew(held: Any, *_: Any) -> None:
+            renewed.append(held.stamp.number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tail._shared.holds, "renew", renew)
+            tail.renew()
+        assert sorted(renewed) == [1, 2]
+
+    asyncio.run(check())
+
+
+def test_many_rows_are_written_in_threads() -> None:
+    world = world_of(3_000)
+    threads: set[str] = set()
+
+    async def check() -> None:
+        tails = Tails(world.services()["n0"].shared)
+        tail = await tails.open("by_city", TailRequest(initial=True), None, nobody_leaves)
+        rows = tail._maker.rows
+
+        def noting(entries: Any) -> Any:
+            threads.add(threading.current_thread().name.rpartition("_")[0])
+            return rows(entries)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tail._maker, "rows", noting)
+            _, _, event = await event_of(tail.first())
+            assert len(event["added"]) == 3_000
+            world.commit(2, {"by_city": []})
+            _, _, event = await event_of(await news(tail))
+            assert len(event["removed"]) == 3_000
+        assert tail.rows == 6_000
+
+    asyncio.run(check())
+    assert "scan" in threads
+
+
 # --- over HTTP ----------------------------------------------------------------
 
 
@@ -403,3 +508,28 @@ def test_tails_over_http() -> None:
             two + TAIL, params={"equals": "Bonn"}, headers={"Last-Event-ID": listener.events[1]["id"]}
         )
         assert (gone.status_code, gone.json()["type"]) == (409, "history-changed")
+
+
+def test_a_reader_that_goes_away_while_snapshots_are_compared() -> None:
+    world = world_of(3)
+    comparing = threading.Event()
+
+    async def long_comparison(_tail: Tail, _told: Any) -> None:
+        comparing.set()
+        await asyncio.Event().wait()
+
+    configured = load_settings(scan={"max_tails": 1})
+    with pytest.MonkeyPatch.context() as patch, serving(world.views["n0"], configured) as one:
+        world.views["n0"].urls = {"n0": one, "n1": one}
+        patch.setattr(Tail, "_changes", long_comparison)
+        address = httpx.URL(one)
+        with socket.create_connection((address.host, address.port or 80), 20) as reader:
+            reader.sendall(f"GET {TAIL}?slices=0 HTTP/1.1\r\nHost: {address.host}\r\n\r\n".encode())
+            head = b""
+            while b"event: snapshot" not in head:
+                head += reader.recv(10_000)
+            world.commit(2, {"by_city": []})
+            assert comparing.wait(20)
+        until(lambda: leases(world) == {1: 1})
+        patch.undo()
+        assert httpx.get(one + TAIL, params={"events": 1, "slices": "0"}).status_code == 200
