@@ -84,7 +84,9 @@ class Endpoint:
         self.settings = settings
         self.metrics = metrics
         self.on_bug = on_bug
-        self.local = LocalReader(view, settings.scan.max_leases)
+        scan = settings.scan
+        longest = max(scan.max_hold_s, scan.lease_s, scan.tail_lease_s)
+        self.local = LocalReader(view, scan.max_leases, longest_lease_s=longest)
         self.peers = Peers(view, self.local, reading_token(settings.security))
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []

@@ -34,6 +34,9 @@ BETWEEN_CALLS_MS: Final = 10_000
 """How long a read that slices could not finish in one call keeps the snapshot for its next, which comes at
 once."""
 
+LONGEST_LEASE_S: Final = 3_600
+"""Where no setting says otherwise."""
+
 _Key = tuple[int, str]
 """(snapshot number, id of the hold or "")."""
 
@@ -60,11 +63,14 @@ class LeaseBook:
     Args:
         view: the node.
         limit: snapshots of one index that may be kept at once.
+        longest_s: nothing is kept for longer after its last use, whoever asks for it: what other nodes ask,
+            anybody can who may read.
     """
 
-    def __init__(self, view: NodeView, limit: int) -> None:
+    def __init__(self, view: NodeView, limit: int, longest_s: int = LONGEST_LEASE_S) -> None:
         self._view = view
         self._limit = limit
+        self._longest_ms = longest_s * 1000
         self._by_index: dict[str, dict[_Key, _Lease]] = {}
 
     def keep(
@@ -92,6 +98,7 @@ class LeaseBook:
         if leases is None:
             self._forget_indexes(now)
             leases = self._by_index[index] = {}
+        lease_ms = min(lease_ms, self._longest_ms)
         lease = leases.get((number, hold))
         if lease is None:
             if len(leases) >= self._limit:

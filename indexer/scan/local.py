@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from indexer.scan.examining import flaw
 from indexer.scan.filtering import Filters
-from indexer.scan.leases import LeaseBook
+from indexer.scan.leases import LONGEST_LEASE_S, LeaseBook
 from indexer.scan.picking import Picked, pick
 from indexer.scan.reading import (
     TIP,
@@ -84,7 +84,7 @@ class LocalReader:
 
     Args:
         view: the node.
-        max_leases: see `LeaseBook`.
+        max_leases, longest_lease_s: see `LeaseBook`.
         tasks: what slices can work out (`indexer.scan.task_list`).
         examined: see `EXAMINED`.
     """
@@ -95,9 +95,10 @@ class LocalReader:
         max_leases: int,
         tasks: Mapping[str, Task] = TASKS,
         examined: int = EXAMINED,
+        longest_lease_s: int = LONGEST_LEASE_S,
     ) -> None:
         self._view = view
-        self._leases = LeaseBook(view, max_leases)
+        self._leases = LeaseBook(view, max_leases, longest_lease_s)
         self._tasks = tasks
         self._examined = examined
         self._filters = Filters()
@@ -127,13 +128,7 @@ class LocalReader:
             else:
                 loop = asyncio.get_running_loop()
                 replies = await loop.run_in_executor(self.threads, self._read, request, held)
-            leased = False
-            if (
-                request.lease_ms
-                and request.number != TIP
-                and (request.hold or any(reply.more for reply in replies))
-            ):
-                leased = not self._keep(request)
+            leased = self._keeps(request, replies) and not self._keep(request)
             return ReadReply(replies, leased)
         finally:
             for snapshot in held:
@@ -154,6 +149,14 @@ class LocalReader:
         if request.hold and request.in_use and not self._holds(request):
             return LeaseReply(request.slices)
         return LeaseReply(self._keep(request))
+
+    def _keeps(self, request: ReadRequest, replies: list[SliceReply]) -> bool:
+        """Whether a read that is done keeps its snapshot: not for a hold that was given back meanwhile."""
+        if not request.lease_ms or request.number == TIP:
+            return False
+        if request.hold:
+            return not request.in_use or self._holds(request)
+        return any(reply.more for reply in replies)
 
     def _holds(self, request: ReadRequest | LeaseRequest) -> bool:
         """Whether a held snapshot is still held here."""

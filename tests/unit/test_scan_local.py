@@ -14,6 +14,7 @@ from indexer.scan.leases import LeaseBook, TooManyLeasesError
 from indexer.scan.local import INLINE_ROWS, LocalReader, UnknownTaskError
 from indexer.scan.reading import TIP, LeaseRequest, ReadReply, ReadRequest
 from indexer.scan.task_list import TASKS
+from keytide.clock import now_ms
 from keytide.errors import KeytideError
 from keytide.timestamp import Timestamp
 from tests.unit.scan_world import FakeSnapshot, FakeView, World
@@ -138,6 +139,48 @@ def test_many_spans_are_read_in_a_thread(limit: int) -> None:
     node.read(limit, number=6, spans=[(b"%03d" % at, b"%03da" % at) for at in range(500)])
     assert len(threads) == 500
     assert threading.main_thread() not in threads
+
+
+def test_a_hold_that_is_given_back_during_a_read_stays_given_back() -> None:
+    """A stream that is closed gives its hold back while another node still reads ahead for it."""
+    node = OneSlice()
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeSnapshot):
+        def rows(self, *arguments: Any, **named: Any) -> Any:
+            reading.set()
+            assert go_on.wait(20)
+            return super().rows(*arguments, **named)
+
+    node.view.slices[INDEX, 0].add(Slow(6, 0, Timestamp(), [(key, b"") for key in KEYS]), -1)
+    leases = node.view.slices[INDEX, 0].snapshots[6].leases
+
+    async def whole() -> ReadReply:
+        local = LocalReader(node.view, 10)
+        assert local.lease(LeaseRequest(INDEX, 6, 0, [0], 60_000, False, "h1")).missing == []
+        request = ReadRequest(
+            INDEX, 6, 0, [0], [(b"", None)], [b""], False, INLINE_ROWS + 1, 60_000, True, hold="h1"
+        )
+        read = asyncio.ensure_future(local.read(request))
+        await asyncio.get_running_loop().run_in_executor(None, reading.wait, 20)
+        local.lease(LeaseRequest(INDEX, 6, 0, [0], 0, True, "h1"))
+        go_on.set()
+        reply = await read
+        assert local.lease(LeaseRequest(INDEX, 6, 0, [0], 60_000, True, "h1")).missing == [0]
+        return reply
+
+    reply = asyncio.run(whole())
+    assert len(reply.slices[0].entries) == len(KEYS)
+    assert not reply.leased
+    assert leases["h1"] <= now_ms()
+
+
+def test_no_lease_is_longer_than_the_node_allows() -> None:
+    node = OneSlice()
+    local = LocalReader(node.view, 10, longest_lease_s=7)
+    for hold in ("", "h1"):
+        assert local.lease(LeaseRequest(INDEX, 5, 0, [0], 10**12, False, hold)).missing == []
+    assert max(node.view.slices[INDEX, 0].snapshots[5].leases.values()) <= now_ms() + 7_700
 
 
 def test_what_is_not_held_is_gone_and_says_what_is_newest() -> None:
