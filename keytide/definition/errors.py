@@ -6,6 +6,7 @@ from typing import Final
 
 from keytide.errors import CallerError
 
+_LOOK: Final = "docs/define-an-index.md and docs/query.md say what is understood"
 _WINDOW: Final = 100
 """Characters of a line that are shown at most."""
 
@@ -39,7 +40,7 @@ class InvalidStatementError(CallerError):
         self.caret = _caret(text, start, start + 1 if end is None else end)
         super().__init__(
             f"{reason} (line {self.line}, column {self.column})\n{self.caret}",
-            next_step=next_step,
+            next_step=next_step or _LOOK,
             line=self.line,
             column=self.column,
             caret=self.caret,
