@@ -1,12 +1,10 @@
 """What convinces an expert, on the real parts: Kafka, coordinator, projector, two nodes, LMDB, Spark. Named
-by the numbers of the acceptance list."""
+by the numbers of the acceptance list; the longer ones have modules of their own."""
 
 from __future__ import annotations
 
 import json
 import random
-import re
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -138,47 +136,6 @@ def test_6_handover_under_writes_has_no_gap_and_no_double(world: World) -> None:
             _check_three(world, name, at_end=False)
         assert writer.written > before, "the writer stood still"
     _check_three(world, name, at_end=True)
-
-
-def test_16_no_scan_sees_two_versions_of_a_document(world: World) -> None:
-    """Documents with three keys in slices of both nodes, and money moved between two entries, updated in a
-    loop."""
-    name = "torn"
-    world.make_topic(name)
-    world.sql(f"CREATE INDEX {name}_keys ON {name} (UNNEST(keys)) WITH (slices=6, defer_build=true)")
-    world.sql(f"CREATE INDEX {name}_money ON {name} (UNNEST(accounts)) WITH (slices=6, defer_build=true)")
-
-    def change(chance: random.Random, number: int) -> tuple[str, Any]:
-        left = chance.randrange(1_001)
-        keys = [f"{part}-{number}" for part in ("a", "b", "c")]
-        return f"d{number % 20}", {
-            "keys": keys,
-            "accounts": [["left", left], ["right", 1_000 - left]],
-            "v": number,
-        }
-
-    first = Writer(world.bootstrap, name, 16, change)
-    with first:
-        first.write(200)
-    world.wait_ready(world.build(f"{name}_keys", f"{name}_money"))
-    placement = world.admin.call("GET", "/v1/topology")
-    assert {"node-1", "node-2"} <= set(re.findall(r"node-\d", json.dumps(placement)))
-    seen = 0
-    with Writer(world.bootstrap, name, 17, change, per_second=1_500):
-        deadline = time.monotonic() + 8
-        while time.monotonic() < deadline:
-            rows, _ = world.scan_all(f"{name}_keys", node=seen % 2, page_size=7 if seen % 3 else 500)
-            versions: dict[str, set[str]] = {}
-            for key, id_ in rows:
-                versions.setdefault(id_, set()).add(key[0].split("-")[1])
-            assert len(rows) == 60, f"{len(rows)} rows for 20 documents of three keys"
-            assert all(len(found) == 1 for found in versions.values()), versions
-            money, _ = world.scan_all(f"{name}_money", node=seen % 2)
-            assert sum(key[0][1] for key, _ in money) == 20 * 1_000, money
-            with world.client(seen % 2) as client:
-                assert client.count(f"{name}_keys").count == 60
-            seen += 1
-    assert seen >= 5
 
 
 HOSTILE: list[tuple[bytes | None, bytes, str | None]] = [
