@@ -16,7 +16,8 @@ The rules:
   Python's stack happens to end, which differs between processes; a limit of our own does not.)
 * It is an object, else `not-an-object`. Of members with the same name the last counts.
 * A field that an index names and that holds, at any depth, a number beyond the doubles, an integer of more
-  than MAX_DIGITS digits or a lone surrogate makes the document `not-indexable` for that index, and no other.
+  than MAX_DIGITS digits (its sign counts as one) or a lone surrogate makes the document `not-indexable` for
+  that index, and no other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from keytide.collation import MISSING
 
 MAX_DOCUMENT_DEPTH: Final = 256
 MAX_DIGITS: Final = 4300
-"""Python refuses to read longer integers by default, as reading them takes quadratic time."""
+"""Python refuses to read longer integers by default, as reading them takes quadratic time; msgspec, by which
+nodes and clients read included columns, counts the sign."""
 
 _SHORTEST_DEEP: Final = 2 * MAX_DOCUMENT_DEPTH
 """No shorter document can be nested too deeply: every bracket is closed."""
@@ -184,7 +186,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _parse_integer(digits: str) -> int | float:
-    return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else math.inf
+    return int(digits) if len(digits) <= MAX_DIGITS else math.inf
 
 
 def _unindexable(value: Any) -> str:

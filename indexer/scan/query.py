@@ -269,7 +269,7 @@ class QueryService:
         seen = self._shared.seen_too(seen, index, agreed.stamp)
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._shared.local.threads, reader.rows, agreed.gathered)
-        rows = msgspec.Raw(encode(found.rows))
+        rows = msgspec.Raw(await loop.run_in_executor(self._shared.local.threads, encode, found.rows))
         extra = {"ignored": found.ignored} if found.ignored else {}
         return self._answer(index, plan, request, agreed, seen, shown, rows, len(found.rows), None, **extra)
 

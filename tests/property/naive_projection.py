@@ -116,7 +116,7 @@ def load(value: bytes) -> dict[str, Any]:
         raise ValueError(name)
 
     def integer(digits: str) -> Any:
-        return Unindexable() if len(digits.removeprefix("-")) > 4300 else int(digits)
+        return Unindexable() if len(digits) > 4300 else int(digits)
 
     try:
         document = json.loads(text, parse_constant=refuse, parse_int=integer)

@@ -193,7 +193,9 @@ def test_bad_ids_are_skipped_and_not_heard() -> None:
         (b'{"a":{"\\udfff":1}}', "not-indexable"),
         (b'{"a":' + b"1" * 4301 + b"}", "not-indexable"),
         (b'{"a":"' + b"x" * 1_000_000 + b'"}', "key-too-large"),
+        (b'{"a":-' + b"1" * 4300 + b"}", "not-indexable"),  # the sign counts, as it does for msgspec
         (b'{"a":' + b"1" * 4300 + b"}", None),
+        (b'{"a":-' + b"1" * 4299 + b"}", None),
         (b'{"a":1,"a":"last"}', None),
         (b'{"a":1e999,"a":"last"}', None),
         (b'{"a":1,"other":"\\ud800"}', None),

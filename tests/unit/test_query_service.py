@@ -256,6 +256,19 @@ def test_missing_is_null_in_rows() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("rest", ["", " ORDER BY n % 2", " GROUP BY n * n"])
+def test_values_of_too_many_digits_are_refused(rest: str) -> None:
+    async def work(ask: Ask, _: World) -> None:
+        with pytest.raises(CallerError) as caught:
+            await ask(f"SELECT n * n FROM users WHERE n > 0{rest}")
+        assert (caught.value.status, caught.value.problem_type) == (422, "too-many-digits")
+        assert (await ask("SELECT id FROM users WHERE n * n > 25"))["rows"] == [["big"]]
+
+    made = World("CREATE INDEX by_n ON users (n) WITH (slices=2)")
+    made.commit(1, {"by_n": [Doc([10**4000], "big"), Doc([5], "small")]})
+    run(work, made)
+
+
 def test_the_index_to_create_has_a_name_that_is_free_in_all_keyspaces() -> None:
     async def work(ask: Ask, _: World) -> None:
         with pytest.raises(NoIndexError) as caught:
