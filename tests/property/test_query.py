@@ -361,7 +361,7 @@ def definition_of(statement: str) -> IndexDefinition:
 
 
 @settings(
-    max_examples=300,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

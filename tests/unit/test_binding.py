@@ -210,7 +210,7 @@ def held_conditions(draw: st.DrawFn, definition: IndexDefinition) -> str:
     return draw(st.one_of(comparison, both, st.builds("NOT ({})".format, both)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_over_an_entry_is_as_over_the_document(data: st.DataObject) -> None:
     definition = msgspec.structs.replace(data.draw(definitions()), where=None)
@@ -247,7 +247,7 @@ def scope_of(definition: IndexDefinition, canonical: bytes, document: dict[str, 
     raise AssertionError("no element gives this key")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_filtering_entries_is_projecting_with_where(data: st.DataObject) -> None:
     definition = msgspec.structs.replace(data.draw(definitions()), where=None)
