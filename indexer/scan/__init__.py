@@ -6,6 +6,7 @@ of an index.
     tokens    session and page tokens: opaque and signed (pure)
     rows      entries -> JSON rows (pure)
     choose    which snapshot number satisfies a request, or what it must wait for (pure)
+    writing   values as JSON
     answer    the answer as JSON
     directory what scans look up in the catalog
     news      waiting for a later snapshot, for as long as the reader is there

@@ -324,18 +324,10 @@ def _written(result: Aggregated, plan: Plan, wanted: Wanted) -> tuple[bytes, int
     """The groups of the answer as JSON, how many, and whether there are more. Any thread.
 
     Raises:
-        CallerError (422): an extreme, or a value grouped by, has too many digits to be read as JSON.
+        TooManyDigitsError: an extreme, or a value grouped by, has more than JSON readers take.
     """
     found, more = rows(result, plan, wanted)
-    try:
-        return encode([_shown(row, plan) for row in found]), len(found), more
-    except ValueError as error:
-        raise CallerError(
-            "an integer in the answer has more than 4300 digits",
-            status=422,
-            problem_type="too-many-digits",
-            next_step="bound the selection with `high`, or CAST the value to double precision",
-        ) from error
+    return encode([_shown(row, plan) for row in found]), len(found), more
 
 
 def definition_of(shared: Shared, index: Scannable) -> IndexDefinition:

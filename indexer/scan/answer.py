@@ -10,10 +10,8 @@ import msgspec
 from indexer.scan.agree import Agreed, AskedT
 from indexer.scan.choose import Stamp
 from indexer.scan.reading import TIP
+from indexer.scan.writing import encode as encode
 from keytide.timestamp import Timestamp
-
-_encoder = msgspec.json.Encoder()
-encode = _encoder.encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from indexer.scan.arrow_keys import (
 from indexer.scan.arrow_schema import INT64, Column
 from indexer.scan.request import ColumnType
 from indexer.scan.selection import Shape
+from indexer.scan.writing import encode
 from keytide.collation import Missing, Value, decode_key
 from keytide.entry import unpack_value
 from keytide.errors import invariant
@@ -58,15 +59,13 @@ _FIELD: Final[dict[ColumnType, Any]] = {
 """How msgspec reads an included column."""
 _NO_RAW: Final = msgspec.Raw(b"")
 
-_encode = msgspec.json.Encoder().encode
-
 
 def schema_of(columns: Sequence[Column], metadata: dict[str, str]) -> pa.Schema:
     """The Arrow schema; which columns are JSON text stands in its metadata and in theirs, and in theirs which
     of `columns` each belongs to."""
     fields = [pa.field(column.name, _ARROW[column.type], metadata=_told(column)) for column in columns]
     in_json = [column.name for column in columns if column.type == "json"]
-    return pa.schema(fields, {**metadata, "keytide.json": _encode(in_json).decode()})
+    return pa.schema(fields, {**metadata, "keytide.json": encode(in_json).decode()})
 
 
 def _told(column: Column) -> dict[str, str]:
@@ -244,7 +243,7 @@ def _array(column: Column, values: Sequence[Value]) -> pa.Array:
         TypeChangedError: one does not fit.
     """
     if column.type == "json":
-        texts = [None if isinstance(value, Missing) else _encode(value).decode() for value in values]
+        texts = [None if isinstance(value, Missing) else encode(value).decode() for value in values]
         return pa.array(texts, pa.string())
     plain = [None if isinstance(value, Missing) else value for value in values]
     for value in plain:

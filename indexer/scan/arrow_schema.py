@@ -23,9 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from indexer.scan.request import ColumnType
+from indexer.scan.writing import encode
 from keytide.collation import Missing, Value
 from keytide.definition import (
     Binary,
@@ -84,7 +83,7 @@ class Column:
 
     def misfit(self, value: object) -> TypeChangedError:
         """The error for a value that does not fit."""
-        shown = msgspec.json.encode(value).decode() if not isinstance(value, Missing) else "missing"
+        shown = encode(value).decode() if not isinstance(value, Missing) else "missing"
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return TypeChangedError(
             f"column {self.name} is {self.type}, and holds {shown}",

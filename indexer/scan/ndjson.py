@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
-import msgspec
-
 from indexer.scan.rows import RowMaker
 from indexer.scan.selection import Shape
 from indexer.scan.streaming_block import Block
+from indexer.scan.writing import encode, encode_lines
 
 MEDIA_TYPE: Final = "application/x-ndjson"
-
-_encoder = msgspec.json.Encoder()
 
 
 class NdjsonForm:
@@ -41,11 +38,11 @@ class NdjsonForm:
     def rows(self, block: Block) -> bytes:
         """Lines of a block. Raises what decoding raises."""
         entries = zip(block.keys, block.values or repeat(b""), strict=False)
-        return _encoder.encode_lines(self._maker.rows(entries))
+        return encode_lines(self._maker.rows(entries))
 
     def end(self) -> bytes:
         return b""
 
     def problem(self, document: dict[str, Any]) -> bytes:
         """The last line of a stream that cannot go on."""
-        return _encoder.encode({"error": document}) + b"\n"
+        return encode({"error": document}) + b"\n"

@@ -26,7 +26,7 @@ from indexer.scan.news import Gone
 from indexer.scan.pages import Pages
 from indexer.scan.reading import TIP
 from indexer.scan.request import ColumnType, ScanRequest
-from indexer.scan.selection import Selection
+from indexer.scan.selection import Selection, bounded_offset
 from indexer.scan.shared import Shared
 from indexer.scan.streaming_block import Block
 from indexer.scan.streaming_merge import BlockReader
@@ -161,6 +161,7 @@ class Streams:
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
         selection = shared.selection(request, index, distinct=request.distinct)
+        bounded_offset(request.offset, shared.settings.max_offset)
         pages = await shared.open(index, selection, request, seen, gone)
         reader = self._reader(pages, index, selection, request)
         try:

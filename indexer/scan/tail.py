@@ -25,8 +25,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-import msgspec
-
 from indexer.scan.directory import Scannable
 from indexer.scan.local import INLINE_ROWS
 from indexer.scan.news import Gone, Patience
@@ -58,12 +56,11 @@ from indexer.scan.tail_moments import (
 )
 from indexer.scan.tail_request import TailRequest
 from indexer.scan.tokens import sign
+from indexer.scan.writing import encode
 from keytide.errors import RetryableError
 
 RESTS: Final = 3
 """How long a tail rests after working out a difference, in multiples of the time that it took."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class TooManyTailsError(RetryableError):
@@ -169,14 +166,14 @@ class Tail:
         members = self._shared.head(told.held.stamp, told.seen)
         shown = {key: members[key] for key in ("snapshot", "timestamp", "session")}
         signed = sign(token, self._shared.directory.secret())
-        return f"id: {signed}\nevent: {name}\ndata: ".encode() + _encode(shown)[:-1]
+        return f"id: {signed}\nevent: {name}\ndata: ".encode() + encode(shown)[:-1]
 
     async def _rows(self, entries: Sequence[Entry], *, in_order: bool = True) -> bytes:
         """Entries as a JSON array of rows; many of them are made in a thread."""
         self.rows += len(entries)
 
         def made() -> bytes:
-            return _encode(self._maker.rows(entries if in_order else sorted(entries)))
+            return encode(self._maker.rows(entries if in_order else sorted(entries)))
 
         if len(entries) <= INLINE_ROWS:
             return made()
@@ -337,4 +334,4 @@ class Tails:
 
 def problem_event(name: str, document: dict[str, Any]) -> bytes:
     """The last event of a tail that cannot go on."""
-    return f"event: {name}\ndata: ".encode() + _encode(document) + b"\n\n"
+    return f"event: {name}\ndata: ".encode() + encode(document) + b"\n\n"

@@ -259,6 +259,7 @@ def test_a_stream_of_a_held_snapshot_leaves_the_hold_to_its_reader() -> None:
         ({"order": "up"}, 422, "invalid-request"),
         ({"equals": [1, 2, 3]}, 422, None),
         ({"session": "no"}, 422, "invalid-token"),
+        ({"offset": 1_000_001}, 422, "offset-too-large"),
     ],
 )
 def test_errors_before_the_first_row_are_answers(
@@ -275,6 +276,21 @@ def test_errors_before_the_first_row_are_answers(
         assert (arrow.status_code, arrow.json()["type"]) == (422, "unknown-column")
         unknown = httpx.post(url + "/v1/indexes/no/scan", json={}, headers={"Accept": NDJSON})
         assert (unknown.status_code, unknown.json()["type"]) == (404, "unknown-index")
+
+
+def test_an_integer_that_no_json_reader_takes_ends_a_stream_with_what_to_do() -> None:
+    world = World(CITY, node_count=1)
+    world.commit(3, {"by_city": [Doc([10**5000, 1], "u1", b"{}"), Doc([1, 1], "u2", b"{}")]})
+    with serving(world.views["n0"], load_settings()) as url:
+        problem = lines(broken(url, NDJSON))[-1]["error"]
+        assert (problem["type"], problem["status"]) == ("too-many-digits", 422)
+        assert error_of(broken(url, MEDIA_TYPE))["type"] == "too-many-digits"
+        answer = httpx.post(url + SCAN, json={})
+        assert (answer.status_code, answer.json()["type"]) == (422, "too-many-digits")
+        assert "columns" in answer.json()["next_step"]
+        ids = httpx.post(url + SCAN, json={"columns": ["id"]}).json()["rows"]
+        assert [row["id"] for row in ids] == ["u2", "u1"]
+        until(lambda: leased(world) == 0)
 
 
 # --- readers that are slow, stop, or go away ----------------------------------
