@@ -29,6 +29,8 @@ _MAX_HEADER: Final = 64 << 20
 _ERROR: Final = b"keytide.error"
 """In the metadata of such a batch."""
 _END: Final = _MARKER + bytes(4)
+_EXACT: Final = 2**53
+"""Integers up to this are doubles."""
 JSON_MARK: Final = (b"keytide.type", b"json")
 """In the metadata of a field whose values are JSON texts."""
 
@@ -122,12 +124,21 @@ def table_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def frame_of(table: pa.Table) -> pd.DataFrame:
-    """A table as a data frame; columns of JSON texts become the values that they stand for."""
+    """A table as a data frame; columns of JSON texts become the values that they stand for. Of a column of
+    integers with nulls pandas makes doubles; where they may not be, it stays one of integers."""
+    import pandas as pd
+    import pyarrow.compute as pc
+
     frame = table.to_pandas()
     for field in table.schema:
+        column = table.column(field.name)
         if is_json(field):
-            texts = table.column(field.name).to_pylist()
+            texts = column.to_pylist()
             frame[field.name] = _objects([None if text is None else json.loads(text) for text in texts])
+        elif str(field.type) == "int64" and 0 < column.null_count < len(column):
+            ends = pc.min_max(column).as_py()
+            if max(-ends["min"], ends["max"]) > _EXACT:
+                frame[field.name] = pd.array(column.to_pylist(), dtype="Int64")
     return frame
 
 
@@ -155,10 +166,11 @@ def table_of_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> pa.T
     for at, name in enumerate(columns):
         values = [row[at] for row in rows]
         metadata: Mapping[bytes, bytes] | None = None
+        kinds = {type(value) for value in values if value is not None}
         try:
             array = pa.array(values)
-            if pa.types.is_nested(array.type):
-                raise pa.ArrowTypeError("nested")
+            if pa.types.is_nested(array.type) or (bool in kinds and len(kinds) > 1):  # true is not 1.0
+                raise pa.ArrowTypeError("no type holds them all")
         except (pa.ArrowException, OverflowError):
             texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
             array, metadata = pa.array(texts, pa.string()), dict([JSON_MARK])

@@ -115,6 +115,18 @@ def test_a_query_as_a_frame_keeps_what_it_has(face: MakeFace) -> None:
         node.do(lambda client: client.query("SELECT n, n ...").to_arrow())
 
 
+def test_a_frame_makes_no_numbers_of_truths_and_no_doubles_of_large_integers(face: MakeFace) -> None:
+    exact = 2**53 + 1
+    rows = [[0.5, exact, 1], [True, None, None], [None, 2, 3]]
+    node = face({**MOMENT, "columns": ["mixed", "big", "small"], "rows": rows, "page": None})
+    frame = node.do(lambda client: client.query("SELECT mixed, big, small FROM users").to_pandas())
+    assert list(frame["mixed"]) == [0.5, True, None]
+    assert frame["mixed"][1] is True
+    assert frame["big"][0] == exact
+    assert [bool(one) for one in frame["big"].isna()] == [False, True, False]
+    assert str(frame["small"].dtype) == "float64", "as pandas has it"
+
+
 def test_explain_takes_statements_with_and_without_the_word(face: MakeFace) -> None:
     node = face({"index": "i"}, {"index": "i"})
     assert node.do(lambda client: client.explain("SELECT 1")) == {"index": "i"}
