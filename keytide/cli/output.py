@@ -37,14 +37,20 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table; numbers to the right."""
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, exact: bool = False
+) -> None:
+    """A table; numbers to the right.
+
+    Args:
+        exact: numbers are values of users, to be shown digit by digit, and no measures.
+    """
     made = Table(title=title, title_justify="left", header_style="bold")
     for at, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[at], (int, float)) for row in rows)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        made.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(escape(_cell(value)) for value in row))
+        made.add_row(*(escape(str(value) if exact else _cell(value)) for value in row))
     out.print(made)
 
 
@@ -112,9 +118,9 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
         if as_json:
             print_json(error.problem())
         else:
-            err.print(f"[red]error:[/red] {error.message}", highlight=False)
+            err.print(f"[red]error:[/red] {escape(error.message)}", highlight=False)
             if error.next_step:
-                err.print(f"[yellow]what to do:[/yellow] {error.next_step}", highlight=False)
+                err.print(f"[yellow]what to do:[/yellow] {escape(error.next_step)}", highlight=False)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         sys.stderr.write("\n")

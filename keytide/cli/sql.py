@@ -160,9 +160,9 @@ class _Runner:
         most = DEFAULT_ROWS if self._rows is None else self._rows
         rows = list(itertools.islice(query, most + 1))
         at = "the tip" if query.snapshot is None else f"snapshot {query.snapshot}"
-        table("", columns, [[_shown(value) for value in row] for row in rows[:most]])
+        table("", columns, [[_shown(value) for value in row] for row in rows[:most]], exact=True)
         count = f"{min(len(rows), most):,} row{'' if len(rows) == 1 else 's'}"
-        out.print(f"{count} from {query.index} at {at}", style="dim", highlight=False)
+        out.print(f"{count} from {query.index} at {at}", style="dim", highlight=False, markup=False)
         if len(rows) > most:
             out.print("there are more rows: raise --rows, or add a LIMIT", style="dim")
 

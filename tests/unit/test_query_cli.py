@@ -63,6 +63,15 @@ def test_a_query_is_a_table_or_json(node: str) -> None:
     assert (document["columns"], document["index"], document["snapshot"]) == (["id", "age"], "by_city", 1)
 
 
+def test_values_are_shown_as_they_are(node: str) -> None:
+    columns = "AVG(age) AS \"[red]mean\", 1234567, 0.015, '[/x][b]', TRUE, NULL"
+    shown = run(f"SELECT {columns} FROM users WHERE city = 'Boston'", "--node", node).stdout
+    for words in ("[red]mean", "14.5", "1234567", "0.015", "[/x][b]", "true", "null"):
+        assert words in shown
+    wrong = run("SELECT id FROM users WHERE '[/x]' =", "--node", node, status=1)
+    assert "WHERE '[/x]' =" in wrong.output
+
+
 def test_rows_are_cut_and_that_is_said(node: str) -> None:
     text = "SELECT id FROM users WHERE city > 'A'"
     shown = run(text, "--node", node, "--rows", "5").stdout
