@@ -28,8 +28,12 @@ from indexer.store.writing import unpack_long
 from keytide.entry import LONG_PREFIX, long_group
 
 FIRST_BLOCK: Final = 128
-"""Rows read at first: a page of a scan. Blocks then grow eightfold up to `LARGEST_BLOCK`."""
+"""Rows read at first: a page of a scan. Blocks then grow eightfold up to `LARGEST_BLOCK`, or about
+`BLOCK_BYTES` if rows are large: whoever reads on has a block in memory, of every level."""
 LARGEST_BLOCK: Final = 4096
+BLOCK_BYTES: Final = 1 << 20
+_SAMPLED: Final = 16
+"""One row of so many tells how large they are."""
 
 
 def table_blocks(
@@ -49,11 +53,18 @@ def table_blocks(
             block = block[: bisect_left(block, high, key=_key)]
         elif len(block) == size:
             yield block
-            size = min(size * 8, LARGEST_BLOCK)
+            size = _next_size(size, block)
             continue
         if block:
             yield block
         return
+
+
+def _next_size(size: int, block: list[Row]) -> int:
+    """How many rows to read after a full block of `size`."""
+    sample = block[::_SAMPLED]
+    row_bytes = sum(len(value) for _, value in sample) // len(sample) + 1
+    return max(1, min(size * 8, LARGEST_BLOCK, BLOCK_BYTES // row_bytes))
 
 
 def merged_blocks(sources: Sequence[Iterator[list[Row]]], reverse: bool) -> Iterator[list[Row]]:

@@ -11,6 +11,7 @@ import lmdb
 import pytest
 
 from indexer.store.checksums import CHECKSUMS_FILE, compare, read_checksums, write_checksums
+from indexer.store.merge import BLOCK_BYTES, FIRST_BLOCK, table_blocks
 from indexer.store.pages import DamagedError, PageFile
 
 
@@ -28,6 +29,22 @@ def pages_in_use(environment: lmdb.Environment) -> int:
         tables = [None, b"a", b"b"]
         stats = [transaction.stat(environment.open_db(name, transaction, create=False)) for name in tables]
     return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blocks_of_large_rows_are_bounded_in_bytes(environment: lmdb.Environment, reverse: bool) -> None:
+    table = environment.open_db(b"a")
+    rows = [(b"%06d" % at, os.urandom(20_000 if 1_000 < at < 2_000 else 30)) for at in range(6_000)]
+    with environment.begin(write=True) as transaction:
+        for key, value in rows:
+            transaction.put(key, value, db=table)
+    with environment.begin() as transaction, transaction.cursor(table) as cursor:
+        blocks = list(table_blocks(cursor, b"", None, reverse, FIRST_BLOCK))
+    assert [row for block in blocks for row in block] == (rows[::-1] if reverse else rows)
+    sizes = [sum(len(value) for _, value in block) for block in blocks]
+    large = [size for size in sizes if size > 2 * BLOCK_BYTES]
+    assert len(large) <= 2, "until it is known how large they are"
+    assert max(map(len, blocks)) > 1_000, "small rows come in large blocks"
 
 
 @pytest.mark.parametrize("seed", range(6))
