@@ -178,6 +178,10 @@ class Ddl:
         """
         record = self._builds.book.get(build)
         if record.state in FINAL:
-            raise ConflictError(f"build {build} is over, it is {record.state}", problem_type="build-over")
+            raise ConflictError(
+                f"build {build} is over, it is {record.state}",
+                problem_type="build-over",
+                next_step="there is nothing to cancel; DROP INDEX removes what it built",
+            )
         out = self._builds.cancel(record, now)
         return Outcome(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
