@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse
 
 from coordinator.api import create_app
 from coordinator.buildbook import BuildLimits
+from coordinator.ddl import Outcome
 from coordinator.events import (
     Broadcast,
     BuildPrepared,
@@ -30,7 +31,7 @@ from coordinator.events import (
     TopicSeen,
 )
 from coordinator.history import EventRing
-from coordinator.leader import Leader
+from coordinator.leader import Answer, Leader
 from coordinator.service import Service
 from coordinator.stream import Limits
 from keytide.catalog import Catalog, TermRecord
@@ -91,6 +92,20 @@ class Scene:
         except Exception as error:  # noqa: BLE001 - belongs to whoever asked
             future.set_exception(error)
         return future
+
+    def change(self, command: Callable[[Leader, int], Answer]) -> Future[Outcome]:
+        """What is written is committed at once."""
+        future: Future[Outcome] = Future()
+        try:
+            answer = command(self.leader, now_ms())
+            self.take(answer.instructions)
+            future.set_result(answer.outcome)
+        except Exception as error:  # noqa: BLE001 - belongs to whoever asked
+            future.set_exception(error)
+        return future
+
+    def sample(self, keyspace: str) -> SourceFacts:
+        return self.facts(FLIGHTS)
 
     def pulse(self) -> None:
         """Time passes: documents come in, nodes and drivers go on (from when somebody first looks)."""

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, seed, settings
@@ -28,6 +29,7 @@ from indexer.scan.ndjson import MEDIA_TYPE as NDJSON
 from keytide import clock
 from keytide.catalog import ClusterRecord
 from keytide.settings import load_settings
+from tests.browser.scene import busy_day, served
 from tests.unit import scan_world
 from tests.unit.test_api import Endpoint, serving, world_of_cities
 
@@ -328,3 +330,65 @@ def test_a_tail_of_a_held_moment_tells_when_that_was() -> None:
         assert {name: told[name] for name in ("snapshot", "timestamp", "session")} == {
             name: held[name] for name in ("snapshot", "timestamp", "session")
         }
+
+
+# --- the coordinator's page -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[str]:
+    """A running coordinator's API, over the real leader."""
+    with served(busy_day()) as where:
+        yield where
+
+
+def ask_coordinator(operation: Any, mode: GenerationMode, known: dict[str, list[str]]) -> set[int]:
+    """As `statuses_of`. Names in paths are now and then ones that there are."""
+    statuses: set[int] = set()
+    drawn = {name: st.sampled_from(values) for name, values in known.items()}
+
+    @seed(16)
+    @settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(generation_mode=mode), st.fixed_dictionaries(drawn), st.booleans())
+    def ask(case: schemathesis.Case[Any], names: dict[str, str], real: bool) -> None:
+        for name in case.path_parameters:
+            if real and name in names:
+                case.path_parameters[name] = names[name]
+        answer = case.call()
+        statuses.add(answer.status_code)
+        told = (
+            f"{case.method} {case.path} {case.query} {case.body!r}: {answer.status_code} {answer.text[:300]}"
+        )
+        if answer.status_code < 300:
+            return
+        assert answer.headers["content-type"][0] == "application/problem+json", told
+        problem = json.loads(answer.text)
+        # 501: routes of the contract that are still to come say so.
+        assert answer.status_code < 500 or (answer.status_code, problem["type"]) == (501, "not-there-yet"), (
+            told
+        )
+        assert problem["status"] == answer.status_code, told
+        assert problem["detail"], told
+        assert problem.get("next_step") or answer.status_code == 501, told
+
+    try:
+        ask()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE
+    return statuses
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_nothing_that_the_coordinator_is_asked_is_a_server_error(
+    coordinator: str, mode: GenerationMode
+) -> None:
+    builds = [one["id"] for one in httpx.get(f"{coordinator}/v1/builds").json()]
+    known = {"name": ["by_destination", "by_origin"], "build": builds, "node": ["node-1"]}
+    statuses = {}
+    for found in schemathesis.openapi.from_url(f"{coordinator}/openapi.json").get_all_operations():
+        assert isinstance(found, Ok), "the page has a schema that is none"
+        operation = found.ok()
+        statuses[operation.label] = ask_coordinator(operation, mode, known)
+    assert statuses["POST /v1/statements"] & {400, 422}, statuses
+    if mode is GenerationMode.POSITIVE:
+        assert sum(bool(found & {200, 202}) for found in statuses.values()) >= 10, statuses
