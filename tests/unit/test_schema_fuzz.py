@@ -5,6 +5,7 @@ schemathesis from the page, and by hand for what it does not think of. Nothing i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from deploy.demo.story import STATEMENTS
 from indexer.scan import local
 from indexer.scan.arrow import MEDIA_TYPE as ARROW
 from indexer.scan.ndjson import MEDIA_TYPE as NDJSON
@@ -148,6 +150,45 @@ def test_good_answers_have_the_members_that_the_page_shows(url: str) -> None:
         if method == "POST":
             parameters |= {"body": body, "media_type": "application/json"}
         assert check(operation.Case(**parameters)) == 200, body
+
+
+def flights() -> scan_world.World:
+    """The indexes of `make demo` that queries on the page ask, with some flights in them."""
+    wanted = ("arrivals", "by_airport")
+    statements = [STATEMENTS[name].replace("ON flights", "ON users") for name in wanted]
+    world = scan_world.World(
+        *(re.sub(r",\s*defer_build=true", "", statement) for statement in statements), node_count=1
+    )
+    include = b'{"flight":"UA1","origin":"EWR","arrival_delay":-3}'
+    arrivals = [
+        scan_world.Doc([airport, f"2013-01-01T1{at}:00"], f"f{airport}{at}", include)
+        for airport in ("BOS", "LAX", "ORD")
+        for at in range(5)
+    ]
+    touching = [scan_world.Doc([doc.key[0], "arrived"], doc.id) for doc in arrivals]
+    world.commit(5, {"arrivals": arrivals, "by_airport": touching})
+    return world
+
+
+def test_examples_of_queries_and_tails_work_when_they_are_pressed() -> None:
+    with Endpoint(flights()) as made:
+        paths = made.get("/openapi.json").json()["paths"]
+        shown = paths[_QUERY]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        for one in shown.values():
+            answer = made.post(_QUERY, sql=one["value"]["sql"].replace("FROM flights", "FROM users"))
+            assert answer.status_code == 200, (one, answer.text)
+            assert answer.json().get("rows") != [], one
+        assert len(shown) >= 4
+        for path, action in ((_QUERY, _QUERY), ("/v1/indexes/{name}/tail", "/v1/indexes/arrivals/tail")):
+            parameters = paths[path]["get"]["parameters"]
+            query = {one["name"]: one["example"] for one in parameters if "example" in one}
+            if query.pop("name", None) is None:
+                query["sql"] = query["sql"].replace("FROM flights", "FROM users")
+            else:
+                query["events"] = "1"
+            answer = made.get(action, **query)
+            assert answer.status_code == 200, (query, answer.text)
+            assert "UA1" in answer.text, answer.text
 
 
 # --- limits that make no sense ----------------------------------------------------------------------------
