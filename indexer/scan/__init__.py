@@ -26,6 +26,7 @@ of an index.
     service   the way of a scan, a count and a held snapshot through them
     http      what all routes share
     routes    the routes of scans, counts and held snapshots
+    shown     what the OpenAPI page says of answers (pure)
 
 May be imported by `indexer.api` and the node's shell only; imports `keytide` and the seam `indexer.view`.
 """
