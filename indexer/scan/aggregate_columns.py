@@ -16,6 +16,7 @@ by bound expressions (`keytide.definition.binding`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.scan.aggregate_sums import Accumulator, Wants
-from keytide.collation import Json, Value, decode_key, skip_key
+from keytide.collation import Json, Value, decode_key, skip_key, successor
 from keytide.collation.layout import INVERTED, STRING_END, TAG_NEGATIVE, TAG_NULL, TAG_NUMBER, TAG_STRING
 from keytide.definition.binding import Evaluate, Needs
 from keytide.entry import pack_value, unpack_value
@@ -211,10 +212,22 @@ class KeyColumn(Column):
     def _ends(self, stretch: Stretch, present: npt.NDArray[np.bool_], to: Accumulator) -> None:
         """Extremes of a part that is in order."""
         there = np.flatnonzero(present)
-        if len(there):
-            for at in (int(there[0]), int(there[-1])):
-                entry = stretch.keys[at]
-                to.stretch(self._code(entry), entry, self._value(entry, stretch.values[at]))
+        if not len(there):
+            return
+        first, last = int(there[0]), int(there[-1])
+        if self._inverted:  # of the greatest the last entry counts, of the least the first
+            keys = stretch.keys
+            first, last = (
+                bisect_left(keys, successor(self._up_to(keys[first]))) - 1,
+                bisect_left(keys, self._up_to(keys[last])),
+            )
+        for at in (first, last):
+            entry = stretch.keys[at]
+            to.stretch(self._code(entry), entry, self._value(entry, stretch.values[at]))
+
+    def _up_to(self, entry: bytes) -> bytes:
+        """The entry key up to the part's end."""
+        return entry[: skip_key(entry, self._ordinal + 1, self._descending)]
 
     def _codes(self, stretch: Stretch, present: npt.NDArray[np.bool_], to: Accumulator) -> None:
         """Extremes and distinct values of a part in any order."""

@@ -9,7 +9,7 @@ What is wrong with the question itself (too many groups) is part of the result: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -19,7 +19,7 @@ from indexer.scan.aggregate_slice import GroupState, SliceAggregate, wants_of
 from indexer.scan.aggregate_sums import Accumulator
 from indexer.scan.tasks import SliceWork, Unfinished
 from indexer.view import StoreDamagedError
-from keytide.collation import decode_key, skip_key
+from keytide.collation import decode_key, skip_key, successor
 from keytide.collation.layout import INVERTED, TAG_NULL
 from keytide.definition.binding import Binding
 from keytide.definition.expression import Predicate
@@ -170,7 +170,7 @@ class _Call:
     def _ends(self, to: Accumulator) -> None:
         """The first and the last value of the leading key part, neither NULL nor MISSING."""
         descending = self._work.definition.keys[0].descending
-        spans = []
+        spans: list[tuple[bytes, bytes | None]] = []
         for low, high in self._work.request.spans:
             if descending:
                 high = _NULLS if high is None else min(high, _NULLS)
@@ -179,11 +179,29 @@ class _Call:
             if high is None or low < high:
                 spans.append((low, high))
         for backwards in (False, True):
-            for low, high in reversed(spans) if backwards else spans:
-                block = next(self._work.snapshot.rows(low, high, backwards, 1), None)
-                if block:
-                    self._stretch(to, *block[0])
-                    break
+            found = self._outermost(spans, backwards)
+            if found is not None and descending:
+                # It has the greatest or the least value: of equal ones the other end counts.
+                word = found[0][: skip_key(found[0], 1, self._work.definition.descending)]
+                above = successor(word)
+                equal = [
+                    (max(low, word), above if high is None else min(high, above))
+                    for low, high in spans
+                    if low < above and (high is None or high > word)
+                ]
+                found = self._outermost(equal, not backwards)
+            if found is not None:
+                self._stretch(to, *found)
+
+    def _outermost(
+        self, spans: Sequence[tuple[bytes, bytes | None]], backwards: bool
+    ) -> tuple[bytes, bytes] | None:
+        """The first entry of the spans, or the last; None when there is none."""
+        for low, high in reversed(spans) if backwards else spans:
+            block = next(self._work.snapshot.rows(low, high, backwards, 1), None)
+            if block:
+                return block[0]
+        return None
 
     def _stretch(self, to: Accumulator, entry: bytes, value: bytes) -> None:
         directions = self._work.definition.descending
