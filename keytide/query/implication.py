@@ -22,50 +22,63 @@ from keytide.definition.expression import (
 )
 from keytide.query.intervals import within
 from keytide.query.normal import FALSE
-from keytide.query.regions import region
+from keytide.query.regions import Region, region
 
 
 def implies(given: Predicate, wanted: Predicate) -> bool:
     """Whether `wanted` is true wherever `given` is."""
-    return _implies(given, wanted, {})
+    return _Proof().implies(given, wanted)
 
 
-def _implies(given: Predicate, wanted: Predicate, known: dict[tuple[int, int], bool]) -> bool:
-    """The same; `known` remembers pairs of nodes (by identity, all of two trees that live on), for the ways
-    through two nested conditions are many and the pairs are few."""
-    pair = (id(given), id(wanted))
-    if pair not in known:
-        known[pair] = _prove(given, wanted, known)
-    return known[pair]
+class _Proof:
+    """One proof. What it has worked out it remembers by nodes' identities (all of two trees that live on):
+    the ways through two nested conditions are many and the pairs of nodes are few."""
 
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[int, int], bool] = {}
+        self._regions: dict[tuple[int, bytes], Region] = {}
+        self._stated: dict[int, frozenset[bytes]] = {}
 
-def _prove(given: Predicate, wanted: Predicate, known: dict[tuple[int, int], bool]) -> bool:
-    if isinstance(wanted, And):
-        return all(_implies(given, one, known) for one in wanted.operands)
-    if given == FALSE or _states(given, wanted) or _by_region(given, wanted):
-        return True
-    if isinstance(given, Or):
-        return all(_implies(one, wanted, known) for one in given.operands)
-    if isinstance(wanted, Or) and any(_implies(given, one, known) for one in wanted.operands):
-        return True
-    return isinstance(given, And) and any(
-        _implies(one, wanted, known) for one in given.operands if isinstance(one, Or)
-    )
+    def implies(self, given: Predicate, wanted: Predicate) -> bool:
+        pair = (id(given), id(wanted))
+        if pair not in self._pairs:
+            self._pairs[pair] = self._prove(given, wanted)
+        return self._pairs[pair]
 
+    def _prove(self, given: Predicate, wanted: Predicate) -> bool:
+        if isinstance(wanted, And):
+            return all(self.implies(given, one) for one in wanted.operands)
+        if given == FALSE or self._states(given, wanted) or self._by_region(given, wanted):
+            return True
+        if isinstance(given, Or):
+            return all(self.implies(one, wanted) for one in given.operands)
+        if isinstance(wanted, Or) and any(self.implies(given, one) for one in wanted.operands):
+            return True
+        return isinstance(given, And) and any(
+            self.implies(one, wanted) for one in given.operands if isinstance(one, Or)
+        )
 
-def _states(given: Predicate, wanted: Predicate) -> bool:
-    """Whether `wanted` stands in `given` as it is."""
-    sought = _key(wanted)
-    return any(_key(one) == sought for one in (given.operands if isinstance(given, And) else (given,)))
+    def _states(self, given: Predicate, wanted: Predicate) -> bool:
+        """Whether `wanted` stands in `given` as it is."""
+        stated = self._stated.get(id(given))
+        if stated is None:
+            stated = frozenset(map(_key, given.operands if isinstance(given, And) else (given,)))
+            self._stated[id(given)] = stated
+        return _key(wanted) in stated
 
+    def _by_region(self, given: Predicate, wanted: Predicate) -> bool:
+        """Whether what `given` allows of an expression that `wanted` is all about makes `wanted` true."""
+        expression = _subject(wanted)
+        if expression is None:
+            return False
+        goal = self._region(wanted, expression)
+        return goal.exact and within(self._region(given, expression).intervals, goal.intervals)
 
-def _by_region(given: Predicate, wanted: Predicate) -> bool:
-    """Whether what `given` allows of an expression that `wanted` is all about makes `wanted` true."""
-    expression = _subject(wanted)
-    if expression is None:
-        return False
-    goal = region(wanted, expression)
-    return goal.exact and within(region(given, expression).intervals, goal.intervals)
+    def _region(self, node: Predicate, expression: Expression) -> Region:
+        at = (id(node), identity(expression))
+        if at not in self._regions:
+            self._regions[at] = region(node, expression)
+        return self._regions[at]
 
 
 def _subject(node: Predicate) -> Expression | None:
