@@ -53,7 +53,15 @@ class Core:
         return (yield from self._answer(Aggregate, index, "aggregate", request))
 
     def query_page(self, request: Mapping[str, Any]) -> Flow[QueryPage]:
-        return (yield from self._answer(QueryPage, None, "query", request))
+        """One answer of a query.
+
+        Raises:
+            MisuseError: it demands writes to another topic than its keyspace's, which only the answer names.
+        """
+        answer = yield from self._answer(QueryPage, None, "query", request)
+        if answer.index is not None:
+            yield from self._check_topic(answer.index, written_to(request))
+        return answer
 
     def hold(self, index: str, request: Mapping[str, Any]) -> Flow[Hold]:
         """Have the nodes hold a snapshot."""
@@ -101,13 +109,22 @@ class Core:
         Raises:
             CallerError: the request cannot be sent, or demands writes to another topic than the index's.
         """
-        topic = written_to(request)
-        if topic is not None and index is not None:
-            if self.keyspaces.get(index) != topic:  # not known, or another index has the name by now
-                yield from self.indexes()
-            check_topic(index, self.keyspaces, topic)
+        if index is not None:
+            yield from self._check_topic(index, written_to(request))
         session, resets = self.sessions.sending()
         return members(request, session), resets
+
+    def _check_topic(self, index: str, topic: str | None) -> Flow[None]:
+        """Raise `MisuseError` if writes to a topic are demanded of an index of another keyspace.
+
+        Args:
+            topic: None for none.
+        """
+        if topic is None:
+            return
+        if self.keyspaces.get(index) != topic:  # not known, or another index has the name by now
+            yield from self.indexes()
+        check_topic(index, self.keyspaces, topic)
 
     # --- page by page ---------------------------------------------------------
 

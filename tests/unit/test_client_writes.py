@@ -176,3 +176,16 @@ def test_a_timestamp_of_an_answer_is_a_demand_too() -> None:
     node.client.count("i", at_least=seen.timestamp)
     assert node.asked[1]["at_least"] == {"0": {"offset": 4, "epoch": 1}}
     node.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_query_demands_them_of_the_right_keyspace(kind: Any) -> None:
+    indexes: Any = [{"name": "by_customer", "keyspace": "orders", "state": "READY"}]
+    answer = {**MOMENT, "columns": ["id"], "rows": [["a"]], "index": "by_customer", "page": None}
+    node = Face(kind, answer, indexes, answer, indexes)
+    writes = Writes().delivered(metadata(41))
+    with pytest.raises(CallerError, match="'users', and index 'by_customer' is of 'orders'"):
+        node.read(node.client.query("SELECT id FROM orders", at_least=writes))
+    ours = Writes("orders").delivered(metadata(41, topic="orders"))
+    assert node.read(node.client.query("SELECT id FROM orders", at_least=ours)) == [["a"]]
+    node.close()
