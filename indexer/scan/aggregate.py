@@ -14,7 +14,7 @@ so these are complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -37,7 +37,7 @@ from indexer.scan.answer import Answer, encode, explain
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Scannable
 from indexer.scan.leases import BETWEEN_CALLS_MS
-from indexer.scan.news import Gone
+from indexer.scan.news import Gone, Patience
 from indexer.scan.reading import Nodes
 from indexer.scan.scatter import Asked, Target, ask_task
 from indexer.scan.shared import Shared
@@ -155,12 +155,14 @@ async def aggregate(
     *,
     max_groups: int,
     threads: Executor,
+    check: Callable[[], None] | None = None,
 ) -> Aggregated:
     """Aggregate a target: the `work` of `Shared.read`.
 
     Args:
         max_groups: groups, and distinct values, that may be held at once.
         threads: for putting much together.
+        check: called between rounds; raises if nobody waits any more.
 
     Raises:
         AggregateTimeoutError: it takes longer than the target's time.
@@ -183,6 +185,8 @@ async def aggregate(
                 "are more",
                 next_step="allow more with timeout_ms, or aggregate narrower spans",
             )
+        if check is not None and result.rounds:
+            check()
         now = replace(
             target,
             nodes=pending,
@@ -292,18 +296,21 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
     check_wanted(wanted, max_groups)
     seen = shared.session(request)
 
-    async def work(target: Target) -> Aggregated:
-        return await aggregate(
-            target,
-            shared.nodes,
-            plan,
-            definition,
-            wanted,
-            max_groups=max_groups,
-            threads=shared.local.threads,
-        )
+    with Patience(shared.timeout_s(request), gone) as patience:
 
-    agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
+        async def work(target: Target) -> Aggregated:
+            return await aggregate(
+                target,
+                shared.nodes,
+                plan,
+                definition,
+                wanted,
+                max_groups=max_groups,
+                threads=shared.local.threads,
+                check=patience.check,
+            )
+
+        agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
     result = agreed.gathered
     if len(result.groups) * len(plan.functions) <= _INLINE_VALUES:
         shown, count, more = _written(result, plan, wanted)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
@@ -167,11 +167,14 @@ async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, lim
         await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
 
 
-async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered:
+async def count(
+    target: Target, nodes: Nodes, *, apart: bool = True, check: Callable[[], None] | None = None
+) -> Gathered:
     """How many entries (or distinct keys) the target has, over all slices.
 
     Args:
         apart: no key lies in two slices.
+        check: called between rounds; raises if nobody waits any more.
 
     Raises:
         CountTimeoutError: there are too many to be counted in the time.
@@ -194,6 +197,8 @@ async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered
             if not open_ends:
                 return result
             _check_time(deadline, target, result)
+            if check is not None:
+                check()
             target = replace(target, in_use=True)
     sources = [_Source(number, b"") for number in sorted(target.nodes)]
     while sources:
@@ -201,6 +206,8 @@ async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered
         sources = [source for source in sources if source.more]
         if sources:
             _check_time(deadline, target, result)
+            if check is not None:
+                check()
             target = replace(target, in_use=True)
     return result
 

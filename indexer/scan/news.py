@@ -75,6 +75,17 @@ class Patience:
     def waited_ms(self) -> int:
         return int((self._loop.time() - self._began) * 1000)
 
+    def check(self) -> None:
+        """Between the rounds of long work: whether anybody still waits for it.
+
+        Raises:
+            ReaderGoneError: nobody does.
+        """
+        if self._watch is None:
+            self._watch = asyncio.ensure_future(self._gone())
+        elif self._watch.done():
+            raise ReaderGoneError
+
     async def wait(self, heard: asyncio.Future[None] | None = None, at_most: float | None = None) -> None:
         """Wait until `heard` is done, `at_most` seconds or the deadline.
 

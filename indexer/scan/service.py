@@ -148,10 +148,12 @@ class ScanService:
         # The part that the partitioning goes by is in the key: equal keys lie in one slice.
         apart = index.shape.partition_part is not None
 
-        async def work(target: Target) -> Gathered:
-            return await count(target, self._nodes, apart=apart)
+        with Patience(shared.timeout_s(request), gone) as patience:
 
-        agreed = await shared.read(index, selection, request, seen, gone, work)
+            async def work(target: Target) -> Gathered:
+                return await count(target, self._nodes, apart=apart, check=patience.check)
+
+            agreed = await shared.read(index, selection, request, seen, gone, work)
         head = shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))
         answer = {"count": agreed.gathered.count, **head}
         if request.explain:

@@ -24,6 +24,7 @@ from indexer.scan.aggregate_task import (
     encode_arguments,
     encode_plan,
 )
+from indexer.scan.news import ReaderGoneError
 from indexer.scan.reading import ReadRequest
 from indexer.scan.tasks import SliceWork, Unfinished
 from indexer.store.fold_worker import FoldWorker
@@ -356,6 +357,34 @@ def test_a_long_aggregate_keeps_its_snapshot_between_calls(nodes: int) -> None:
     assert len(called) > 2
     assert answer["snapshot"] == 5
     assert [tuple(group["values"].values()) for group in answer["groups"]] == [(4, 22), (4, 26), (4, 18)]
+
+
+def test_an_aggregate_that_nobody_waits_for_ends() -> None:
+    world = world_of_sales()
+    left = asyncio.Event()
+    calls: list[int] = []
+    merge = aggregate._merge
+
+    def merge_and_leave(*arguments: Any) -> dict[int, Partial]:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            left.set()
+        return merge(*arguments)
+
+    async def leaves() -> None:
+        await left.wait()
+
+    async def asked_long() -> None:
+        request = AggregateRequest(functions=["count"], low=["A"])
+        await aggregate.answer(world.services()["n0"].shared, "sales", request, leaves)
+
+    with (
+        mock.patch.object(aggregate, "CALL_ENTRIES", 1),
+        mock.patch.object(aggregate, "_merge", merge_and_leave),
+        pytest.raises(ReaderGoneError),
+    ):
+        asyncio.run(asked_long())
+    assert len(calls) <= 3
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -14,6 +14,7 @@ from indexer.scan import gather as gathering
 from indexer.scan.asking import InvalidRequestError, from_query, parse
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.gather import CountTimeoutError
+from indexer.scan.news import ReaderGoneError
 from indexer.scan.request import CountRequest, ScanRequest, SpanRequest
 from indexer.scan.scatter import Target
 from indexer.scan.selection import Selection, Shape, selection_of, slices_of, spans_of
@@ -23,7 +24,18 @@ from keytide.definition.expression import Comparison, DocumentId, In, Literal, P
 from keytide.errors import CallerError
 from keytide.settings import ScanSettings
 from tests.unit.scan_world import Doc, World, definition_of
-from tests.unit.test_scan_service import BY_CITY, ByNode, ask, ask_count, ids, never, people, raises, run
+from tests.unit.test_scan_service import (
+    BY_CITY,
+    ByNode,
+    ask,
+    ask_count,
+    ids,
+    never,
+    people,
+    raises,
+    run,
+    until,
+)
 
 SHAPE = Shape.of(definition_of("CREATE INDEX i ON users (a, b DESC) WITH (slices=64)"))
 NEVER: Predicate = Comparison("=", Path(("city",)), Literal("nowhere"))
@@ -333,6 +345,24 @@ def test_a_count_of_many_rounds_ends_though_the_world_moves_on(distinct: bool) -
         await ask_count(services["n1"], "i")
         kept = {one.number for one in world.held() if one.leases}
         assert kept == {10}
+
+    run(test, world)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_a_count_that_nobody_waits_for_ends(distinct: bool) -> None:
+    world = World("CREATE INDEX i ON users (n) PARTITION BY HASH(id) WITH (slices=2)", node_count=1)
+    world.examined = 3
+    world.commit(10, {"i": [Doc([at], f"u{at}") for at in range(600)]})
+
+    async def test(services: ByNode) -> None:
+        async def leaves() -> None:
+            await until(lambda: len(world.nodes["n0"].reads) >= 2)
+
+        request = CountRequest(low=[0], distinct=distinct)
+        with mock.patch.object(gathering, "COUNT_BLOCK", 8):
+            await raises(ReaderGoneError, services["n0"].count("i", request, leaves))
+        assert len(world.nodes["n0"].reads) < 10
 
     run(test, world)
 
