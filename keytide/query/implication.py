@@ -20,9 +20,9 @@ from keytide.definition.expression import (
     Predicate,
     identity,
 )
-from keytide.query.intervals import within
+from keytide.query.intervals import Region, within
 from keytide.query.normal import FALSE
-from keytide.query.regions import Region, region
+from keytide.query.regions import region
 
 
 def implies(given: Predicate, wanted: Predicate) -> bool:
