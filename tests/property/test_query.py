@@ -220,7 +220,7 @@ def questions(draw: st.DrawFn) -> tuple[str, Any]:
     if grouped:
         text += f" GROUP BY {', '.join(map(render_expression, outputs))}"
     else:
-        order = draw(st.lists(st.one_of(some, st.sampled_from([a, b, identifier])), max_size=3))
+        order: list[Any] = draw(st.lists(st.one_of(some, st.sampled_from([a, b, identifier])), max_size=3))
         if order:
             items = [render_expression(one) + draw(st.sampled_from(["", " DESC", " ASC"])) for one in order]
             text += f" ORDER BY {', '.join(items)}"
