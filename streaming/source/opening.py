@@ -8,7 +8,7 @@ they run at once) are asked again for a while.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,11 +58,15 @@ def open_index(options: Options) -> Opened:
     Raises:
         KeytideError: no such index, not ready, no such option value, no node answers.
     """
-    with _told(), Client(options.urls, token=options.token, retries=RETRIES) as client:
+    with (
+        _told(),
+        Client(options.urls, token=options.token, retries=RETRIES) as client,
+        ExitStack() as if_it_fails,
+    ):
         at = options.at
         if at is None:
-            # Entered and never left: nobody tells a data source that its last job is over.
-            at = client.snapshot(options.index, lease_s=options.lease_s, **options.moment).__enter__().at
+            hold = client.snapshot(options.index, lease_s=options.lease_s, **options.moment)
+            at = if_it_fails.enter_context(hold).at
         asking = {"at": at, **options.waiting}
         types = dict(options.types)
         scan = client.scan(options.index, **asking, **options.selection)
@@ -76,6 +80,7 @@ def open_index(options: Options) -> Opened:
         if selection is not None:
             page = client.page(options.index, limit=1, columns=["id"], explain=True, **asking, **selection)
             slices = tuple(one["slice"] for one in (page.explain or {})["slices"])
+        if_it_fails.pop_all()  # the hold stays: nobody tells a data source that its last job is over
         return Opened(at, slices, tuple(columns), selection)
 
 

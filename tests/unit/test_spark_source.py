@@ -25,6 +25,7 @@ import pyspark_keytide
 from indexer.scan.request import Question, SpanRequest
 from indexer.scan.selection import Shape, selection_of
 from keytide.client import Client
+from keytide.clock import now_ms
 from keytide.collation import MISSING, Value, encode_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.definition.binding import Binding
@@ -336,8 +337,10 @@ class Served:
         return kept
 
     def holds(self) -> int:
-        """How many snapshots of slices are held."""
-        return sum(snapshot.readers > 0 for snapshot in self.world.held())
+        """How many snapshots of slices are held for a while longer."""
+        now = now_ms()
+        leases = [until for snapshot in self.world.held() for until in snapshot.leases.values()]
+        return sum(until > now for until in leases)
 
 
 def person(at: int, city: Any = None, **include: Any) -> Doc:
@@ -533,6 +536,23 @@ def test_what_nodes_refuse_is_told_at_once(
     with pytest.raises(CallerError, match=told) as caught:
         served.source(**options)
     assert not kind or caught.value.problem_type == kind
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"where": "name = 'x'"}, {"where": "city ="}, {"types": '{"town": "json"}'}, {"equals": "[[[0"}],
+)
+def test_a_load_that_fails_gives_its_snapshot_back(served: Served, options: dict[str, str]) -> None:
+    with pytest.raises(KeytideError):
+        served.source(**options)
+    assert served.holds() == 0
+    served.source()
+    assert served.holds() == 3, "that of a load lasts"
+    with Client(served.urls) as client, client.snapshot("by_city", lease_s=60) as held:
+        before = served.holds()
+        with pytest.raises(KeytideError):
+            served.source(at=held.at, where="name = 'x'")
+        assert served.holds() == before, "whoever took it gives it back"
 
 
 def test_an_index_that_is_not_ready(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
