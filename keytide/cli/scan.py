@@ -250,10 +250,15 @@ def _key(text: str | None) -> list[Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_json)
     except ValueError:
         value = text
     return value if isinstance(value, list) else [value]
+
+
+def _no_json(word: str) -> Any:
+    """NaN and Infinity, which Python takes for JSON: they are words."""
+    raise ValueError(word)
 
 
 def _json(option: str, text: str | None, kind: type) -> Any:

@@ -71,6 +71,7 @@ def test_the_selection(node: str) -> None:
     assert [row["key"] for row in keys] == [["Zürich", 95], ["Zürich", 99]]
     moment = ("--at-least", '{"0": 5}', "--max-staleness", "3600000", "--timeout", "900")
     assert json.loads(scan(node, *moment, "--count", "--json").stdout)["count"] == 100
+    assert "0 entries" in scan(node, "--equals", "NaN", "--count").stdout, "a word: JSON has no such number"
     late = scan(node, "--at-least", '{"0": 6}', "--timeout", "50", "--json", status=1)
     assert json.loads(late.stdout)["type"] == "timestamp-not-reached"
 
