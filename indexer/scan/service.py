@@ -25,6 +25,7 @@ from indexer.scan.answer import Answer, encode, explain
 from indexer.scan.choose import SnapshotGoneError, Stamp
 from indexer.scan.directory import Scannable
 from indexer.scan.gather import Gathered, count, examine, gather
+from indexer.scan.held import Held
 from indexer.scan.leases import keep_everywhere
 from indexer.scan.local import INLINE_ROWS, LocalReader
 from indexer.scan.news import Gone, Patience
@@ -33,8 +34,8 @@ from indexer.scan.request import CountRequest, HoldRequest, ScanRequest
 from indexer.scan.rows import RowMaker
 from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.selection import bounded_offset, effective_limit
-from indexer.scan.shared import Shared, check_snapshot
-from indexer.scan.tokens import PageToken, Seen, newest, sign, verify
+from indexer.scan.shared import Shared, check_index, check_snapshot
+from indexer.scan.tokens import HeldToken, PageToken, Seen, newest, sign, verify
 from indexer.validation.service import PageCheck, Validation
 from indexer.view import NodeView
 from keytide.collation import Span
@@ -193,15 +194,17 @@ class ScanService:
         return Answer(encode(answer), 0, index.name, "stable")
 
     async def give_back(self, name: str, at: str, gone: Gone) -> None:
-        """`DELETE /v1/indexes/{name}/snapshots?at=token`. What is not held any more is given back already.
+        """`DELETE /v1/indexes/{name}/snapshots?at=token`. What is not held any more, rolled back or run out,
+        is given back already.
 
         Raises:
             InvalidTokenError: no such token of this cluster and index.
             KeytideError: as `scan`.
         """
         index = await self.shared.ready_index(name, HoldRequest(), gone)
-        held = self.shared.held(index, at, {})
-        await self.shared.holds.give_back(held, self.shared.timeout_s(HoldRequest()))
+        token = verify(at, HeldToken, self.shared.directory.secret())
+        check_index(index, token.index)
+        await self.shared.holds.give_back(Held.of(token), self.shared.timeout_s(HoldRequest()))
 
     async def _next_page(
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen

@@ -209,13 +209,18 @@ class Shared:
         return Pages(self, held, own, selection, self.timeout_s(moment), reverse, offset)
 
 
-def check_snapshot(index: Scannable, of_index: str, number: int, incarnation: int, seen: Seen) -> None:
-    """Raise unless the snapshot that a token names is of this index and of the history that holds now."""
+def check_index(index: Scannable, of_index: str) -> None:
+    """Raise unless a token is of this index."""
     if of_index != index.id:
         raise InvalidTokenError(
             f"the token belongs to another index than {index.name}",
             next_step="start the scan again, without the token",
         )
+
+
+def check_snapshot(index: Scannable, of_index: str, number: int, incarnation: int, seen: Seen) -> None:
+    """Raise unless the snapshot that a token names is of this index and of the history that holds now."""
+    check_index(index, of_index)
     check_history(seen.get(index.keyspace), index.history)
     if number == TIP:
         void = incarnation < index.incarnation
@@ -232,4 +237,4 @@ def check_snapshot(index: Scannable, of_index: str, number: int, incarnation: in
         )
 
 
-__all__ = ["Shared", "SnapshotGoneError", "check_snapshot"]
+__all__ = ["Shared", "SnapshotGoneError", "check_index", "check_snapshot"]

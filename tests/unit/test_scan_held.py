@@ -243,6 +243,21 @@ def test_a_hold_is_of_one_index_and_one_history() -> None:
     run(test, world)
 
 
+def test_what_was_rolled_back_can_be_given_back() -> None:
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": people(30)})
+    world.commit(11, {"by_city": people(30)})
+
+    async def test(services: ByNode) -> None:
+        held = await hold(services["n0"])
+        world.roll_back(to=10)
+        await raises(HistoryChangedError, ask(services["n0"], at=held["at"]))
+        await services["n1"].give_back("by_city", held["at"], never)
+        assert leases(world) == set()
+
+    run(test, world)
+
+
 def test_a_token_of_another_cluster_is_none() -> None:
     world, stranger = World(BY_CITY), World(BY_CITY, secret="ab" * 32)
     for one in (world, stranger):
