@@ -18,6 +18,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.sync_points import POINTS
+from tests.chaos.run import Target
 from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES
 from tests.chaos.truncating import cut
@@ -210,11 +211,20 @@ def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int
         if strike is not None:
             strike.recover()
         wait_for(lambda: _incarnation(scene) == 1, "the keyspace is rolled back", 90)
+        # (Until a node has read of it, it may answer from what was lost, which the source does not say any more.)
+        wait_for(lambda: _followed(scene, targets), "every node has read of the rollback", 90)
         scene.renew()
         scene.look("after a rollback")
         for target in targets:
             scene.run.withdraw(target)
             scene.builder.drop(target.name)
+
+
+def _followed(scene: Scene, targets: list[Target]) -> bool:
+    """Whether every slice says that it is of the new incarnation."""
+    documents = [scene.run.admin("GET", f"/v1/indexes/{target.name}") for target in targets]
+    parts = [part["incarnation"] for document in documents for part in document["slice_states"]]
+    return len(parts) > 0 and all(incarnation == 1 for incarnation in parts)
 
 
 def _incarnation(scene: Scene) -> int:
