@@ -213,7 +213,7 @@ def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int
         if strike is not None:
             strike.recover()
         wait_for(lambda: _incarnation(scene) == 1, "the keyspace is rolled back", 90)
-        # (A node that has not read of it may still answer from what was lost, and is not in the source any more.)
+        # (A node that has not read of it may answer from what was lost, and is in the source no more.)
         wait_for(lambda: _followed(scene, targets), "every node has read of the rollback", 90)
         scene.renew()
         scene.look("after a rollback")
