@@ -47,9 +47,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -n 2 tests/unit tests/property tests/simulation
+	$(PYTEST) -n 2 -m "not slow" tests/unit tests/property tests/simulation
 
 test: check jars
+	$(PYTEST) -n 2 -m slow tests/unit tests/property tests/simulation
 	$(PYTEST) tests/integration tests/browser
 
 demo: jars

@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 import msgspec
+import pytest
 import xxhash
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -492,6 +493,7 @@ def shown(row: Sequence[Any]) -> str:
     return repr(collated([None if one is MISSING else one for one in row]))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

@@ -376,6 +376,7 @@ json_values = st.recursive(
 MEMBERS = sorted(field.name for field in msgspec.structs.fields(ScanRequest) if field.name != "timeout_ms")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(

@@ -188,6 +188,7 @@ def lying_on(world: World, node: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_node_that_stands_still_holds_up_nobody_else() -> None:
     """Its scans end with their time, also when there are more of them than connections to it may be open."""
     world = world_of_cities(node_count=2)
@@ -334,6 +335,7 @@ def free_port() -> int:
     return port
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_without_kafka_it_says_so_and_ctrl_c_ends_it(tmp_path: Path, number: signal.Signals) -> None:
     port = free_port()
@@ -356,6 +358,7 @@ def test_without_kafka_it_says_so_and_ctrl_c_ends_it(tmp_path: Path, number: sig
         assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_and_one_that_is_open_to_everyone(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

@@ -105,6 +105,7 @@ def statuses_of(operation: Any, mode: GenerationMode) -> set[int]:
     return statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_every_answer_is_one_that_the_page_shows(url: str, mode: GenerationMode) -> None:
     tried: dict[str, set[int]] = {}
@@ -419,6 +420,7 @@ def ask_coordinator(operation: Any, mode: GenerationMode, known: dict[str, list[
     return statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_nothing_that_the_coordinator_is_asked_is_a_server_error(
     coordinator: str, mode: GenerationMode

@@ -373,6 +373,7 @@ def ask_for_a_stream(url: str, form: str) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "rows"), [(NDJSON, 200_000), (MEDIA_TYPE, 1_000_000)])
 def test_a_slow_reader_holds_up_the_slices_and_takes_no_memory(form: str, rows: int) -> None:
     world, slices = large_world(rows // 2)
@@ -423,6 +424,7 @@ def test_a_reader_that_takes_nothing_is_let_go() -> None:
         until(lambda: leased(world) == 0)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_keeps_its_snapshot_beyond_the_lease() -> None:
     world, _ = large_world(80_000)
     with serving(world.views["n0"], load_settings(scan={"lease_s": 4, "first_lease_s": 4})) as url:

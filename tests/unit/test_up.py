@@ -51,6 +51,7 @@ def test_a_note_that_says_nothing_is_no_cluster(tmp_path: Path, text: str) -> No
     assert running_pid(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_kafka_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
     kafka = f"127.0.0.1:{free_ports()[0]}"
     with pytest.raises(CallerError, match=f"no Kafka answers at {kafka}") as caught:
