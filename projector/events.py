@@ -116,10 +116,13 @@ class Doubted(NamedTuple):
 
     Attributes:
         epoch: of the records that came, -1 when none did.
+        bare: end of a range past the place in which no record came, and whose leader epoch is not known; -1
+            when there is none.
     """
 
     key: Key
     epoch: int = -1
+    bare: int = -1
 
 
 class Checked(NamedTuple):

@@ -196,10 +196,10 @@ class Membership:
             self._activate()
         self.look_ups.work()
 
-    def doubt(self, key: Key, epoch: int, why: str) -> None:
-        """Read nothing more of a partition until its place is found to be on the log."""
+    def doubt(self, key: Key, epoch: int, why: str, bare: int = -1) -> None:
+        """Read nothing more of a partition until its place is found to be on the log (`Doubted`)."""
         log.info("%s is looked at before it is read on: %s", key, why)
-        self.handle(Doubted(key, epoch))
+        self.handle(Doubted(key, epoch, bare))
 
     def _activate(self) -> None:
         """Fenced commits that carry the new version (R13), of all partitions that are ready, and their

@@ -32,6 +32,9 @@ class PartitionState:
     when that could not be asked."""
     doubted_epoch: int = -1
     """Of the records for whose sake it is CHECKING."""
+    bare: int = -1
+    """End of a range past `position` without a record that was seen before the last look at `position`: what
+    was there then is no other log's."""
     lost: bool = False
     """STOPPED because what was read is no longer on the log."""
     topic_id: str = ""
@@ -76,6 +79,7 @@ class PartitionState:
     def give_up(self) -> None:
         """Forget what is in flight: the next to be read is the first that is not acknowledged."""
         self.flight.clear()
+        self.bare = -1  # (another place than the one that was looked at)
         self.position, self.position_epoch, self.position_tail = (
             self.acked,
             self.acked_epoch,
@@ -94,3 +98,12 @@ class PartitionState:
         log."""
         known, below = self.checked_epoch, self.position_epoch
         return next((epoch for epoch in epochs if epoch > known >= 0 or 0 <= epoch < below), None)
+
+    def unlooked(self, end: int, epoch: int) -> bool:
+        """Whether a range without a record, up to `end` and next to the last record, may be another log's:
+        nothing in it shows the leader epoch of its log, and the place below was not looked at since it came.
+
+        Args:
+            epoch: of what lies below `end`, -1 when it is not known.
+        """
+        return epoch < 0 <= self.checked_epoch and end > self.bare

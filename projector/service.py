@@ -221,17 +221,23 @@ class Projector:
         for key, reason in harvest.lost.items():
             self._members.doubt(key, -1, reason)
         positions: dict[Key, int] = {}
+        unlooked: dict[Key, int] = {}
         for key in harvest.records.keys() | harvest.ends.keys():
             state = self._tracker.partitions.get(key)
             if state is None or state.phase != "RUNNING":
                 continue
             runs = harvest.records.get(key)
-            strange = state.strange(run.epoch for run in runs or ())
-            if strange is not None:
-                self._members.doubt(key, strange, f"records of leader epoch {strange} came")
-                continue
             last = runs[-1].offsets[-1] + 1 if runs else 0
             end = harvest.ends.get(key, 0)
+            epochs = [run.epoch for run in runs or ()]
+            if end > max(last, state.position):  # markers: nothing else shows of which log they are
+                epochs.append(self._members.source.epoch_below(key, end))
+            strange = state.strange(epochs)
+            if strange is not None:
+                self._members.doubt(key, strange, f"leader epoch {strange} came")
+                continue
+            if end > max(last, state.position) and state.unlooked(end, epochs[-1]):
+                unlooked[key], end = end, 0
             self._reporter.met_end(key, end if end >= last else None)
             if max(last, end) > state.position:
                 positions[key] = max(last, end)
@@ -239,6 +245,8 @@ class Projector:
             self._last_batch = self._clock()
             self._busy = sum(len(run.offsets) for runs in harvest.records.values() for run in runs) >= BUSY
             self._emit(positions, harvest)
+        for key, end in unlooked.items():
+            self._members.doubt(key, -1, f"nothing shows the leader epoch of what lies below {end}", end)
 
     def _emit(self, positions: dict[Key, int], harvest: Harvest | None) -> None:
         """Project and send everything of these partitions up to the positions, as one poll."""

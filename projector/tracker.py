@@ -117,8 +117,8 @@ class Tracker:
                 return []
             case Located():
                 return self._located(event)
-            case Doubted(key, epoch):
-                return self._doubted(key, epoch)
+            case Doubted():
+                return self._doubted(event)
             case Checked(key, leader_epoch):
                 return self._checked(key, leader_epoch)
             case Polled():
@@ -200,12 +200,12 @@ class Tracker:
         state.lost, state.topic_id = event.lost, event.topic_id
         return [Pause(event.key)]
 
-    def _doubted(self, key: Key, epoch: int) -> list[Instruction]:
-        state = self.partitions.get(key)
+    def _doubted(self, event: Doubted) -> list[Instruction]:
+        state = self.partitions.get(event.key)
         if state is None or state.phase != "RUNNING":
             return []
-        state.phase, state.doubted_epoch = "CHECKING", epoch
-        return [Pause(key), Check(key)]
+        state.phase, state.doubted_epoch, state.bare = "CHECKING", event.epoch, event.bare
+        return [Pause(event.key), Check(event.key)]
 
     def _checked(self, key: Key, leader_epoch: int) -> list[Instruction]:
         state = self.partitions.get(key)

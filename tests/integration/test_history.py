@@ -15,6 +15,8 @@ from keytide.kafka_history import diverging, log_history
 from keytide.messages import HistoryLost
 from keytide.settings import Settings, load_settings
 from keytide.timestamp import Place
+from projector.events import Key
+from projector.source import Source
 from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 
@@ -42,6 +44,33 @@ def topic() -> str:
 
 def fill(brokers: ThreeBrokers, topic: str, partition: int, count: int, word: str = "x") -> None:
     brokers.write(topic, partition, [(f"{word}-{n}", b"{}") for n in range(count)])
+
+
+def epoch_below(settings: Settings, topic: str, start: int, end: int) -> int:
+    """What a projector's consumer says of the leader epoch below `end`, having read from `start` to there."""
+    key, given = Key(topic, 0), list[Key]()
+    source = Source(
+        settings,
+        assigned=given.extend,
+        revoked=lambda _: None,
+        lost=lambda _: None,
+        committed=lambda *_: None,
+    )
+
+    def came() -> bool:
+        met = source.read(100, 0.1, 0.0).ends.get(key)
+        if given:
+            given.clear()
+            source.read_from(key, start)
+        return met == end
+
+    try:
+        source.subscribe([topic])
+        eventually(came, "the end is met")
+        assert source.epoch_below(key, end + 1) == -1, "nothing is known past the position"
+        return source.epoch_below(key, end)
+    finally:
+        source.close()
 
 
 def _leads(brokers: ThreeBrokers, topic: str, broker: int) -> bool:
@@ -131,6 +160,9 @@ def test_markers_of_a_later_epoch_are_no_loss(brokers: ThreeBrokers, settings: S
         "it may be another record"
     )
     assert diverging(settings, topic, {0: Place(2, 0, 1)}, TIMEOUT_S) == {}
+    assert [epoch_below(settings, topic, start, 2) for start in (0, 1)] == [newest, newest], (
+        "a reader that meets nothing but the marker is shown its leader epoch"
+    )
     fill(brokers, topic, 0, 1)
     assert diverging(settings, topic, {0: Place(3, 0, 2)}, TIMEOUT_S) == {0: Place(1, newest)}, (
         "a record lies there that was not read"

@@ -203,19 +203,26 @@ class SimProjector:
         end = min(log.end, state.position + (world.chance.below(most + 1) if world.storm else 8 * most))
         end = max(end, state.position)
         columns = columns_of(log, state.position, end)
-        if most and self._strange(state, columns, log):
+        last = columns[-1].offsets[-1] + 1 if columns else state.position
+        below = epoch_below(log, last, end)
+        if most and self._strange(state, columns, log, below):
             return []
+        if below and state.unlooked(end, below[0]):
+            if last > state.position:
+                end = last  # the records first; then the range past them is looked at
+            else:
+                self.world.seen["bare"] += 1
+                self.handle(self.life, events.Doubted(state.key, -1, end))
+                return []
         if end == log.end:
             self.life.fresh_at[log.partition] = world.clock.now
         return batches_of(
             state.key, state.position, end, state.position_epoch, columns_of(log, state.position, end)
         )
 
-    def _strange(self, state: PartitionState, columns: list[Columns], log: Log) -> bool:
+    def _strange(self, state: PartitionState, columns: list[Columns], log: Log, below: list[int]) -> bool:
         """Whether the log is of another leader than the one that was looked at (R15), or too short."""
-        known, below = state.checked_epoch, state.position_epoch
-        epochs = [run.epoch for run in columns]
-        strange = next((epoch for epoch in epochs if epoch > known >= 0 or 0 <= epoch < below), None)
+        strange = state.strange([*(run.epoch for run in columns), *below])
         if state.position > log.end:
             strange = -1
         if strange is not None:
@@ -453,6 +460,15 @@ class SimProjector:
         else:
             done = events.CommitFailed(key, commit.version, True, incarnation)
         self.handle(life, done)
+
+
+def epoch_below(log: Log, last: int, end: int) -> list[int]:
+    """What librdkafka's position shows of the leader epoch of [last, end), in which no record came: that of a
+    marker at its end, -1 when there is none (records that the cleaner took show nothing); [] of no range."""
+    if end <= last:
+        return []
+    below = log.records[end - 1]
+    return [-1 if below.id else below.epoch]
 
 
 def columns_of(log: Log, start: int, end: int) -> list[Columns]:

@@ -10,10 +10,13 @@ from keytide.errors import InvariantViolationError
 from projector.events import (
     Activated,
     Assigned,
+    Check,
+    Checked,
     Commit,
     CommitDone,
     CommitFailed,
     Delivered,
+    Doubted,
     Instruction,
     Key,
     KeyspaceChanged,
@@ -45,6 +48,31 @@ def running(*keys: Key, version: int = 1, offset: int = 100) -> Tracker:
 
 def commits(instructions: list[Instruction]) -> list[Commit]:
     return [i for i in instructions if isinstance(i, Commit)]
+
+
+class TestDoubt:
+    def test_a_range_without_a_record_is_passed_when_the_place_was_looked_at_since(self) -> None:
+        tracker = Tracker()
+        tracker.handle(KeyspaceChanged("orders", 1, 1))
+        tracker.handle(Assigned(A, 100, 1, 3, leader_epoch=3))
+        state = tracker.partitions[A]
+        assert state.strange([3]) is None
+        assert state.strange([4]) == 4, "a marker of a later leader"
+        assert state.strange([2]) == 2, "a marker of an older one"
+        assert not state.unlooked(105, 3)
+        assert state.unlooked(105, -1)
+        assert tracker.handle(Doubted(A, -1, 105)) == [Pause(A), Check(A)]
+        assert tracker.handle(Checked(A, 4)) == [ReadFrom(A, 100)]
+        assert not state.unlooked(105, -1)
+        assert state.unlooked(106, -1), "what came since was not there then"
+        tracker.handle(Polled(1, 1, {A: Reached(105, 3, 5)}))
+        assert state.unlooked(106, -1)
+        tracker.handle(SendFailed(1))
+        assert state.unlooked(105, -1), "another place than the one that was looked at"
+
+    def test_what_could_not_be_asked_is_not_asked_again_and_again(self) -> None:
+        tracker = running(A)
+        assert not tracker.partitions[A].unlooked(105, -1)
 
 
 class TestAcknowledgement:
