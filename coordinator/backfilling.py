@@ -17,6 +17,7 @@ from coordinator.events import (
 from coordinator.source import open_transactions, reached, target, unbuildable, waiting_words
 from keytide.catalog import BuildRecord
 from keytide.messages import Activated, BuildProgress
+from keytide.timestamp import Timestamp
 
 WRITE_INTERVAL_MS = 1_000
 """Between writes of progress alone: it may be lost, the driver reports it again."""
@@ -29,6 +30,8 @@ DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
 NEVER_AGAIN = 3
 """Exit status of a driver that knows that its build can never work."""
+READ_LOST = 4
+"""Exit status of a driver that has read what is not on the source's log any more."""
 
 
 class Backfilling:
@@ -87,7 +90,7 @@ class Backfilling:
             return []
         if reached(record):
             run.sampling, run.exited_at = True, 0
-            return [SampleSource(record.keyspace, record.id)]
+            return [SampleSource(record.keyspace, record.id, _with_epochs(record.backfill_timestamp))]
         text = (
             f"the driver says that it has passed, and was to reach {target(record).offsets()}; "
             f"it has reached {record.backfill_timestamp.offsets()}"
@@ -160,6 +163,11 @@ class Backfilling:
         run.restarts += 1
         text = f"the Spark driver died and is started again in {delay / 1000:g} s: {story}"
         return [StartDriver(record.id, delay), Note("warning", "driver-restarted", record.id, text)]
+
+
+def _with_epochs(read: Timestamp) -> Timestamp:
+    """The places of which it can be told whether they are on a log."""
+    return Timestamp({p: place for p, place in read.places.items() if place.epoch >= 0}, read.topic_id)
 
 
 def _counted(record: BuildRecord, documents: int = 0) -> BuildRecord:

@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.backfilling import Backfilling
+from coordinator.backfilling import READ_LOST, Backfilling
 from coordinator.buildbook import BuildBook, BuildLimits
 from coordinator.dictionary import Dictionary
 from coordinator.events import (
@@ -159,6 +159,18 @@ class Builds:
                 out += self.begin_again(record, "the source lost records that the build counts on", now)
         return out
 
+    def _source_ends(self, event: SourceSampled) -> list[Instruction]:
+        """The driver has passed, and the source was looked at since: what it has read counts if it was still
+        on the log then. (What is lost later is held against the build's reach.)"""
+        return self._read_lost(event) if event.lost else self._finishing.source_ends(event)
+
+    def _read_lost(self, event: SourceSampled | DriverExited) -> list[Instruction]:
+        """What a build has read is not on the log any more. Nobody else may have read it, so no rollback
+        tells."""
+        record = self.book.find(event.build, "BACKFILL")
+        reason = "the source lost records that the build has read"
+        return self.begin_again(record, reason, event.now) if record else []
+
     def begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build and queue the same anew, unless that was done too often already."""
         if record.attempt >= self._limits.restarts:
@@ -193,9 +205,10 @@ class Builds:
             case SourceSampled(facts, "", now):
                 return [*self._past_the_end(facts, now), *self._backfilling.watch_source(event)]
             case SourceSampled():
-                return self._finishing.source_ends(event)
-            case DriverExited():
-                return self._backfilling.driver_exited(event)
+                return self._source_ends(event)
+            case DriverExited(status=status):
+                again = status == READ_LOST
+                return self._read_lost(event) if again else self._backfilling.driver_exited(event)
             case CommonSnapshot():
                 return self._finishing.common(event)
             case _:

@@ -8,6 +8,7 @@ writes before them (a timestamp must not wait for a transaction; see `coordinato
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,11 +59,17 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class SourceSampled:
-    """Source facts, periodic (`build` empty) or asked for by `SampleSource`."""
+    """Source facts, periodic (`build` empty) or asked for by `SampleSource`.
+
+    Attributes:
+        lost: of the places that were asked about, those that are not on the log any more, with where the
+            histories part.
+    """
 
     facts: SourceFacts
     build: str
     now: int
+    lost: Mapping[int, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +263,15 @@ class PrepareBuild:
 
 @dataclass(frozen=True, slots=True)
 class SampleSource:
-    """Sample the source now, for a build: `SourceSampled`."""
+    """Sample the source now, for a build: `SourceSampled`.
+
+    Attributes:
+        read: how far the build has read: are its places, where they have a leader epoch, on the log?
+    """
 
     keyspace: str
     build: str
+    read: Timestamp = field(default_factory=Timestamp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from keytide.kafka import (
     list_offsets,
     topic_config,
 )
+from keytide.kafka_history import log_history
 from keytide.settings import Settings
+from keytide.timestamp import Place, Timestamp
 from keytide.topics import Topics
 
 CONFIG_AGE_S = 30.0
@@ -132,6 +134,24 @@ class KafkaWork:
             min_compaction_lag_ms=int(config.get("min.compaction.lag.ms", "0")),
             sampled_at=now,
         )
+
+    def lost(self, keyspace: str, read: Timestamp) -> dict[int, Place]:
+        """The partitions whose place in `read` is not on the log any more, with where the histories part;
+        none when the topic is another one (`sample` says so).
+
+        Raises:
+            KafkaUnavailableError: Kafka is away, or a leader answers that was replaced.
+        """
+        places = read.places
+        if not places:
+            return {}
+        down_to = {partition: place.epoch for partition, place in places.items()}
+        history = log_history(self._settings, keyspace, self._timeout, down_to=down_to, partitions=places)
+        if history.topic_id != read.topic_id:
+            return {}
+        if any(history.stale(partition, place.epoch) for partition, place in places.items()):
+            raise KafkaUnavailableError(f"a leader of {keyspace} that was replaced still answers")
+        return history.diverging(places)
 
     def _config(self, topic: str) -> dict[str, str]:
         known = self._configs.get(topic)

@@ -166,8 +166,9 @@ class Lane:
                 self._work.make_queues(topics)
                 ends = {name: self._work.ends(name, partitions) for name, partitions in queues}
                 self._post(BuildPrepared(build, self._work.sample(keyspace), now_ms(), ends))
-            case SampleSource(keyspace, build):
-                self._post(SourceSampled(self._work.sample(keyspace), build, now_ms()))
+            case SampleSource(keyspace, build, read):
+                facts, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
+                self._post(SourceSampled(facts, build, now_ms(), lost))
             case SendBuildEnd():
                 self._send(job)
                 reach("coordinator-build-end")

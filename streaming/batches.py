@@ -2,7 +2,8 @@
 
 Theory of operation: Spark has fixed the micro-batch's offsets in the checkpoint. Both stages run as one Spark
 job (`streaming.tasks`), the summaries settle who won (`streaming.core`), the source is checked to be the one
-that the build began with, and then every slice gets its batch end: from there on the batch counts. Only after
+that the build began with and its log to be the one that was read before (`streaming.footing`; what may be of
+two logs is read again), and then every slice gets its batch end: from there on the batch counts. Only after
 that does Spark commit it, so a driver that dies anywhere leaves a batch that is run again, whole, under the
 same number; slices that had it skip it. The places where a crash test strikes are named by `reach`.
 """
@@ -23,13 +24,15 @@ import msgspec
 import numpy as np
 
 from keytide.catalog import IndexRecord
+from keytide.errors import RetryableError
 from keytide.kafka import producer
+from keytide.log_history import LogHistory
 from keytide.messages import BatchEnd, encode
 from keytide.settings import SecuritySettings, Settings
 from keytide.sync_points import reach
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
-from streaming import core
+from streaming import core, footing
 from streaming.checkpoint import Checkpoint, Range
 from streaming.progress import Status
 from streaming.tasks import (
@@ -50,6 +53,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FLUSH_LIMIT_S = 60.0
+READINGS = 5
+"""Of one micro-batch by one driver, while leaders change."""
+LOOK_LIMIT_S = 10.0
+"""For a leader that was replaced, and does not know it yet, to be out of the way."""
+LOOK_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Batches:
 
     Args:
         check_source: raises when the source is not the topic that the build began with.
+        look: asks for the source's past, as far back as the places of what was read need it; raises when
+            Kafka does not answer.
         rate: documents per second that the build may read now, 0 for no limit.
 
     Attributes:
@@ -91,6 +101,7 @@ class Batches:
         status: Status,
         *,
         check_source: Callable[[], None],
+        look: Callable[[Timestamp], LogHistory],
         rate: Callable[[], int],
     ) -> None:
         self.run = uuid.uuid4().hex[:12]
@@ -100,6 +111,8 @@ class Batches:
         self._checkpoint = checkpoint
         self._status = status
         self._check_source = check_source
+        self._look = look
+        self._looked: LogHistory | None = None
         self._rate = rate
         self._end = threading.Event()
         self._routes: tuple[int, ...] = ()
@@ -131,22 +144,71 @@ class Batches:
         """Run a micro-batch and send its ends; returns how many documents it read."""
         covered = self._checkpoint.range(batch)
         work = self._work(batch)
+        if self._looked is None:
+            self._looked = self._stand(covered.end)
         reach("driver-batch-begun")
-        outcome = self._act(frame, work, covered)
-        if outcome.foreign:
-            losers = self._losers(frame, batch, outcome.foreign)
-            outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
-        reach("driver-chunks-sent")
-        self._check_source()
+        outcome, end = self._read(frame, work, covered, self._looked)
         reach("driver-before-batch-end")
+        self._status.settle_batch(end)
         self.send_ends(batch, covered.start, covered.end, outcome.winners)
-        self._status.finish_batch(batch, covered.end, self._plan.slots, outcome)
+        self._status.finish_batch(batch, end, self._plan.slots, outcome)
         reach("driver-batch-ended")
         log.info(
             "build %s: micro-batch %d done, %d documents, %d entries",
             *(self._plan.build, batch, outcome.documents, sum(outcome.entries)),
         )
         return outcome.documents
+
+    def _read(
+        self, frame: DataFrame, work: Work, covered: Range, before: LogHistory
+    ) -> tuple[core.Outcome, Timestamp]:
+        """Read a micro-batch, again while what was read may be of two logs; what it came to, and its end with
+        leader epochs.
+
+        Args:
+            before: the source's past, looked at before.
+
+        Raises:
+            ReadLostError: the log is not the one of the micro-batches before.
+            RetryableError: leaders change all the time.
+        """
+        for _ in range(READINGS):
+            outcome = self._act(frame, work, covered)
+            if outcome.foreign:
+                losers = self._losers(frame, work.batch, outcome.foreign)
+                outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
+            reach("driver-chunks-sent")
+            self._check_source()
+            now = self._looked = self._stand(covered.end, before)
+            mixed = footing.mixed(before, now, covered.start, covered.end)
+            if not mixed:
+                return outcome, footing.placed(covered.end, self._status.journal.read, now)
+            words = "build %s: micro-batch %d is read again: leaders of partitions %s have changed meanwhile"
+            log.warning(words, self._plan.build, work.batch, mixed)
+            before = now
+        raise RetryableError(f"leaders of {self._plan.keyspace} changed in each of {READINGS} readings")
+
+    def _stand(self, end: Timestamp, before: LogHistory | None = None) -> LogHistory:
+        """Look at the source's past; it must hold what was read, and what is to be read up to `end`.
+
+        Raises:
+            ReadLostError: it does not.
+            RetryableError: Kafka does not answer, or with what it said before `before`.
+        """
+        deadline = time.monotonic() + LOOK_LIMIT_S
+        read = self._status.journal.read
+        while True:
+            now = self._look(read)
+            if now.topic_id != self._plan.topic_id:
+                raise RetryableError(f"topic {self._plan.keyspace} changes while it is read")
+            if not footing.stale(before or LogHistory(), now):
+                break
+            if time.monotonic() > deadline:
+                raise RetryableError(f"a leader of {self._plan.keyspace} that was replaced still answers")
+            self._end.wait(LOOK_PAUSE_S)
+        if reason := footing.lost(read, now) or footing.cut_short(end, now):
+            raise footing.ReadLostError(f"the source lost records that the build has read: {reason}")
+        return now
 
     def _losers(self, frame: DataFrame, batch: int, hashes: bytes) -> dict[int, Offsets]:
         """The versions that documents with these hashes have a newer one of, in another partition."""

@@ -37,6 +37,8 @@ EXIT_RETRY = 1
 """Something that passes: start the driver again, it goes on from its checkpoint."""
 EXIT_NEVER = 3
 """The build can never work (offsets are gone, the topic changed): do not start the driver again."""
+EXIT_READ_LOST = 4
+"""What the build has read is not on the log any more: it must begin again, from its beginning."""
 EXIT_STOPPED = 143
 """Stopped on request (SIGTERM, or the build was paused or cancelled)."""
 

@@ -14,7 +14,8 @@ started. Slices still need the end of a micro-batch 0 to know where they stand, 
 A rollback of the keyspace makes what was read worthless (R28): the coordinator starts the build again under
 another id, and a driver whose build began under an older incarnation ends. Lost history may also show here
 first, as offsets that are gone or a topic that was made anew; the driver says that its build has failed, and
-the coordinator finds out which it is.
+the coordinator finds out which it is. Or what was read is not on the log any more (`streaming.footing`): then
+it ends with a status of its own, and the build begins again.
 
 Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
 another; a third one reports. What they share is in `Status`.
@@ -38,11 +39,12 @@ from keytide.catalog import BuildRecord, IndexRecord
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets
+from keytide.kafka_history import LogHistory, log_history
 from keytide.messages import BuildProgress
 from keytide.settings import Settings
 from keytide.sync_points import reach
 from keytide.timestamp import Timestamp
-from streaming import core, failures, spark
+from streaming import core, failures, footing, spark
 from streaming.batches import Batches, BuildPlan
 from streaming.checkpoint import Checkpoint
 from streaming.progress import Reporter, Status, StoppedError
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 LOCK_LIMIT_S = 15.0
 ACTIVATION_LIMIT_S = 10.0
 """With nothing to read, this long for projectors to activate the build before Spark is started."""
+LOOK_TIMEOUT_S = 10.0
 POLL_S = 0.1
 
 
@@ -99,6 +102,8 @@ class Driver:
             self._status.enter(
                 "FAILED" if failure.never else "RUNNING", f"{failure.reason}: {failure.message}"
             )
+            if isinstance(error, footing.ReadLostError):
+                return core.EXIT_READ_LOST
             return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
         finally:
             reporter.close()
@@ -168,6 +173,7 @@ class Driver:
             self._checkpoint,
             self._status,
             check_source=self._check_source,
+            look=self._look,
             rate=lambda: self._build.rate_limit,
         )
         return self._batches
@@ -202,6 +208,11 @@ class Driver:
         error = failures.source_changed(name, expected, (info.id, info.partitions) if info else None)
         if error is not None:
             raise error
+
+    def _look(self, read: Timestamp) -> LogHistory:
+        """The past of the source, back to what was read."""
+        down_to = {partition: place.epoch for partition, place in read.places.items() if place.epoch >= 0}
+        return log_history(self._settings, self._keyspace.name, LOOK_TIMEOUT_S, down_to=down_to)
 
     def _follow(self) -> None:
         """Take in what the metadata says now.

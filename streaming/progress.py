@@ -25,6 +25,7 @@ from keytide.messages import BuildProgress, encode
 from keytide.settings import Settings
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
+from streaming import footing
 from streaming.core import Outcome, Slot, add_counts
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Journal(msgspec.Struct):
         first_read_at: milliseconds, 0 before anything was read (R26).
         nothing_to_read: where the source began and ended when the build turned out to have nothing to read:
             then micro-batch 0 is empty, whatever the checkpoint says.
+        read: the end of the last micro-batch whose ends may have been sent, with leader epochs
+            (`streaming.footing`).
     """
 
     first_read_at: int = 0
@@ -54,6 +57,7 @@ class Journal(msgspec.Struct):
     entries: dict[str, int] = {}
     skipped: dict[str, dict[str, int]] = {}
     nothing_to_read: dict[int, int] | None = None
+    read: Timestamp = Timestamp()
 
     @classmethod
     def load(cls, file: Path) -> Journal:
@@ -99,7 +103,8 @@ class Status:
             self._state, self._note = state, note
 
     def resume(self, finished: int, position: Timestamp, earliest: Timestamp) -> None:
-        """Take over what the checkpoint says."""
+        """Take over what the checkpoint says; leader epochs are in the journal."""
+        position = footing.known(position, self.journal.read)
         with self._lock:
             self.finished, self.position, self.earliest, self._state = finished, position, earliest, "RUNNING"
 
@@ -124,6 +129,11 @@ class Status:
         """A micro-batch has ended, well or not."""
         with self._lock:
             self._busy = False
+
+    def settle_batch(self, end: Timestamp) -> None:
+        """What a micro-batch has read is of one log; on disk before any of its ends is sent."""
+        self.journal.read = end
+        self.journal.save(self._file)
 
     def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: Outcome) -> None:
         """The ends of a micro-batch are in the queues."""

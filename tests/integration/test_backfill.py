@@ -445,6 +445,8 @@ def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source,
         build.change(msgspec.structs.replace(build.record, low_watermark={0: 0, 1: last, 2: 0}))
         assert build.wait(process) == 0
     end = compare(build, batches=4)
+    places = build.reports()[-1].timestamp.places
+    assert all(place.epoch >= 0 for place in places.values()), "the log was looked at"
     assert end.covers(build.record.load_timestamp)
     slices = build.read_slices("by_a-1")
     assert len(set().union(*(s.runs for s in slices))) >= 2, "more than one driver worked on it"

@@ -230,8 +230,10 @@ class SimCoordinator:
                 self._inbox.append(self._examined(job, now))
             case TrimQueues(limits):
                 self._inbox.append(self._trimmed(limits, now))
-            case SampleSource(_, build):
-                self._inbox.append(SourceSampled(kafka.source.facts(now), build, now))
+            case SampleSource(_, build, read):
+                same = read.topic_id == kafka.source.topic_id
+                lost = kafka.source.history().diverging(read.places) if same else {}
+                self._inbox.append(SourceSampled(kafka.source.facts(now), build, now, lost))
             case SendBuildEnd(messages):
                 for topic, partition, message in messages:
                     queue = kafka.queue(topic, partition)

@@ -4,12 +4,14 @@ When it has passed is decided by `streaming.core.passed`, as in the real one."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from keytide.catalog import BuildRecord
+from keytide.log_history import LogHistory
 from keytide.messages import BatchEnd, BuildProgress, encode
 from keytide.timestamp import Timestamp
-from streaming.core import passed
+from streaming import footing
+from streaming.core import EXIT_READ_LOST, passed
 from tests.simulation.kafka import Reader
 from tests.simulation.packing import put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
@@ -35,6 +37,7 @@ class Checkpoint:
         first_read_at: when reading began, ms.
         runs: starts so far.
         zombies: what tasks of drivers that died may still send.
+        read: the end of the last micro-batch whose ends may have been sent, with leader epochs.
     """
 
     begin: Timestamp | None = None
@@ -44,6 +47,16 @@ class Checkpoint:
     runs: int = 0
     zombies: list[Message] = field(default_factory=list)
     attempts: int = 0
+    read: Timestamp = field(default_factory=Timestamp)
+
+
+class Covered(NamedTuple):
+    """The micro-batch under way, until its ends are sent."""
+
+    batch: int
+    begin: dict[int, int]
+    end: dict[int, int]
+    winners: dict[tuple[str, int], dict[str, int]]
 
 
 class SimDriver:
@@ -60,6 +73,9 @@ class SimDriver:
         self._reader.read()
         self._todo: list[Message] | None = None
         self._passed = False
+        self._covered: Covered | None = None
+        self._looked: LogHistory | None = None
+        self.status = 0
         if checkpoint.begin is None:
             source = world.kafka.source
             checkpoint.begin = Timestamp.of(dict.fromkeys(source.ends(), 0), source.topic_id)
@@ -77,6 +93,8 @@ class SimDriver:
             self._report("PASSED" if self._passed else "STARTING")
             return True
         for _ in range(1 + world.chance.below(5) if world.storm else 1 << 30):
+            if self.status:
+                return False
             if self._todo is None:
                 if passed(self._position(), record, keyspace.partitions) and (
                     self.checkpoint.finished == len(self.checkpoint.ends)
@@ -90,6 +108,8 @@ class SimDriver:
                 self._append(*self.checkpoint.zombies.pop(0))
             elif self._todo:
                 self._append(*self._todo.pop(0))
+            elif self._covered is not None:
+                self._settle(self._covered)
             else:
                 self._todo = None
                 self.checkpoint.finished += 1
@@ -111,7 +131,7 @@ class SimDriver:
     def _position(self) -> Timestamp:
         checkpoint = self.checkpoint
         topic_id = checkpoint.begin.topic_id if checkpoint.begin else ""
-        return Timestamp.of(self._end(checkpoint.finished), topic_id)
+        return footing.known(Timestamp.of(self._end(checkpoint.finished), topic_id), checkpoint.read)
 
     def _end(self, batches: int) -> dict[int, int]:
         """Where the first `batches` micro-batches end."""
@@ -143,6 +163,11 @@ class SimDriver:
         chance, checkpoint, source = self.world.chance, self.checkpoint, self.world.kafka.source
         number = checkpoint.finished
         begin = self._end(number)
+        if self._looked is None:
+            self._looked = source.history()
+            if footing.lost(checkpoint.read, self._looked):
+                self._end_lost()
+                return False
         if number == len(checkpoint.ends):
             ends = source.ends()
             if ends == begin and number:
@@ -170,8 +195,28 @@ class SimDriver:
                     checkpoint.zombies += kept
                 else:
                     streams.append(kept)
-        self._todo = self._interleave(streams) + self._batch_ends(number, begin, end, winners)
+        self._todo = self._interleave(streams)
+        self._covered = Covered(number, begin, end, winners)
         return True
+
+    def _settle(self, covered: Covered) -> None:
+        """All is sent but the ends: is what was read of one log, and of the one that was read before?"""
+        checkpoint, now = self.checkpoint, self.world.kafka.source.history()
+        before, self._looked, self._covered = self._looked, now, None
+        start, end = (Timestamp.of(offsets, self._position().topic_id) for offsets in covered[1:3])
+        if footing.lost(checkpoint.read, now) or footing.cut_short(end, now):
+            self._end_lost()
+        elif before is None or footing.mixed(before, now, start, end):
+            self.world.seen["batch again"] += 1
+            self._todo = None
+        else:
+            checkpoint.read = footing.placed(end, checkpoint.read, now)
+            self._todo = self._batch_ends(*covered)
+
+    def _end_lost(self) -> None:
+        """The process ends: the build must begin again."""
+        self.world.seen["driver lost"] += 1
+        self.status = EXIT_READ_LOST
 
     def _task(
         self, slots: list[tuple[str, int]], batch: int, shares: list[list[Version]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import confirming, rebuilding, rollback, trimming
+from coordinator import backfilling, confirming, rebuilding, rollback, trimming
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
 from coordinator.finishing import Finishing
@@ -18,8 +18,10 @@ from indexer.snapshots import SnapshotRing
 from indexer.store import memory
 from keytide.history import History
 from keytide.timestamp import Place, Timestamp
+from projector.partition import PartitionState
 from projector.places import Beginning, decode_metadata
 from projector.tracker import Tracker
+from streaming import footing
 from tests.simulation import projectors
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
@@ -34,9 +36,33 @@ def trust_the_log(patches: Patches) -> None:
         return _take_over(key, begin, history, None, catalog)
 
     _take_over = patches.put(projectors, "take_over", take_over)
-    patches.put(projectors.SimProjector, "_strange", lambda self, state, columns, log: False)
+    patches.put(projectors.SimProjector, "_strange", lambda self, state, columns, log, below: False)
     patches.put(rollback.Rollbacks, "_sampled", lambda self, facts, now: [])
     patches.put(rollback.Rollbacks, "_reported", lambda self, message, now: [])
+
+
+@mutant("R15, markers", "a range without a record is passed under the epoch known so far", faults=LOST)
+def pass_markers(patches: Patches) -> None:
+    patches.put(projectors, "epoch_below", lambda log, last, end: [])
+    patches.put(PartitionState, "unlooked", lambda self, end, epoch: False)
+
+
+@mutant(
+    "R28, lost before it is reported", "nobody looks whether what a build reads is of one log", faults=LOST
+)
+def trust_the_offsets(patches: Patches) -> None:
+    patches.put(footing, "lost", lambda read, now: "")
+    patches.put(footing, "mixed", lambda before, now, start, end: [])
+    patches.put(footing, "cut_short", lambda end, now: "")
+
+
+@mutant(
+    "R28, lost before it has passed",
+    "what a build has read is not looked for when it has passed",
+    faults=LOST,
+)
+def trust_what_has_passed(patches: Patches) -> None:
+    patches.put(backfilling, "_with_epochs", lambda read: Timestamp())
 
 
 @mutant("R15, topic id", "nobody asks which topic was read before its records are stamped", faults=ANEW)

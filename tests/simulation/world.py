@@ -315,7 +315,7 @@ class World:
                 self._exited(build, -9)
             elif not driver.step():
                 self.drivers.pop(build, None)
-                self._exited(build, 0)
+                self._exited(build, driver.status)
 
     def _exited(self, build: str, status: int) -> None:
         self.leader.tell(DriverExited(build, status, "", self.clock.now))

@@ -177,7 +177,7 @@ class World:
             run="r1",
             state=state,
             batches=batches,
-            timestamp=Timestamp.of(dict(enumerate(reached))),
+            timestamp=other.pop("timestamp", Timestamp.of(dict(enumerate(reached)))),
             earliest=Timestamp(),
             documents=other.pop("documents", 0),
             chunk_entries={},

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from coordinator.backfilling import READ_LOST
 from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
 from coordinator.ddl import ConflictError, NoSuchKeyspaceError
 from coordinator.dictionary import NoSuchIndexError
@@ -37,7 +38,8 @@ from keytide.messages import (
     PartitionProgress,
     Progress,
 )
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
+from streaming.core import EXIT_READ_LOST
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 MINUTE = 60_000
@@ -374,6 +376,30 @@ def test_a_driver_that_knows_that_it_can_never_work_is_not_started_again() -> No
     assert other.handle(DriverExited("b8", 1, "a trace", other.now)) == []
     assert StopDriver("b8") in other.tick(3_000)
     assert other.build("b8").error == "data was lost"
+
+
+def test_a_driver_that_has_read_what_is_lost_has_its_build_begun_again() -> None:
+    world = started(World())
+    assert READ_LOST == EXIT_READ_LOST
+    out = world.handle(DriverExited("b8", READ_LOST, "a trace", world.now))
+    assert StopDriver("b8") in out
+    assert world.build("b8").state == "CANCELLED"
+    assert "records that the build has read" in world.build("b8").error
+    (again,) = [one for one in world.leader.builds.book.all() if one.state == "QUEUED"]
+    assert (again.attempt, again.indexes) == (1, world.build("b8").indexes)
+
+
+def test_what_has_been_read_is_looked_for_when_the_driver_has_passed() -> None:
+    """Its last report may come when the election that lost it was found harmless."""
+    world = started(World())
+    world.activate(1, 120, 40)
+    read = Timestamp({0: Place(125, 3), 1: Place(60)}, "t1")
+    asked = SampleSource("people", "b8", Timestamp({0: Place(125, 3)}, "t1"))
+    assert world.driver("b8", "PASSED", 2, timestamp=read) == [asked]
+    lost = SourceSampled(facts((150, 70)), "b8", world.now, {0: Place(110, 4)})
+    assert StopDriver("b8") in world.handle(lost)
+    assert world.build("b8").state == "CANCELLED"
+    assert world.handle(lost) == [], "it is over"
 
 
 def test_a_driver_without_room_waits_for_it_and_is_not_counted_as_dead() -> None:

@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 
 from coordinator import lane as lane_module
-from coordinator.events import BuildPrepared, DeleteTopics, Event, PrepareBuild, PrepareFailed, TopicsDeleted
+from coordinator.events import (
+    BuildPrepared,
+    DeleteTopics,
+    Event,
+    PrepareBuild,
+    PrepareFailed,
+    SampleSource,
+    SourceSampled,
+    TopicsDeleted,
+)
 from coordinator.lane import Lane, Reply
 from keytide.kafka import KafkaUnavailableError
 from keytide.settings import load_settings
+from keytide.timestamp import Place, Timestamp
 
 LIMIT_S = 10.0
 
@@ -35,6 +45,10 @@ class _Work:
 
     def sample(self, keyspace: str) -> Any:
         return keyspace
+
+    def lost(self, keyspace: str, read: Timestamp) -> dict[int, Place]:
+        self.done.append(("lost", read))
+        return dict(read.places)
 
 
 class Rig:
@@ -69,6 +83,16 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     yield rig
     rig.lane.close()
     assert rig.failures == []
+
+
+def test_a_sample_for_a_build_tells_what_it_has_read_and_the_log_has_no_more(rig: Rig) -> None:
+    read = Timestamp({0: Place(7, 0)}, "t1")
+    rig.lane.put(SampleSource("people", "b8", read))
+    rig.settle()
+    event = rig.events.get_nowait()
+    assert isinstance(event, SourceSampled)
+    assert (event.build, event.lost) == ("b8", {0: Place(7, 0)})
+    assert rig.work.done == [("lost", read)]
 
 
 def test_a_topic_that_cannot_be_deleted_holds_nothing_up(rig: Rig) -> None:
