@@ -644,8 +644,8 @@ def test_errors_are_problem_documents_that_say_what_to_do(coordinator: Coordinat
     assert (status, kind) == (422, "invalid-statement")
     assert "^" in text
     status, kind, text = sql("SELECT * FROM people")
-    assert (status, kind) == (422, "not-there-yet")
-    assert "/scan" in text
+    assert (status, kind) == (421, "ask-a-node")
+    assert "/v1/query" in text
     assert problem("GET", "/v1/indexes/nothing")[:2] == (404, "index-not-found")
     assert problem("GET", "/v1/builds/nothing")[:2] == (404, "build-not-found")
     assert problem("POST", "/v1/builds", {"indexes": []})[0] == 422
