@@ -92,6 +92,12 @@ class PartitionState:
         self.position_epoch = self.acked_epoch = epoch
         self.position_tail = self.acked_tail = 0
 
+    def awaits(self, incarnation: int) -> bool:
+        """Whether an answer to a commit is one to a commit of ours. A partition may be taken over again while
+        a commit of before is under way; were its answer taken for ours, a partition that had no commit when
+        it was taken over would pass for one that had, and be read from its end."""
+        return incarnation == self.incarnation and (self.commit_pending or self.phase == "COMMITTING")
+
     def strange(self, epochs: Iterable[int]) -> int | None:
         """The first of the epochs of records past `position` whose log was not looked at yet, None when there
         is none. Epochs only grow along a log: records of an older leader than those before show another

@@ -326,7 +326,7 @@ class Tracker:
 
     def _committed(self, event: CommitDone) -> list[Instruction]:
         state = self.partitions.get(event.key)
-        if state is None or event.incarnation != state.incarnation:
+        if state is None or not state.awaits(event.incarnation):
             return []
         state.commit_pending = False
         state.committed = max(state.committed, event.offset)
@@ -339,7 +339,7 @@ class Tracker:
 
     def _commit_failed(self, event: CommitFailed) -> list[Instruction]:
         state = self.partitions.get(event.key)
-        if state is None or event.incarnation != state.incarnation:
+        if state is None or not state.awaits(event.incarnation):
             return []
         state.commit_pending = False
         if state.phase == "COMMITTING" and event.version > state.version:

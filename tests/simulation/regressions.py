@@ -160,4 +160,25 @@ REGRESSIONS: Final[list[tuple[str, Plan]]] = [
             restart_at_end=False,
         ),
     ),
+    (
+        "a partition was taken over again while the first commit of a topic made anew was under way: its "
+        "answer passed for one to a commit of the second, and reading began at the end",
+        Plan(
+            40808,
+            frozenset(["recreate"]),
+            (
+                ("node", 4748729584624419407),
+                ("recreate", 2035484710784478300),
+                ("lead", 6130763950725000184),
+                ("node", 1050344980702813622),
+                ("lead", 2383030588331669328),
+                ("lead", 817636273197418948),
+                ("tick", 8603270079060815053),
+                ("lead", 3746800529612942823),
+            ),
+            real_pipeline=False,
+            replicas=False,
+            restart_at_end=False,
+        ),
+    ),
 ]

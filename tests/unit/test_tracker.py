@@ -50,6 +50,20 @@ def commits(instructions: list[Instruction]) -> list[Commit]:
     return [i for i in instructions if isinstance(i, Commit)]
 
 
+def test_an_answer_to_a_commit_of_before_a_second_take_over_is_none_to_a_commit_of_ours() -> None:
+    """A partition that had no commit when it was taken over must not pass for one that had."""
+    tracker = Tracker()
+    tracker.handle(KeyspaceChanged("orders", 1, 1))
+    assert Locate(A) in tracker.handle(Assigned(A, None, 0, -1))
+    tracker.handle(Located(A, 0))
+    assert Locate(A) in tracker.handle(Assigned(A, None, 0, -1))
+    assert tracker.handle(CommitDone(A, 0, -1, 1)) == []
+    assert tracker.partitions[A].committed == -1
+    tracker.handle(Located(A, 0))
+    assert ReadFrom(A, 0) in tracker.handle(CommitDone(A, 0, -1, 1))
+    assert tracker.partitions[A].committed == 0
+
+
 class TestDoubt:
     def test_a_range_without_a_record_is_passed_when_the_place_was_looked_at_since(self) -> None:
         tracker = Tracker()
