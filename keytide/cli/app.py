@@ -12,18 +12,10 @@ import typer
 from keytide.cli import local, looks
 from keytide.cli.admin import Admin, find_url
 from keytide.cli.gateway import gateway
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
-
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Url = Annotated[
-    str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
-]
-DataDir = Annotated[
-    Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
-]
-DEFAULT_DATA_DIR = Path("keytide-data")
 
 app = typer.Typer(
     name="keytide",

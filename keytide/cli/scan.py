@@ -19,6 +19,7 @@ import msgspec
 import typer
 
 from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, TypeChangedError
 from keytide.errors import CallerError
@@ -79,13 +80,9 @@ def scan(
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="only count")] = False,
     node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
-    ] = None,
-    data_dir: Annotated[
-        Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
-    ] = Path("keytide-data"),
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
 ) -> None:
     """Rows of an index in key order, from one snapshot."""
     with friendly_errors(as_json):

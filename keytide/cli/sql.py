@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.client import Client
 
@@ -43,13 +44,9 @@ def sql(
         typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
     ] = None,
     node: Annotated[str | None, typer.Option(help="scan endpoint for queries; any, without it")] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
-    ] = None,
-    data_dir: Annotated[
-        Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
-    ] = Path("keytide-data"),
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
 ) -> None:
     """Run SELECT, EXPLAIN SELECT, CREATE INDEX, DROP INDEX or BUILD INDEX."""
     moment: dict[str, Any] = {"consistency": "tip"} if tip else {}
