@@ -29,8 +29,8 @@ from typing import Final
 
 from indexer.scan.leases import BETWEEN_CALLS_MS
 from indexer.scan.picking import behind
-from indexer.scan.reading import TIP, Nodes, ReadRequest
-from indexer.scan.scatter import Asked, Entry, Target, ask
+from indexer.scan.reading import TIP, Nodes
+from indexer.scan.scatter import Asked, Entry, Target, ask, requests_of
 from keytide.errors import RetryableError, invariant
 
 SKIP_BLOCK: Final = 8_192
@@ -247,28 +247,16 @@ async def _fill(
 ) -> None:
     """Ask every node once for the next block of its slices among `sources`, or to examine it."""
     by_slice = {source.slice: source for source in sources}
-    spans = [(span.low, span.high) for span in target.spans]
-    requests = {
-        node: ReadRequest(
-            target.index,
-            target.number,
-            target.incarnation,
-            slices,
-            spans,
-            [by_slice[number].after for number in slices],
-            reverse,
-            block,
-            target.lease_ms,
-            target.in_use,
-            examine,
-            target.filter,
-            target.distinct,
-            skip,
-            keys_only,
-            target.hold,
-        )
-        for node, slices in target.by_node(by_slice).items()
-    }
+    requests = requests_of(
+        target,
+        by_slice,
+        {number: source.after for number, source in by_slice.items()},
+        reverse=reverse,
+        limit=block,
+        examine=examine,
+        skip=skip,
+        keys_only=keys_only,
+    )
     for one in await ask(target, nodes, requests, result):
         source = by_slice[one.slice]
         if one.more:

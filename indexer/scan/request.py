@@ -18,6 +18,16 @@ ColumnType = Literal["text", "bigint", "double", "boolean", "json"]
 Order = Literal["key", "any"]
 KeyParts = list[Any]
 """Leading key parts: JSON values as they are, integers of any size exactly."""
+Equals = Annotated[
+    KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["JFK"]])
+]
+Low = Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")]
+High = Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")]
+Bounds = Annotated[Inclusion, Meta(description="which of the bounds belong to the range")]
+Prefix = Annotated[
+    str | None,
+    Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
+]
 
 
 class OffsetAndEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,16 +92,11 @@ class SpanRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     index.
     """
 
-    equals: Annotated[
-        KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["JFK"]])
-    ] = None
-    low: Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")] = None
-    high: Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")] = None
-    inclusion: Annotated[Inclusion, Meta(description="which of the bounds belong to the range")] = "both"
-    prefix: Annotated[
-        str | None,
-        Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
-    ] = None
+    equals: Equals = None
+    low: Low = None
+    high: High = None
+    inclusion: Bounds = "both"
+    prefix: Prefix = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -103,16 +108,11 @@ class Question(Moment, frozen=True):
     One stretch of keys as in `SpanRequest`, or several in `spans`; nothing selects the whole index.
     """
 
-    equals: Annotated[
-        KeyParts | None, Meta(description="leading key parts that must be equal", examples=[["JFK"]])
-    ] = None
-    low: Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")] = None
-    high: Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")] = None
-    inclusion: Annotated[Inclusion, Meta(description="which of the bounds belong to the range")] = "both"
-    prefix: Annotated[
-        str | None,
-        Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
-    ] = None
+    equals: Equals = None
+    low: Low = None
+    high: High = None
+    inclusion: Bounds = "both"
+    prefix: Prefix = None
     spans: Annotated[
         list[SpanRequest] | None,
         Meta(

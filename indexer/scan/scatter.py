@@ -121,28 +121,53 @@ async def ask_task(target: Target, nodes: Nodes, task: str, body: bytes, asked: 
     Raises:
         As `ask`.
     """
+    requests = requests_of(target, target.nodes, {}, task=task, body=body)
+    return {one.slice: one.result for one in await ask(target, nodes, requests, asked)}
+
+
+def requests_of(
+    target: Target,
+    slices: Iterable[int],
+    after: Mapping[int, bytes],
+    *,
+    reverse: bool = False,
+    limit: int = 0,
+    examine: bool = False,
+    skip: int = 0,
+    keys_only: bool = False,
+    task: str = "",
+    body: bytes = b"",
+) -> dict[str, ReadRequest]:
+    """What to ask every node that is needed for some slices of a target (`ask`).
+
+    Args:
+        after: slice -> behind which key to go on; from the start where it says nothing.
+        limit, examine, skip, keys_only, task, body: as in `ReadRequest`.
+    """
     spans = [(span.low, span.high) for span in target.spans]
-    requests = {
+    return {
         node: ReadRequest(
             target.index,
             target.number,
             target.incarnation,
-            slices,
+            numbers,
             spans,
-            [b""] * len(slices),
-            False,
-            0,
+            [after.get(number, b"") for number in numbers],
+            reverse,
+            limit,
             target.lease_ms,
             target.in_use,
-            filter=target.filter,
-            distinct=target.distinct,
-            hold=target.hold,
-            task=task,
-            body=body,
+            examine,
+            target.filter,
+            target.distinct,
+            skip,
+            keys_only,
+            target.hold,
+            task,
+            body,
         )
-        for node, slices in target.by_node().items()
+        for node, numbers in target.by_node(slices).items()
     }
-    return {one.slice: one.result for one in await ask(target, nodes, requests, asked)}
 
 
 async def _ask_all(

@@ -8,15 +8,12 @@ nothing is made of them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from indexer.scan.filtering import Filters
 from indexer.scan.picking import pick, stretches
-from indexer.scan.reading import ReadRequest
-from indexer.scan.scatter import Target
 from indexer.scan.selection import Shape
 from indexer.scan.tasks import SliceWork
 from indexer.view import StoreDamagedError
@@ -122,42 +119,3 @@ def _picked(work: SliceWork) -> Block:
 def without_columns(value: bytes) -> bytes:
     """An entry's value without the included columns."""
     return pack_value(unpack_value(value)[0]) if value else value
-
-
-def task_requests(
-    target: Target,
-    after: Mapping[int, bytes],
-    task: str,
-    body: bytes,
-    *,
-    reverse: bool = False,
-    limit: int = 0,
-) -> dict[str, ReadRequest]:
-    """What to ask every node so that a task goes on in each slice of the target (`scatter.ask`).
-
-    Args:
-        after: slice -> behind which key; from the start where it says nothing.
-        body: arguments of the task.
-        limit: entries per slice.
-    """
-    spans = [(span.low, span.high) for span in target.spans]
-    return {
-        node: ReadRequest(
-            target.index,
-            target.number,
-            target.incarnation,
-            slices,
-            spans,
-            [after.get(number, b"") for number in slices],
-            reverse,
-            limit,
-            target.lease_ms,
-            target.in_use,
-            filter=target.filter,
-            distinct=target.distinct,
-            hold=target.hold,
-            task=task,
-            body=body,
-        )
-        for node, slices in target.by_node().items()
-    }

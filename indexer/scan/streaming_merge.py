@@ -27,7 +27,7 @@ from typing import Final
 from indexer.scan.gather import examine
 from indexer.scan.pages import Pages
 from indexer.scan.reading import TIP
-from indexer.scan.scatter import Asked, Target, ask
+from indexer.scan.scatter import Asked, Target, ask, requests_of
 from indexer.scan.selection import Selection
 from indexer.scan.shared import Shared
 from indexer.scan.streaming_block import (
@@ -36,7 +36,6 @@ from indexer.scan.streaming_block import (
     BlockWanted,
     decode_block,
     encode_wanted,
-    task_requests,
 )
 from keytide.errors import invariant
 
@@ -200,7 +199,9 @@ class BlockReader:
 
         async def work(target: Target) -> Asked:
             asked = Asked()
-            requests = task_requests(target, after, TASK, wanted, reverse=self._reverse, limit=share)
+            requests = requests_of(
+                target, target.nodes, after, reverse=self._reverse, limit=share, task=TASK, body=wanted
+            )
             await ask(target, self._shared.nodes, requests, asked)
             return asked
 

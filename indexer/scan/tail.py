@@ -31,10 +31,9 @@ from indexer.scan.news import Gone, Patience
 from indexer.scan.pages import Pages
 from indexer.scan.request import Moment
 from indexer.scan.rows import RowMaker
-from indexer.scan.scatter import Asked, Target, ask
+from indexer.scan.scatter import Asked, Target, ask, requests_of
 from indexer.scan.selection import Selection
 from indexer.scan.shared import Shared
-from indexer.scan.streaming_block import task_requests
 from indexer.scan.streaming_merge import BlockReader
 from indexer.scan.tail_changes import (
     TASK,
@@ -240,7 +239,8 @@ class Tail:
 
             async def work(target: Target, after: dict[int, bytes] = after) -> Asked:
                 asked = Asked()
-                await ask(target, self._shared.nodes, task_requests(target, after, TASK, body), asked)
+                requests = requests_of(target, target.nodes, after, task=TASK, body=body)
+                await ask(target, self._shared.nodes, requests, asked)
                 return asked
 
             agreed = await self._shared.read_held(told.held, selection, self._timeout_s, work)
