@@ -16,6 +16,7 @@ of an index.
     scatter   one request to every node that is needed
     gather    many slices' entries in key order; counts
     pages     pages of a held snapshot, one after the other, for streams
+    paging    a page of a scan or a query, and the token of the next
     reading   what nodes ask each other
     picking   a slice's filters, distinct keys and offsets, in bounded pieces (any thread)
     filtering a reader's condition as a function of entries

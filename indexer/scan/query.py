@@ -15,26 +15,25 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.agree import Agreed, with_timestamp
+from indexer.scan.agree import Agreed
 from indexer.scan.answer import Answer, encode, explain
 from indexer.scan.asking import InvalidRequestError
-from indexer.scan.choose import SnapshotGoneError, Stamp
+from indexer.scan.choose import SnapshotGoneError
 from indexer.scan.directory import Scannable
 from indexer.scan.gather import Gathered
 from indexer.scan.leases import keep_everywhere
 from indexer.scan.news import Gone
+from indexer.scan.paging import first_lease_ms, gone_by, later, page_of, target_of, token_of
 from indexer.scan.query_groups import GroupReader
 from indexer.scan.query_index import IndexChooser
 from indexer.scan.query_request import QueryRequest, QueryToken
-from indexer.scan.query_rows import OutputMaker, Sorted, page_of, sorted_rows
+from indexer.scan.query_rows import OutputMaker, Sorted, sorted_rows
 from indexer.scan.reading import TIP
 from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.selection import Selection, bounded_offset, effective_limit
 from indexer.scan.shared import Shared, check_snapshot
 from indexer.scan.tokens import InvalidTokenError, PageToken, Seen, newest, sign, verify
-from keytide.collation import Span
 from keytide.query import Candidate, Plan, plan_on
-from keytide.timestamp import Timestamp
 
 
 class QueryService:
@@ -47,7 +46,7 @@ class QueryService:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._settings = shared.settings
-        self._first_lease_ms = min(self._settings.first_lease_s, self._settings.lease_s) * 1000
+        self._first_lease_ms = first_lease_ms(shared)
         self._chooser = IndexChooser(shared)
 
     async def answer(self, request: QueryRequest, gone: Gone) -> Answer:
@@ -105,23 +104,15 @@ class QueryService:
         )
         stamp, target = agreed.stamp, agreed.target
         seen = self._shared.seen_too(seen, index, stamp)
-        token = PageToken(
+        token = token_of(
             index.id,
-            stamp.number,
-            stamp.incarnation,
-            stamp.fresh_at,
-            [(span.low, span.high) for span in target.spans],
-            list(target.by_node().items()),
-            b"",
-            plan.reverse,
-            request.limit or 0,
-            None,
+            stamp,
+            target,
             seen,
-            target.filter,
-            False,
-            0,
-            target.hold,
-            target.lease_ms if target.hold else 0,
+            after=b"",
+            reverse=plan.reverse,
+            limit=request.limit or 0,
+            offset=0,
         )
         return self._rows_answer(index, plan, request, agreed, seen, shown, token, select.limit)
 
@@ -145,37 +136,15 @@ class QueryService:
             )
         limit = effective_limit(scan.limit or None, self._settings.default_limit, self._settings.max_limit)
         limit = limit if token.left is None else min(limit, token.left)
-        target = Target(
-            scan.index,
-            scan.number,
-            scan.incarnation,
-            [Span(low, high) for low, high in scan.spans],
-            {number: node for node, slices in scan.nodes for number in slices},
-            shared.timeout_s(request),
-            scan.lease_ms or self._settings.lease_s * 1000,
-            True,
-            scan.filter,
-            False,
-            scan.hold,
-        )
+        target = target_of(scan, shared.timeout_s(request), self._settings.lease_s * 1000)
         maker = OutputMaker(plan)
         try:
             gathered = await self._page(
                 target, maker, scan.after, scan.reverse, limit, scan.offset, token.left
             )
         except SnapshotMissingError as missing:
-            raise SnapshotGoneError(
-                f"slice {missing.slice} no longer holds snapshot {scan.number}"
-                + (f": {missing.reason}" if missing.reason else ""),
-                next_step="ask again; the second page must be asked for within "
-                f"{self._first_lease_ms // 1000} s (scan.first_lease_s), each further one within "
-                f"{self._settings.lease_s} s (scan.lease_s)",
-            ) from missing
-        stamp = with_timestamp(
-            Stamp(scan.number, scan.incarnation, Timestamp(), scan.fresh_at),
-            (reply.timestamp for reply in gathered.replies.values()),
-        )
-        agreed = Agreed(stamp, target, gathered, 0, [])
+            raise gone_by(missing, scan, shared, "ask again") from missing
+        agreed = later(scan, target, gathered)
         seen = newest(scan.seen, seen, shared.directory.holds)
         return self._rows_answer(index, plan, request, agreed, seen, None, scan, token.left)
 
@@ -196,7 +165,7 @@ class QueryService:
         """
         if not limit:
             return Gathered()
-        gathered = await page_of(target, self._shared, maker, after, reverse, limit, offset)
+        gathered = await page_of(target, self._shared, maker.rows, after, reverse, limit, offset)
         gathered.more = gathered.more and (left is None or len(gathered.entries) < left)
         if gathered.more and target.lease_ms:
             await keep_everywhere(target, self._shared.nodes, gathered.leased)

@@ -18,21 +18,18 @@ from time import monotonic
 from typing import Any, Final
 
 from indexer.scan.aggregate_columns import EntryReader
-from indexer.scan.answer import encode
 from indexer.scan.gather import Gathered, examine, gather
-from indexer.scan.local import INLINE_ROWS
+from indexer.scan.paging import UNREADABLE
 from indexer.scan.scatter import Asked, Entry, Target
 from indexer.scan.shared import Shared
 from keytide.collation import encode_part, to_json_value
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
-from keytide.errors import CallerError, InvariantViolationError, RetryableError
+from keytide.errors import CallerError, RetryableError
 from keytide.query import Aggregate, Plan
 
 SORT_BLOCK: Final = 10_000
 """Entries that are read at once to be sorted, over all slices: a few megabytes."""
-_UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
-"""What gathering and decoding entries raises that cannot have been written."""
 
 Placed = tuple[bytes, bytes, list[Any]]
 """A row with its place: what it is ordered by, its entry key, its values."""
@@ -106,45 +103,13 @@ class OutputMaker:
         ]
 
 
-async def page_of(
-    target: Target,
-    shared: Shared,
-    maker: OutputMaker,
-    after: bytes,
-    reverse: bool,
-    limit: int,
-    offset: int,
-) -> Gathered:
-    """A page of entries with its rows; those of a large page are made in a thread.
-
-    Raises:
-        SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
-        InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
-        RetryableError: a node did not answer.
-    """
-    try:
-        gathered = await gather(target, shared.nodes, after, reverse, limit, offset)
-        entries = gathered.entries
-        if len(entries) <= INLINE_ROWS:
-            gathered.rows = encode(maker.rows(entries))
-        else:
-            loop = asyncio.get_running_loop()
-            gathered.rows = await loop.run_in_executor(
-                shared.local.threads, lambda: encode(maker.rows(entries))
-            )
-    except _UNREADABLE:
-        await examine(target, shared.nodes, after, reverse, limit + offset)
-        raise
-    return gathered
-
-
 async def sorted_rows(target: Target, shared: Shared, plan: Plan, maker: OutputMaker) -> Sorted:
     """Read all entries of a target, and sort their rows: the `work` of `Shared.read`.
 
     Raises:
         TooManyRowsError: more than `scan.max_sort_rows` are to be held.
         QueryTimeoutError: it takes longer than the target's time.
-        SnapshotMissingError, RetryableError: as `page_of`.
+        SnapshotMissingError, RetryableError: as `paging.page_of`.
     """
     deadline = monotonic() + target.timeout_s
     most = shared.settings.max_sort_rows
@@ -167,7 +132,7 @@ async def sorted_rows(target: Target, shared: Shared, plan: Plan, maker: OutputM
         try:
             page = await gather(now, shared.nodes, after, False, SORT_BLOCK)
             held += await loop.run_in_executor(shared.local.threads, maker.placed, page.entries)
-        except _UNREADABLE:
+        except UNREADABLE:
             await examine(now, shared.nodes, after, False, SORT_BLOCK)
             raise
         _note(result, page)

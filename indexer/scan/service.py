@@ -13,22 +13,20 @@ our bug.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from indexer.scan.agree import Agreed, with_timestamp
+from indexer.scan.agree import Agreed
 from indexer.scan.answer import Answer, encode, explain
-from indexer.scan.choose import SnapshotGoneError, Stamp
 from indexer.scan.directory import Scannable
-from indexer.scan.gather import Gathered, count, examine, gather
+from indexer.scan.gather import Gathered, count
 from indexer.scan.held import Held
 from indexer.scan.leases import keep_everywhere
-from indexer.scan.local import INLINE_ROWS, LocalReader
+from indexer.scan.local import LocalReader
 from indexer.scan.news import Gone, Patience
+from indexer.scan.paging import encoded, first_lease_ms, gone_by, later, page_of, target_of, token_of
 from indexer.scan.reading import TIP, Nodes
 from indexer.scan.request import CountRequest, HoldRequest, ScanRequest
 from indexer.scan.rows import RowMaker
@@ -38,13 +36,8 @@ from indexer.scan.shared import Shared, check_index, check_snapshot
 from indexer.scan.tokens import HeldToken, PageToken, Seen, newest, sign, verify
 from indexer.validation.service import PageCheck, Validation
 from indexer.view import NodeView
-from keytide.collation import Span
-from keytide.errors import CallerError, InvariantViolationError
+from keytide.errors import CallerError
 from keytide.settings import ScanSettings
-from keytide.timestamp import Timestamp
-
-_UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
-"""What gathering and decoding entries raises that cannot have been written."""
 
 
 class ScanService:
@@ -71,10 +64,9 @@ class ScanService:
     ) -> None:
         self._validation = validation or Validation(view, nodes, {})
         self.shared = Shared(view, local, nodes, settings)
-        self._local = local
         self._nodes = nodes
         self._settings = settings
-        self._first_lease_ms = min(settings.first_lease_s, settings.lease_s) * 1000
+        self._first_lease_ms = first_lease_ms(self.shared)
         self._lease_ms = settings.lease_s * 1000
 
     @property
@@ -117,24 +109,17 @@ class ScanService:
         seen = shared.seen_too(seen, index, stamp)
         page = None
         if agreed.gathered.more:
-            token = PageToken(
+            token = token_of(
                 index.id,
-                stamp.number,
-                stamp.incarnation,
-                stamp.fresh_at,
-                [(span.low, span.high) for span in target.spans],
-                list(target.by_node().items()),
-                agreed.gathered.reached,
-                request.reverse,
-                limit,
-                list(columns) if columns is not None else None,
+                stamp,
+                target,
                 seen,
-                target.filter,
-                target.distinct,
-                agreed.gathered.offset_left,
-                target.hold,
-                target.lease_ms if target.hold else 0,
-                request.validate,
+                after=agreed.gathered.reached,
+                reverse=request.reverse,
+                limit=limit,
+                offset=agreed.gathered.offset_left,
+                columns=columns,
+                validate=request.validate,
             )
             page = sign(token, secret)
         validation = await self._validated(check, agreed, maker, began + shared.timeout_s(request))
@@ -210,19 +195,7 @@ class ScanService:
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
     ) -> Answer:
         _check_page(index, token, seen)
-        target = Target(
-            token.index,
-            token.number,
-            token.incarnation,
-            [Span(low, high) for low, high in token.spans],
-            {number: node for node, slices in token.nodes for number in slices},
-            self.shared.timeout_s(request),
-            token.lease_ms or self._lease_ms,
-            True,
-            token.filter,
-            token.distinct,
-            token.hold,
-        )
+        target = target_of(token, self.shared.timeout_s(request), self._lease_ms)
         maker = RowMaker(index.shape, token.columns)
         check = None
         if token.validate:
@@ -233,22 +206,12 @@ class ScanService:
                 target, maker, token.after, token.reverse, token.limit, token.offset, check
             )
         except SnapshotMissingError as missing:
-            raise SnapshotGoneError(
-                f"slice {missing.slice} no longer holds snapshot {token.number}"
-                + (f": {missing.reason}" if missing.reason else ""),
-                next_step=f"start the scan again; the second page must be asked for within "
-                f"{self._first_lease_ms // 1000} s (scan.first_lease_s), each further one within "
-                f"{self._lease_ms // 1000} s (scan.lease_s)",
-            ) from missing
+            raise gone_by(missing, token, self.shared, "start the scan again") from missing
         page = None
         if gathered.more:
             token = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
             page = sign(token, self.shared.directory.secret())
-        stamp = with_timestamp(
-            Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at),
-            (reply.timestamp for reply in gathered.replies.values()),
-        )
-        agreed = Agreed(stamp, target, gathered, 0, [])
+        agreed = later(token, target, gathered)
         seen = newest(token.seen, seen, self.shared.directory.holds)
         validation = await self._validated(check, agreed, maker, ends_at)
         return self._rows_answer(index, request, agreed, seen, page, validation)
@@ -272,13 +235,7 @@ class ScanService:
             SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
             InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
         """
-        try:
-            gathered = await gather(target, self._nodes, after, reverse, limit, offset)
-            entries = gathered.entries
-            gathered.rows = await self._encoded(len(entries), lambda: maker.rows(entries))
-        except _UNREADABLE:
-            await examine(target, self._nodes, after, reverse, limit + offset)
-            raise
+        gathered = await page_of(target, self.shared, maker.rows, after, reverse, limit, offset)
         if gathered.more and target.lease_ms:
             await keep_everywhere(target, self._nodes, gathered.leased)
         if check is not None:
@@ -293,15 +250,10 @@ class ScanService:
             return None
         judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
         entries = agreed.gathered.entries = judged.entries
-        agreed.gathered.rows = await self._encoded(len(entries), lambda: judged.marked(maker.rows(entries)))
+        agreed.gathered.rows = await encoded(
+            self.shared, len(entries), lambda: judged.marked(maker.rows(entries))
+        )
         return judged.summary()
-
-    async def _encoded(self, count: int, rows: Callable[[], Any]) -> bytes:
-        """Rows as JSON; many of them are made in a thread."""
-        if count <= INLINE_ROWS:
-            return encode(rows())
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._local.threads, lambda: encode(rows()))
 
     def _rows_answer(
         self,

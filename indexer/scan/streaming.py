@@ -24,18 +24,17 @@ from indexer.scan.choose import Stamp
 from indexer.scan.directory import Scannable
 from indexer.scan.news import Gone
 from indexer.scan.pages import Pages
+from indexer.scan.paging import UNREADABLE
 from indexer.scan.reading import TIP
 from indexer.scan.request import ColumnType, ScanRequest
 from indexer.scan.selection import Selection, bounded_offset
 from indexer.scan.shared import Shared
 from indexer.scan.streaming_block import Block
 from indexer.scan.streaming_merge import BlockReader
-from keytide.errors import CallerError, InvariantViolationError, RetryableError
+from keytide.errors import CallerError, RetryableError
 
 RENEWALS: Final = 3
 """How often a hold is renewed within its time while the reader is slow."""
-_UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
-"""What making rows raises of entries that cannot have been written."""
 
 
 class TooManyStreamsError(RetryableError):
@@ -96,7 +95,7 @@ class Stream:
         loop = asyncio.get_running_loop()
         try:
             made = await loop.run_in_executor(self._shared.local.threads, self.form.rows, block)
-        except _UNREADABLE:
+        except UNREADABLE:
             await self._reader.examine(block)
             raise
         self.rows += len(block.keys)
