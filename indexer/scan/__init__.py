@@ -25,6 +25,9 @@ of an index.
     peers     reading other nodes' slices over HTTP
     shared    what every kind of read shares of these
     service   the way of a scan, a count and a held snapshot through them
+    aggregate*, query*            aggregates; SELECT on the index that its plan names
+    streaming*, ndjson, arrow*    streams, their blocks and their two forms
+    tail*     what changes from snapshot to snapshot, as events
     http      what all routes share
     routes    the routes of scans, counts and held snapshots
     shown     what the OpenAPI page says of answers (pure)
