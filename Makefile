@@ -51,7 +51,7 @@ check: $(STAMP)
 
 test: check jars
 	$(PYTEST) -n 2 -m slow tests/unit tests/property tests/simulation
-	$(PYTEST) tests/integration tests/browser
+	$(PYTEST) -n 2 --dist loadfile tests/integration tests/browser
 
 demo: jars
 	@$(BIN)/keytide demo $(ARGS)
@@ -65,6 +65,7 @@ bench: jars
 soak: jars
 	$(BIN)/python -m tests.soak
 	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration
+	KEYTIDE_MATRIX=all $(PYTEST) tests/integration/test_acceptance_7.py
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
 
 # Compiles pyproject.toml into the two pinned lists; the only thing that changes versions.

@@ -1,5 +1,6 @@
-"""`python -m benchmarks [NAME ...] [--json] [--documents N]`: measure, print a table, keep the figures in
-`benchmarks/results/`."""
+"""`python -m benchmarks [NAME ...] [--json] [--documents N] [--verify]`: measure, print a table, keep the
+figures in `benchmarks/results/`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bulk, catching_up, latency, recovery, throughput
+from benchmarks import building, bulk, catching_up, foreground, latency, peers, recovery, throughput
 from benchmarks.harness import Result, say
 
-ALL: dict[str, Callable[[], Result]] = {
+ALL: dict[str, Callable[..., Result]] = {
     "live": throughput.live,
     "churn": throughput.churn,
     "indexes": throughput.indexes,
-    "backfill": throughput.backfill,
+    "backfill": building.backfill,
+    "bulk": building.bulk,
+    "peers": peers.peers,
+    "foreground": foreground.foreground,
     "scan": latency.scan,
     "gather": latency.gather,
     "scan-under-load": latency.scan_under_load,
@@ -35,6 +39,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(ALL)}; all without a name")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object per benchmark")
     parser.add_argument("--documents", type=int, help="instead of the usual number (growth: millions)")
+    parser.add_argument("--verify", action="store_true", help="backfill: READY only when verified")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in ALL]
     if unknown:
@@ -42,8 +47,12 @@ def main() -> int:
     results: list[Result] = []
     for name in arguments.names or list(ALL):
         say(f"== {name}")
-        run = ALL[name]
-        result = run(arguments.documents) if arguments.documents else run()  # type: ignore[call-arg]
+        options = {"documents": arguments.documents} if arguments.documents else {}
+        if name == "growth" and options:
+            options = {"millions": arguments.documents}
+        if name == "backfill" and arguments.verify:
+            options["verify"] = True
+        result = ALL[name](**options)
         result.save()
         results.append(result)
         say(json.dumps(result.figures))

@@ -139,7 +139,7 @@ def main() -> int:
             if not asked:
                 continue
             store = LmdbSliceStore(folder / str(included), Applied(), StoreSettings(), worker)
-            store.load(chunks(entries(arguments.entries, included=included)), [], Applied(number=1))
+            store.load(list(chunks(entries(arguments.entries, included=included))), [], Applied(number=1))
             snapshot = store.snapshot()
             begin = time.thread_time()
             rows = sum(map(len, snapshot.rows()))

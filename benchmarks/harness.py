@@ -26,6 +26,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.watching import Watch
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.client import Client
@@ -182,35 +183,24 @@ class Bench:
     def resume(self, name: str = "projector-1") -> None:
         os.kill(self.cluster.services[name].pid, signal.SIGCONT)
 
-    def processor_seconds(self) -> dict[str, float]:
-        """Processor time used so far by each part and by what it started."""
+    def parts(self) -> dict[str, int]:
+        """Process ids of the parts that run, Kafka and this process among them."""
         pids = {name: child.pid for name, child in self.cluster.services.items() if child.running}
-        pids["kafka"] = self.cluster.broker.pid
-        pids["benchmark"] = os.getpid()
-        used: dict[str, float] = {}
-        for name, pid in pids.items():
-            process = psutil.Process(pid)
-            total = 0.0
-            below = process.children(recursive=True) if name != "benchmark" else []
-            for one in [process, *below]:
-                try:
-                    times = one.cpu_times()
-                    total += times.user + times.system
-                except psutil.NoSuchProcess:
-                    continue
-            used[name] = total
-        return used
+        return {**pids, "kafka": self.cluster.broker.pid, "benchmark": os.getpid()}
 
     @contextmanager
     def measured(self, result: Result) -> Iterator[None]:
         """Fill in who used the processor during the block."""
-        before = self.processor_seconds()
-        yield
-        after = self.processor_seconds()
-        used = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}
+        watch = Watch(self.parts)
+        try:
+            yield
+        finally:
+            watch.stop()
+        used = watch.seconds
         whole = sum(used.values()) or 1.0
         result.shares = {name: round(seconds / whole, 3) for name, seconds in sorted(used.items())}
         result.figures["cpu_seconds"] = round(whole, 1)
+        result.sizes["peak_memory_mb"] = dict(sorted(watch.peak_mb.items()))
 
     def memory(self) -> dict[str, int]:
         """Memory of each part beyond the page cache (resident less shared; LMDB maps the page cache), MB."""

@@ -1,4 +1,4 @@
-"""How fast documents become entries: live, churn, several indexes, backfill, growth."""
+"""How fast documents become entries: live, churn, several indexes, growth. Builds: `building`."""
 
 from __future__ import annotations
 
@@ -65,28 +65,8 @@ def _replay(name: str, statements: list[str], documents: int, churn: bool) -> Re
             seconds = time.monotonic() - began
         result.figures["documents_per_s"] = round(documents / seconds)
         result.figures["seconds"] = round(seconds, 2)
-        _check_count(bench, names[0], documents)
+        check_count(bench, names[0], documents)
         result.sizes["memory_mb"] = bench.memory()
-    return result
-
-
-def backfill(documents: int = MILLION) -> Result:
-    """One Spark build over documents that are already in Kafka, from its first read to READY (Spark's start
-    not counted)."""
-    result = Result("backfill", machine=machine_state())
-    result.sizes = {"documents": documents, "partitions": PARTITIONS, "indexes": 1, "slices": 8, "nodes": 2}
-    with Bench() as bench:
-        bench.make_topic(TOPIC, PARTITIONS)
-        load(bench.bootstrap, TOPIC, range(documents))
-        with bench.measured(result):
-            build = bench.create_index(BY_CITY)
-        seconds = (build["finished_at"] - (build.get("first_read_at") or build["started_at"])) / 1000
-        result.figures["documents_per_s"] = round(documents / seconds)
-        result.figures["seconds"] = round(seconds, 2)
-        result.figures["seconds_with_spark_start"] = round(
-            (build["finished_at"] - build["started_at"]) / 1000, 2
-        )
-        _check_count(bench, "by_city", documents)
     return result
 
 
@@ -120,12 +100,12 @@ def growth(millions: int = 10) -> Result:
         result.figures["documents_per_s"] = result.figures[f"documents_per_s_at_{millions}m"]
         first, last = result.figures["documents_per_s_at_1m"], result.figures["documents_per_s"]
         result.figures["kept_share"] = round(last / first, 3)
-        _check_count(bench, "by_city", millions * MILLION)
+        check_count(bench, "by_city", millions * MILLION)
         result.sizes["memory_mb"] = bench.memory()
     return result
 
 
-def _check_count(bench: Bench, index: str, documents: int) -> None:
+def check_count(bench: Bench, index: str, documents: int) -> None:
     """A figure for a wrong index is worth nothing."""
     counted = bench.client.count(index, timeout_ms=60_000).count
     invariant(

@@ -20,7 +20,10 @@ from pydantic import BaseModel, Field
 
 from coordinator import metrics, views
 from coordinator.ddl import Outcome
+from coordinator.job_routes import add_jobs
 from coordinator.leader import Answer, Leader
+from coordinator.list_routes import add_lists
+from coordinator.origin_body import OriginBody
 from coordinator.problems import add_error_handlers
 from coordinator.service import Service
 from keytide.clock import now_ms
@@ -53,6 +56,11 @@ class BuildBody(BaseModel):
 
     indexes: list[str] = Field(description="names of deferred or failed indexes of one keyspace")
     rate_limit: int | None = Field(None, ge=1, description="documents per second")
+    origin: OriginBody | None = Field(None, description="a table to begin with, not the log's beginning")
+    verify: bool | None = Field(
+        None,
+        description="READY only once compared with the source; as the setting build.verify says by default",
+    )
 
 
 class RateBody(BaseModel):
@@ -80,6 +88,8 @@ def create_app(service: Service, url: str, started: Callable[[], None] = lambda:
     _add_statements(app, desk)
     _add_indexes(app, desk)
     _add_builds(app, desk)
+    add_jobs(app, desk, _PAGE_HEADERS)
+    add_lists(app, desk)
     _add_cluster(app, desk, url)
     _add_health(app, desk)
     return app
@@ -175,21 +185,6 @@ def _add_indexes(app: FastAPI, desk: Desk) -> None:
         outcome = await desk.change(lambda leader, now: leader.drop(name, now))
         return _described(outcome)
 
-    for path in ("verify", "repair"):
-
-        @app.post(f"/v1/indexes/{{name}}/{path}", tags=["indexes"], dependencies=desk.admin, name=path)
-        async def job(name: str) -> None:
-            raise NotServedYetError("verify and repair are not there yet")
-
-    for path in ("skipped", "violations"):
-
-        @app.get(f"/v1/indexes/{{name}}/{path}", tags=["indexes"], dependencies=desk.read, name=path)
-        async def ledger(name: str) -> None:
-            raise NotServedYetError(
-                "the lists of skipped documents and violations are not there yet",
-                next_step="GET /v1/indexes/{name} has the counts",
-            )
-
 
 def _shown(build: str) -> Callable[[Leader, int], views.Document]:
     return lambda leader, now: views.build(leader, leader.builds.book.get(build), now)
@@ -201,8 +196,15 @@ def _add_builds(app: FastAPI, desk: Desk) -> None:
     )
     async def start(body: BuildBody) -> Any:
         """One read of the source builds all of them."""
-        rate_limit = body.rate_limit or 0
-        outcome = await desk.change(lambda leader, now: leader.build(body.indexes, rate_limit, now))
+        rate_limit, origin, facts = body.rate_limit or 0, None, None
+        if body.origin is not None and body.indexes:
+            origin, first = body.origin.table(), body.indexes[0]
+            keyspace = await desk.look(lambda leader, _: leader.dictionary.index_named(first).keyspace)
+            facts = await asyncio.to_thread(desk.service.sample, keyspace)
+            origin = await asyncio.to_thread(desk.service.with_epochs, origin, keyspace)
+        outcome = await desk.change(
+            lambda leader, now: leader.build(body.indexes, rate_limit, now, origin, facts, body.verify)
+        )
         return await desk.look(_shown(outcome.build.id if outcome.build else ""))
 
     @app.get("/v1/builds", tags=["builds"], dependencies=desk.read, summary="All builds, oldest first")
@@ -221,19 +223,24 @@ def _add_builds(app: FastAPI, desk: Desk) -> None:
         await desk.change(lambda leader, now: leader.cancel(build, now))
         return await desk.look(_shown(build))
 
-    @app.post("/v1/builds/{build}/pause", tags=["builds"], dependencies=desk.admin)
-    async def pause(build: str) -> None:
-        raise NotServedYetError(
-            "pausing a build is not there yet", next_step="cancel it, and build again later"
-        )
+    @app.post("/v1/builds/{build}/pause", tags=["builds"], dependencies=desk.admin, summary="Pause a build")
+    async def pause(build: str) -> Any:
+        """Its driver is stopped; what is done is kept, but for the micro-batch under way. One that waits for
+        its turn does not start."""
+        await desk.change(lambda leader, now: leader.pause(build, now))
+        return await desk.look(_shown(build))
 
-    @app.post("/v1/builds/{build}/resume", tags=["builds"], dependencies=desk.admin)
-    async def resume(build: str) -> None:
-        raise NotServedYetError("resuming a build is not there yet")
+    @app.post("/v1/builds/{build}/resume", tags=["builds"], dependencies=desk.admin, summary="Resume a build")
+    async def resume(build: str) -> Any:
+        """It goes on from its checkpoint, unless `paused` says what is in the way."""
+        await desk.change(lambda leader, now: leader.resume(build, now))
+        return await desk.look(_shown(build))
 
-    @app.patch("/v1/builds/{build}", tags=["builds"], dependencies=desk.admin)
-    async def throttle(build: str, body: RateBody) -> None:
-        raise NotServedYetError("changing a build's rate is not there yet")
+    @app.patch("/v1/builds/{build}", tags=["builds"], dependencies=desk.admin, summary="Change its rate")
+    async def throttle(build: str, body: RateBody) -> Any:
+        """Takes effect within seconds, also in the middle of a micro-batch."""
+        await desk.change(lambda leader, now: leader.throttle(build, body.rate_limit or 0, now))
+        return await desk.look(_shown(build))
 
 
 def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
@@ -258,10 +265,6 @@ def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
         raise NotServedYetError(
             "slices cannot be moved yet", next_step="drop an index and create it again to spread it anew"
         )
-
-    @app.get("/v1/jobs/{job}", tags=["cluster"], dependencies=desk.read)
-    async def job(job: str) -> None:
-        raise NotServedYetError("there are no jobs yet: verify and repair are to come")
 
     @app.get("/v1/topology", tags=["cluster"], dependencies=desk.read, summary="Which node holds which slice")
     async def topology() -> Any:

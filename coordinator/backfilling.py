@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from coordinator.buildbook import BuildBook, BuildLimits
@@ -14,7 +16,9 @@ from coordinator.events import (
     SourceSampled,
     StartDriver,
 )
-from coordinator.source import open_transactions, reached, target, unbuildable, waiting_words
+from coordinator.pausing import Pausing
+from coordinator.phases import with_bytes
+from coordinator.source import finished, open_transactions, reached, target, unbuildable, waiting_words
 from keytide.catalog import BuildRecord
 from keytide.messages import Activated, BuildProgress
 from keytide.timestamp import Timestamp
@@ -24,22 +28,28 @@ WRITE_INTERVAL_MS = 1_000
 EXIT_GRACE_MS = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
 MAX_BACK_OFF_MS = 30_000
-NO_ROOM_PAUSE_MS = 5_000
-"""Between looks whether there is room for the driver on its disk."""
 DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
 NEVER_AGAIN = 3
 """Exit status of a driver that knows that its build can never work."""
 READ_LOST = 4
 """Exit status of a driver that has read what is not on the source's log any more."""
+CHECKPOINT_LOST = 5
+"""Exit status of a driver that does not have the checkpoint of what its build has read."""
+BEGIN_AGAIN: Final[dict[int, str]] = {
+    READ_LOST: "the source lost records that the build has read",
+    CHECKPOINT_LOST: "its checkpoint is not on the machine of the coordinator that leads now",
+}
+"""Why a build begins again, by the exit status of its driver."""
 
 
 class Backfilling:
     """What happens to a build while it is in BACKFILL."""
 
-    def __init__(self, book: BuildBook, limits: BuildLimits) -> None:
+    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing) -> None:
         self._book = book
         self._limits = limits
+        self._pausing = pausing
 
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Write progress now and then; miss a driver that ended without a word."""
@@ -73,17 +83,21 @@ class Backfilling:
         run = self._book.run(message.build) if record else None
         if record is None or run is None or message.sent_at < run.reported_at:
             return []
-        run.reported_at, run.no_room = message.sent_at, ""
+        run.reported_at = message.sent_at
         record = replace(
             record,
             backfill_timestamp=record.backfill_timestamp.merge_max(message.timestamp),
             batches=max(record.batches, message.batches),
             earliest=message.earliest if message.earliest.places else record.earliest,
             first_read_at=record.first_read_at or message.first_read_at,
+            table_documents=max(record.table_documents, message.table_documents),
         )
-        record = _counted(record, message.documents)
+        record = with_bytes(_counted(record, message.documents), message)
         self._book.note_progress(record)
         run.count(now, record.documents_done)
+        run.driver_phase = message.phase
+        over = min(finished(record, record.backfill_timestamp), record.documents_total)
+        run.pace.report(now, message.phase, record.documents_done, over)
         if message.state == "FAILED":
             return self._never(record, message.error, now)
         if message.state != "PASSED" or run.sampling:
@@ -107,8 +121,12 @@ class Backfilling:
                 continue
             reason = unbuildable(record, event.facts)
             if not reason:
-                waits = waiting_words(open_transactions(record.load_timestamp, event.facts))
-                self._book.run(record.id).waiting_for = waits or self._book.run(record.id).no_room
+                hidden = open_transactions(record.load_timestamp, event.facts)
+                waits = waiting_words(hidden)
+                run = self._book.run(record.id)
+                run.open_until = Timestamp.of(event.facts.stable) if hidden else Timestamp()
+                if record.state == "BACKFILL":
+                    run.waiting_for = waits
                 waited = event.now - record.started_at
                 if waits and waited > self._limits.transaction_limit_ms:
                     reason = (
@@ -130,16 +148,9 @@ class Backfilling:
             self._book.run(event.build).exited_at = event.now
             return []
         if event.status == NO_ROOM:
-            return self._no_room(record, event.tail)
+            return self._pausing.no_room(record, event.tail, event.now)
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
         return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
-
-    def _no_room(self, record: BuildRecord, reason: str) -> list[Instruction]:
-        """It pauses until there is room; that is no death, however long it takes."""
-        run = self._book.run(record.id)
-        told = [] if run.no_room else [Note("warning", "build-without-room", record.id, reason)]
-        run.no_room = run.waiting_for = reason
-        return [StartDriver(record.id, NO_ROOM_PAUSE_MS), *told]
 
     def _never(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """The driver says that its build can never work. It may be the first to see that the source has lost
@@ -156,9 +167,7 @@ class Backfilling:
         if record.batches > run.restarts_batches:
             run.restarts, run.restarts_batches = 0, record.batches
         if run.restarts >= self._limits.restarts:
-            times = run.restarts + 1
-            reason = f"the Spark driver died {times} times without finishing a micro-batch; at last: {story}"
-            return self._book.fail(record, reason, now)
+            return self._pausing.lost_spark(record, story, now)
         delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
         run.restarts += 1
         text = f"the Spark driver died and is started again in {delay / 1000:g} s: {story}"
@@ -172,9 +181,9 @@ def _with_epochs(read: Timestamp) -> Timestamp:
 
 def _counted(record: BuildRecord, documents: int = 0) -> BuildRecord:
     """With how many documents are done, of how many: offsets from the earliest to what the backfill must
-    reach. Within a micro-batch what the driver counts."""
+    reach, and rows of a table that it begins with. Within a micro-batch what the driver counts."""
     wanted = target(record)
-    total = record.earliest.documents_to(wanted)
-    reached_now = record.earliest.documents_to(record.backfill_timestamp.merge_min(wanted))
+    total = record.earliest.documents_to(wanted) + record.table_documents
+    reached_now = finished(record, record.backfill_timestamp.merge_min(wanted))
     done = max(reached_now, min(documents, total), min(record.documents_done, total))
     return replace(record, documents_total=total, documents_done=done)

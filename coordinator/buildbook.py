@@ -12,10 +12,14 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from coordinator.dictionary import Dictionary
+from coordinator.eta import Pace
 from coordinator.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
+from coordinator.jobbook import JobLimits
 from coordinator.retire import retire
+from coordinator.violations import Uniqueness
 from keytide.catalog import BuildRecord, BuildState, IndexRecord
 from keytide.errors import invariant
+from keytide.timestamp import Timestamp
 
 TRANSITIONS: dict[BuildState, dict[str, BuildState]] = {
     "QUEUED": {"start": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
@@ -40,6 +44,14 @@ class BuildLimits:
     Attributes:
         back_off_ms: wait before a dead driver is started again; doubles with each time.
         rebuild_wait_ms: slices that are lost within this time are rebuilt together.
+        spark_pause_ms: the first pause of a build whose driver dies again and again; doubles with each time.
+        settle_ms: no build is resumed by the system earlier than this after it paused, or after a term began
+            (until nodes, disks and sources have been heard).
+        driver_disk_bytes: free on the disk of the drivers' checkpoints, or builds pause.
+        node_disk_bytes: free on the disk of every node that a build fills slices on, or it pauses.
+        batches_ahead: micro-batches that a driver may be ahead of the slowest slice.
+        verify: builds that do not say are READY only verified.
+        jobs: settings of verifications and repairs.
     """
 
     concurrent: int = 2
@@ -48,6 +60,17 @@ class BuildLimits:
     restarts: int = 5
     back_off_ms: int = 1_000
     rebuild_wait_ms: int = 5_000
+    spark_pause_ms: int = 10_000
+    settle_ms: int = 5_000
+    driver_disk_bytes: int = 0
+    node_disk_bytes: int = 0
+    batches_ahead: int = 10
+    verify: bool = False
+    jobs: JobLimits = field(default_factory=JobLimits)
+
+
+Cause = Literal["", "room", "node-room", "kafka", "spark", "behind", "turn"]
+"""Why the system has a build pause; "" when that is not known (any more)."""
 
 
 @dataclass(slots=True)
@@ -60,15 +83,24 @@ class Run:
         incarnation: of the keyspace, when that was ordered.
         again_at: not to be ordered again before this.
         placement: where its slices will be, by index id, until the records say it.
+        finding: a sample is being taken for the splits of its RANGE indexes.
+        splits: what was found, by index id, until the records say it.
         sampling: the driver has passed, the source's end is being looked up.
         reported_at: `sent_at` of the newest report, so that an older one does not count.
         restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
         failing: the driver says that its build can never work: why; "" when it does not.
         failing_at: since when.
-        no_room: the driver waits for room on its disk: why, in words; "" when it does not.
+        cause: why the system has it pause.
+        resume_at: when a build that pauses by itself is tried again at the earliest.
+        futile: pauses for a full disk since `futile_batches` micro-batches were finished.
+        arrived: index ids that could be READY, and wait for their verification.
         exited_at: when the driver ended well without having said PASSED.
         written_at: when progress was last written.
         history: (ms, documents done) of the last reports, for the rate.
+        pace: how fast it works in each phase, for the estimate of its end.
+        driver_phase: what its driver says that it does.
+        open_until: how far the source can be read while a transaction is open below the load timestamp;
+            nothing while none is.
     """
 
     waiting_for: str = ""
@@ -76,16 +108,25 @@ class Run:
     incarnation: int = 0
     again_at: int = 0
     placement: dict[str, list[list[str]]] = field(default_factory=dict)
+    finding: bool = False
+    splits: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     sampling: bool = False
     reported_at: int = 0
     restarts: int = 0
     restarts_batches: int = -1
     failing: str = ""
     failing_at: int = 0
-    no_room: str = ""
+    cause: Cause = ""
+    resume_at: int = 0
+    futile: int = 0
+    futile_batches: int = -1
+    arrived: set[str] = field(default_factory=set)
     exited_at: int = 0
     written_at: int = 0
     history: list[tuple[int, int]] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    driver_phase: str = ""
+    open_until: Timestamp = field(default_factory=Timestamp)
 
     def count(self, now: int, documents: int) -> None:
         """Note how many documents are done, for the rate."""
@@ -106,11 +147,13 @@ class BuildBook:
 
     Attributes:
         halted: keyspaces whose history is being examined: no build of them begins or is judged.
+        unique: what is known of equal keys in UNIQUE indexes.
     """
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
         self.halted: set[str] = set()
+        self.unique = Uniqueness(dictionary)
         self._live: dict[str, BuildRecord] = {}
         self._runs: dict[str, Run] = {}
 
@@ -146,6 +189,17 @@ class BuildBook:
         record = self._live.get(index.build or "") or self.dictionary.catalog.build(index.build or "")
         return record if record and record.state not in FINAL and index.id in record.indexes else None
 
+    def running(self, rebuilds_only: bool = False) -> list[BuildRecord]:
+        """Builds that count against the limits of builds at once: those that read, or are about to."""
+        found = [one for one in self.all() if one.state == "BACKFILL" or self._begins(one)]
+        return [one for one in found if one.rebuild] if rebuilds_only else found
+
+    def _begins(self, record: BuildRecord) -> bool:
+        if record.state != "QUEUED":
+            return False
+        run = self.run(record.id)
+        return run.preparing or run.finding
+
     def rebuilds(self, index: str) -> list[BuildRecord]:
         """Rebuilds of slices of an index that are queued or under way."""
         return [one for one in self.all() if index in one.slices and one.state not in FINAL]
@@ -172,6 +226,8 @@ class BuildBook:
         """Change a build's state, and further fields with it."""
         state = TRANSITIONS[record.state].get(action)
         invariant(state, "BuildState", lambda: f"build {record.id} cannot {action} in state {record.state}")
+        if state in FINAL:
+            changes = {"phase": "", "paused": "", "paused_by": "", **changes}
         moved = replace(record, state=state, **changes)
         self.put(moved)
         return moved

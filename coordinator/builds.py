@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.backfilling import READ_LOST, Backfilling
+from coordinator.backfilling import BEGIN_AGAIN, READ_LOST, Backfilling
 from coordinator.buildbook import BuildBook, BuildLimits
 from coordinator.dictionary import Dictionary
 from coordinator.events import (
@@ -34,15 +34,22 @@ from coordinator.events import (
     Note,
     PrepareFailed,
     Reported,
+    RoomSeen,
+    SourceAway,
     SourceFacts,
     SourceSampled,
     StartDriver,
     Tick,
 )
 from coordinator.finishing import Finishing
+from coordinator.jobs import Jobs
+from coordinator.nodes import Nodes
+from coordinator.pausing import Pausing
+from coordinator.phases import Phases
+from coordinator.sampling import Sampling
 from coordinator.starting import Starting
-from keytide.catalog import BuildRecord, IndexRecord
-from keytide.messages import Activated, BuildProgress
+from keytide.catalog import BuildRecord, IndexRecord, TableOrigin
+from keytide.messages import Activated, BuildProgress, BuildSampled
 from keytide.timestamp import Timestamp
 
 UNDER_WAY: Final = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
@@ -55,14 +62,19 @@ class Builds:
     Args:
         dictionary: the leader's.
         limits: settings.
+        nodes: what indexer nodes say.
     """
 
-    def __init__(self, dictionary: Dictionary, limits: BuildLimits) -> None:
+    def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: Nodes) -> None:
         self.book = BuildBook(dictionary)
+        self.pausing = Pausing(self.book, limits, nodes)
+        self.phases = Phases(self.book, nodes)
         self._limits = limits
-        self._starting = Starting(self.book, limits)
-        self._backfilling = Backfilling(self.book, limits)
-        self._finishing = Finishing(self.book)
+        self._sampling = Sampling(self.book, limits, self.pausing)
+        self._starting = Starting(self.book, limits, self.pausing, self._sampling)
+        self._backfilling = Backfilling(self.book, limits, self.pausing)
+        self.jobs = Jobs(dictionary, limits.jobs)
+        self._finishing = Finishing(self.book, self.jobs)
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
         """Build -> when which reach of it was known."""
 
@@ -79,8 +91,20 @@ class Builds:
                 self.book.run(record.id).waiting_for = "a snapshot that every slice holds"
         return out
 
-    def request(self, indexes: list[IndexRecord], rate_limit: int, now: int, attempt: int = 0) -> BuildRecord:
-        """Queue a build of indexes of one keyspace (`ddl` has checked that they can be built)."""
+    def request(
+        self,
+        indexes: list[IndexRecord],
+        rate_limit: int,
+        now: int,
+        attempt: int = 0,
+        origin: TableOrigin | None = None,
+        verify: bool | None = None,
+    ) -> BuildRecord:
+        """Queue a build of indexes of one keyspace (`ddl` has checked that they can be built).
+
+        Args:
+            verify: whether they are READY only verified; None for what the settings say.
+        """
         dictionary = self.book.dictionary
         record = BuildRecord(
             id=f"b{dictionary.number()}",
@@ -91,6 +115,8 @@ class Builds:
             started_at=now,
             rate_limit=rate_limit,
             attempt=attempt,
+            origin=origin,
+            verify=self._limits.verify if verify is None else verify,
         )
         self.book.put(record)
         for index in indexes:
@@ -98,7 +124,12 @@ class Builds:
         return record
 
     def request_rebuild(
-        self, keyspace: str, slices: Mapping[str, Sequence[int]], now: int, attempt: int = 0
+        self,
+        keyspace: str,
+        slices: Mapping[str, Sequence[int]],
+        now: int,
+        attempt: int = 0,
+        origin: TableOrigin | None = None,
     ) -> BuildRecord | None:
         """Queue a rebuild of single slices of READY indexes of one keyspace; None when none of them is READY
         any more."""
@@ -119,6 +150,8 @@ class Builds:
             started_at=now,
             slices=wanted,
             attempt=attempt,
+            origin=origin,
+            verify=False,  # (`finishing` says why)
         )
         self.book.put(record)
         return record
@@ -162,14 +195,15 @@ class Builds:
     def _source_ends(self, event: SourceSampled) -> list[Instruction]:
         """The driver has passed, and the source was looked at since: what it has read counts if it was still
         on the log then. (What is lost later is held against the build's reach.)"""
-        return self._read_lost(event) if event.lost else self._finishing.source_ends(event)
+        if event.lost:
+            return self._what_was_read_is_lost(event, READ_LOST)
+        return self._finishing.source_ends(event)
 
-    def _read_lost(self, event: SourceSampled | DriverExited) -> list[Instruction]:
-        """What a build has read is not on the log any more. Nobody else may have read it, so no rollback
-        tells."""
+    def _what_was_read_is_lost(self, event: SourceSampled | DriverExited, status: int) -> list[Instruction]:
+        """What a build has read is not on the log any more (nobody else may have read it, so no rollback
+        tells), or its driver does not know any more what it was."""
         record = self.book.find(event.build, "BACKFILL")
-        reason = "the source lost records that the build has read"
-        return self.begin_again(record, reason, event.now) if record else []
+        return self.begin_again(record, BEGIN_AGAIN[status], event.now) if record else []
 
     def begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build and queue the same anew, unless that was done too often already."""
@@ -177,13 +211,39 @@ class Builds:
             why = f"it was begun {record.attempt + 1} times; at last: {reason}"
             return self.book.fail(record, why, now)
         out = self.book.give_up(record, reason, now)
-        if record.rebuild:
-            self.request_rebuild(record.keyspace, record.slices, now, record.attempt + 1)
-            return out
+        again = record.attempt + 1
         wanted = [index for index in self.book.indexes(record) if index.state == "DEFERRED"]
-        if wanted:
-            self.request(wanted, record.rate_limit, now, record.attempt + 1)
+        made = None
+        if record.rebuild:
+            made = self.rebuild_anew(record, record.slices, now, again)
+        elif wanted:
+            made = self.build_anew(record, wanted, now, again)
+        if made is not None:  # whoever waits for it is told where to look
+            over = self.book.get(record.id)
+            self.book.dictionary.put(replace(over, error=f"begun again as {made.id}: {reason}"))
         return out
+
+    def build_anew(
+        self, record: BuildRecord, indexes: list[IndexRecord], now: int, attempt: int = 0
+    ) -> BuildRecord:
+        """Queue a build of indexes as another one was to be, which is over: a rate, a pause on request and
+        what it begins with stay."""
+        made = self.request(indexes, record.rate_limit, now, attempt, record.origin, record.verify)
+        return self._as_steered(record, made)
+
+    def rebuild_anew(
+        self, record: BuildRecord, slices: Mapping[str, Sequence[int]], now: int, attempt: int
+    ) -> BuildRecord | None:
+        """The same for a rebuild of slices; None when none of their indexes is READY any more."""
+        made = self.request_rebuild(record.keyspace, slices, now, attempt, record.origin)
+        return self._as_steered(record, made) if made is not None else None
+
+    def _as_steered(self, record: BuildRecord, made: BuildRecord) -> BuildRecord:
+        made = replace(made, rate_limit=record.rate_limit)
+        if record.paused_by == "operator":
+            made = replace(made, paused=record.paused, paused_by=record.paused_by)
+        self.book.put(made)
+        return made
 
     def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
         """One event; what follows.
@@ -198,17 +258,29 @@ class Builds:
                 return self._backfilling.activated(message)
             case Reported(BuildProgress() as message, now):
                 return self._backfilling.progress(message, now)
+            case Reported(BuildSampled() as message, _):
+                return self._sampling.found(message)
             case BuildPrepared():
                 return self._starting.prepared(event)
             case PrepareFailed():
                 return self._starting.prepare_failed(event)
+            case SourceAway():
+                self.pausing.source_away(event)
+                return []
+            case RoomSeen():
+                self.pausing.room_seen(event)
+                return []
             case SourceSampled(facts, "", now):
+                self.pausing.source_seen(facts.keyspace)
                 return [*self._past_the_end(facts, now), *self._backfilling.watch_source(event)]
             case SourceSampled():
                 return self._source_ends(event)
+            case DriverExited(task="sample"):
+                return self._sampling.exited(event)
             case DriverExited(status=status):
-                again = status == READ_LOST
-                return self._read_lost(event) if again else self._backfilling.driver_exited(event)
+                if status in BEGIN_AGAIN:
+                    return self._what_was_read_is_lost(event, status)
+                return self._backfilling.driver_exited(event)
             case CommonSnapshot():
                 return self._finishing.common(event)
             case _:
@@ -218,9 +290,17 @@ class Builds:
         out: list[Instruction] = []
         for record in self.book.all():
             if record.state == "QUEUED":
-                out += self._starting.try_start(record, live_nodes, now)
-            elif record.state == "BACKFILL":
+                out += self._sampling.tick(record, now) or self._starting.try_start(record, live_nodes, now)
+            if record.state not in UNDER_WAY:
+                continue
+            self.phases.tick(record)
+            record = self.book.get(record.id)
+            paused = self.pausing.tick(record, now)
+            out += paused
+            if record.state == "BACKFILL" and not paused:
                 out += self._backfilling.tick(record, now)
+            elif record.state == "CATCHUP" and record.verification:
+                out += self._finishing.tick(record, now)
         return out
 
     def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
@@ -238,7 +318,7 @@ class Builds:
                 out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
                 continue
             out += self.book.cancel(record, now)
-            self.request_rebuild(record.keyspace, others, now, record.attempt)
+            self.rebuild_anew(record, others, now, record.attempt)
         return out
 
     def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
@@ -263,6 +343,8 @@ class Builds:
         if others and (waits or record.state == "CATCHUP"):
             record = replace(record, indexes=others)
             self.book.put(record)
+            # Of a build that waits it may be there as well: topics are made, then a pause comes in between.
+            out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
             return [*out, *([] if waits else self._finishing.finish_if_ready(record, now))], []
         out += self.book.cancel(record, now)
         found = [self.book.dictionary.catalog.index(id_) for id_ in others]

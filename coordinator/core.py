@@ -42,6 +42,7 @@ from coordinator.events import (
     Note,
     Recovered,
     Reported,
+    SourceSampled,
     Tick,
     TopicSeen,
 )
@@ -133,6 +134,11 @@ class StabilityCore:
             case TopicSeen(now=now):
                 confirming.answered(self.streams.get(event.keyspace), event)
                 out = []
+            case SourceSampled(facts, "", _):
+                stream = self.streams.get(facts.keyspace)
+                if stream is not None and facts.topic_id == stream.progress.keyspace.topic_id:
+                    stream.settling.sampled(facts)
+                return []
             case Tick(now):
                 out = self._tick(now)
             case _:
@@ -181,7 +187,13 @@ class StabilityCore:
             return out
         progress = stream.progress
         message = StabilityTimestamp(
-            name, self.term, progress.keyspace.incarnation, stream.content, progress.fresh_at(), now
+            name,
+            self.term,
+            progress.keyspace.incarnation,
+            stream.content,
+            progress.fresh_at(),
+            now,
+            stream.settling.by(stream.content),
         )
         stream.in_flight = message
         stream.issued_at = now
@@ -205,6 +217,7 @@ class StabilityCore:
         invariant(number > stream.number, "Monotonic", lambda: f"number {number} after {stream.number}")
         stream.in_flight = None
         stream.number = number
+        stream.settling.issued(message.issued_at, number)
         if stream.content_number is None:
             stream.content_number = number
             self._pacing.delivered(stream, now)

@@ -1,4 +1,4 @@
-"""CREATE, DROP and BUILD INDEX, and cancelling a build: what they may do and what follows. Pure.
+"""CREATE, DROP and BUILD INDEX, and steering a build: what they may do and what follows. Pure.
 
 Each function checks first and changes the dictionary only when nothing is in the way; errors say what to do
 next. Source facts come from the caller, who has just looked them up.
@@ -14,8 +14,10 @@ from coordinator.buildbook import FINAL
 from coordinator.builds import Builds
 from coordinator.dictionary import Dictionary
 from coordinator.events import Instruction, Note, SourceFacts
+from coordinator.origins import refused
+from coordinator.pausing import BY_OPERATOR
 from coordinator.retire import retire
-from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord
+from keytide.catalog import BuildRecord, IndexRecord, JobRecord, KeyspaceRecord, TableOrigin
 from keytide.definition import IndexDefinition
 from keytide.errors import CallerError
 
@@ -42,12 +44,14 @@ class Outcome:
         message: in words.
         index: the index that it was about, as it is now; None when there is none.
         build: the build that it started.
+        job: the job that it started.
     """
 
     message: str
     index: IndexRecord | None = None
     build: BuildRecord | None = None
     instructions: tuple[Instruction, ...] = ()
+    job: JobRecord | None = None
 
 
 class Ddl:
@@ -129,23 +133,39 @@ class Ddl:
         if if_exists and self._dictionary.catalog.index_by_name(name) is None:
             return Outcome(f"there is no index {name}, nothing is done")
         index = self._dictionary.index_named(name)
+        left = self._builds.book.active(index)
         out, wanted = self._builds.leave(index, now)
         index = self._dictionary.catalog.index(index.id) or index
         out = [*out, *retire(self._dictionary, index, "DROPPING")]
         message = f"index {name} is being dropped"
         build = None
-        if wanted:
-            build = self._builds.request(wanted, 0, now)
+        if left is not None and wanted:
+            build = self._builds.build_anew(left, wanted, now)
             names = ", ".join(other.name for other in wanted)
             message += f"; the build of {names} starts again without it, as {build.id}"
         return Outcome(message, None, build, (*out, Note("info", "index-dropping", name, message)))
 
-    def build(self, names: list[str], keyspace: str | None, rate_limit: int, now: int) -> Outcome:
+    def build(
+        self,
+        names: list[str],
+        keyspace: str | None,
+        rate_limit: int,
+        now: int,
+        origin: TableOrigin | None = None,
+        facts: SourceFacts | None = None,
+        verify: bool | None = None,
+    ) -> Outcome:
         """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
+
+        Args:
+            origin: a table to begin with, in place of the log's beginning.
+            facts: of the keyspace, looked up just now (a table needs them).
+            verify: whether they are READY only verified; None for what the settings say.
 
         Raises:
             NoSuchIndexError: one of them does not exist.
             ConflictError: one is built, or being built, or they are of several keyspaces.
+            CallerError: the build cannot begin with this table.
         """
         if not names:
             raise CallerError("no index is named", status=422, next_step="name the indexes to build")
@@ -165,9 +185,24 @@ class Ddl:
                     problem_type="index-not-buildable",
                     next_step="only DEFERRED and FAILED indexes can be built",
                 )
-        build = self._builds.request(indexes, rate_limit, now)
+        if origin is not None and facts is not None:
+            origin = self._accepted(origin, facts)
+        build = self._builds.request(indexes, rate_limit, now, origin=origin, verify=verify)
         names_now = ", ".join(index.name for index in indexes)
         return Outcome(f"build {build.id} of {names_now} begins", None, build)
+
+    def _accepted(self, origin: TableOrigin, facts: SourceFacts) -> TableOrigin:
+        """The origin, with the history that its offsets are of; whether it holds is looked at again when the
+        build starts."""
+        if reason := refused(origin, facts):
+            raise CallerError(
+                reason,
+                problem_type="origin-unusable",
+                status=422,
+                next_step="docs/initial-state.md says what a build may begin with",
+            )
+        incarnation = self._builds.book.incarnation(facts.keyspace)
+        return replace(origin, topic_id=facts.topic_id, incarnation=incarnation)
 
     def cancel(self, build: str, now: int) -> Outcome:
         """Cancel a build.
@@ -185,3 +220,62 @@ class Ddl:
             )
         out = self._builds.cancel(record, now)
         return Outcome(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
+
+    def pause(self, build: str, now: int) -> Outcome:
+        """Have a build pause until it is resumed; nothing happens to one that pauses on request already.
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it reads nothing any more.
+        """
+        record = self._reading(build, "pause")
+        if record.paused_by == "operator":
+            return Outcome(f"build {build} pauses already", None, record)
+        out = self._builds.pausing.pause(record, "operator", BY_OPERATOR, now)
+        return Outcome(f"build {build} pauses", None, self._builds.book.get(build), tuple(out))
+
+    def resume(self, build: str, now: int) -> Outcome:
+        """Have a build go on; nothing happens to one that does not pause.
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it reads nothing any more.
+        """
+        record = self._reading(build, "resume")
+        if not record.paused:
+            return Outcome(f"build {build} does not pause", None, record)
+        out = self._builds.pausing.resume(record, now)
+        record = self._builds.book.get(build)
+        told = f"build {build} still pauses: {record.paused}" if record.paused else f"build {build} goes on"
+        return Outcome(told, None, record, tuple(out))
+
+    def throttle(self, build: str, rate_limit: int) -> Outcome:
+        """Change how many documents a build may read per second (0: no limit).
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it reads nothing any more.
+        """
+        record = replace(self._reading(build, "throttle"), rate_limit=rate_limit)
+        self._builds.book.put(record)
+        self._builds.book.run(build).pace.forget()
+        limit = f"at most {rate_limit:,} documents/s" if rate_limit else "as fast as it can"
+        text = f"build {build} reads {limit} from now on"
+        return Outcome(text, None, record, (Note("info", "build-throttled", build, text),))
+
+    def _reading(self, build: str, what: str) -> BuildRecord:
+        """The record of a build that reads, or will."""
+        record = self._builds.book.get(build)
+        if record.state in FINAL:
+            raise ConflictError(
+                f"build {build} is over, it is {record.state}",
+                problem_type="build-over",
+                next_step=f"there is nothing to {what}; `keytide build list` shows what is under way",
+            )
+        if record.state == "CATCHUP":
+            raise ConflictError(
+                f"build {build} has read everything; its slices catch up with the stream",
+                problem_type="build-has-read",
+                next_step=f"there is nothing to {what} any more; wait for READY, or cancel it",
+            )
+        return record

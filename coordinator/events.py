@@ -1,24 +1,35 @@
-"""What goes into the coordinator's pure cores, and what comes out: events and instructions.
+"""What goes into the coordinator's pure cores: events. (What comes out, `coordinator.instructions`, can be
+imported from here as well.)
 
-An event carries its own time (`now`, ms since the epoch): the cores have no clock. An instruction says what
-the shell must do; whatever comes of it returns as another event. Instructions of one event are carried out in
-their order, with one exception: `Broadcast`, `ConfirmTopic`, `Note` and `StopDriver` do not wait for the
-writes before them (a timestamp must not wait for a transaction; see `coordinator.lane`).
+An event carries its own time (`now`, ms since the epoch): the cores have no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from coordinator.facts import SourceFacts as SourceFacts
-from keytide.catalog import Record
-from keytide.history import History
-from keytide.messages import BuildEnd, Message, Published, StabilityTimestamp
+from coordinator.instructions import Broadcast as Broadcast
+from coordinator.instructions import ConfirmRollback as ConfirmRollback
+from coordinator.instructions import ConfirmTopic as ConfirmTopic
+from coordinator.instructions import DeleteTopics as DeleteTopics
+from coordinator.instructions import DriverTask as DriverTask
+from coordinator.instructions import ExamineHistory as ExamineHistory
+from coordinator.instructions import Instruction as Instruction
+from coordinator.instructions import Note as Note
+from coordinator.instructions import PrepareBuild as PrepareBuild
+from coordinator.instructions import QueueLimit as QueueLimit
+from coordinator.instructions import RemoveBuildFolder as RemoveBuildFolder
+from coordinator.instructions import RemoveJobFolder as RemoveJobFolder
+from coordinator.instructions import SampleSource as SampleSource
+from coordinator.instructions import SendBuildEnd as SendBuildEnd
+from coordinator.instructions import StartDriver as StartDriver
+from coordinator.instructions import StopDriver as StopDriver
+from coordinator.instructions import TrimQueues as TrimQueues
+from coordinator.instructions import Write as Write
+from keytide.messages import Message, Published, StabilityTimestamp
 from keytide.timestamp import Place, Timestamp
-
-# --- events -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +136,10 @@ NO_ROOM = 74
 
 @dataclass(frozen=True, slots=True)
 class DriverExited:
-    """The Spark driver of a build has ended.
+    """A Spark driver, of a build or a job, has ended.
 
     Attributes:
+        build: id of the build or job.
         status: exit status; negative: the signal that ended it. `NO_ROOM`: it was not started, for its disk
             is full.
         tail: the last lines of its log.
@@ -136,6 +148,35 @@ class DriverExited:
     build: str
     status: int
     tail: str
+    now: int
+    task: DriverTask = "backfill"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAway:
+    """A source could not be looked at: Kafka does not answer.
+
+    Attributes:
+        since: when the look that failed began.
+    """
+
+    keyspace: str
+    error: str
+    since: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSeen:
+    """How much is free on the disk of the drivers' checkpoints (periodic).
+
+    Attributes:
+        folder: where they are.
+        free: bytes.
+    """
+
+    folder: str
+    free: int
     now: int
 
 
@@ -214,6 +255,8 @@ Event = (
     | Recovered
     | TopicSeen
     | SourceSampled
+    | SourceAway
+    | RoomSeen
     | BuildPrepared
     | PrepareFailed
     | TopicsDeleted
@@ -223,171 +266,4 @@ Event = (
     | RollbackWritten
     | QueuesTrimmed
     | Tick
-)
-
-# --- instructions -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Broadcast:
-    """Send to the control topic, at once."""
-
-    message: StabilityTimestamp | Published
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmTopic:
-    """Ask Kafka, at once, which topic has this name now. There is always an answer: `TopicSeen`."""
-
-    keyspace: str
-    ask: int
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Write these records (None: a tombstone) to the metadata topic, in one transaction."""
-
-    records: tuple[tuple[str, Record | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareBuild:
-    """Make the topics (name, partitions), look up the ends of queues (the same), then sample the source:
-    `BuildPrepared` or `PrepareFailed`."""
-
-    build: str
-    keyspace: str
-    topics: tuple[tuple[str, int], ...]
-    queues: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSource:
-    """Sample the source now, for a build: `SourceSampled`.
-
-    Attributes:
-        read: how far the build has read: are its places, where they have a leader epoch, on the log?
-    """
-
-    keyspace: str
-    build: str
-    read: Timestamp = field(default_factory=Timestamp)
-
-
-@dataclass(frozen=True, slots=True)
-class SendBuildEnd:
-    """Send to backfill queues: (topic, partition, message)."""
-
-    messages: tuple[tuple[str, int, BuildEnd], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteTopics:
-    """Delete topics; with an index, `TopicsDeleted` when they are gone."""
-
-    topics: tuple[str, ...]
-    index: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StartDriver:
-    """Start the Spark driver of a build, not before `delay_ms` from now: `DriverExited` when it ends."""
-
-    build: str
-    delay_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StopDriver:
-    """Stop the Spark driver of a build (also one that was to be started later), without a `DriverExited`."""
-
-    build: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveBuildFolder:
-    """Remove the checkpoint of a build that is over (its log stays)."""
-
-    build: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExamineHistory:
-    """Find the newest stability timestamp that is still on the log: `HistoryExamined`.
-
-    Attributes:
-        topic_id: the topic as it is known.
-        history: says which numbers in the control topic are valid.
-        stamps: the newest valid timestamps with their numbers, newest first; older ones are in the control
-            topic.
-        stood: partition -> places beyond them that projectors have read up to.
-    """
-
-    keyspace: str
-    topic_id: str
-    history: History
-    stamps: tuple[tuple[int, Timestamp], ...]
-    stood: dict[int, Place]
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmRollback:
-    """The writes before this one are done: `RollbackWritten`."""
-
-    keyspace: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimit:
-    """What of one queue partition is needed no more.
-
-    Attributes:
-        before: everything below this offset; -1 when no node counts that could say.
-        older_than: but only what is older than this (ms); 0 for no such limit.
-    """
-
-    topic: str
-    partition: int
-    before: int
-    older_than: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TrimQueues:
-    """Delete records from queues: `QueuesTrimmed`."""
-
-    limits: tuple[QueueLimit, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that an operator wants to know: a line in `GET /v1/events`.
-
-    Attributes:
-        kind: kebab-case, e.g. index-ready.
-        subject: what it is about: an index, a build, a node, a keyspace.
-    """
-
-    level: Literal["info", "warning", "error"]
-    kind: str
-    subject: str
-    text: str
-
-
-Instruction = (
-    Broadcast
-    | ConfirmTopic
-    | Write
-    | PrepareBuild
-    | SampleSource
-    | SendBuildEnd
-    | DeleteTopics
-    | StartDriver
-    | StopDriver
-    | RemoveBuildFolder
-    | ExamineHistory
-    | ConfirmRollback
-    | TrimQueues
-    | Note
 )

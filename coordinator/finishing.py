@@ -1,4 +1,16 @@
-"""The end of a build: BACKFILL to CATCHUP to READY. Pure."""
+"""The end of a build: BACKFILL to CATCHUP to READY. Pure.
+
+Theory of operation. In CATCHUP slices read their mutation queues until all of them hold a snapshot past
+everything that the backfill was to bring. Then the indexes could answer. Unless the build says otherwise
+they are verified first: when all have come so far, one job (`coordinator.jobs`) compares them with the
+source, read once for all of them, at a snapshot of its own choice. They are READY when it has found nothing;
+what the source no longer can prove (UNPROVABLE) is no reason against them, but shown. Else the build fails,
+with the report's address: an index that is wrong when it is new points at a bug, or at a source that was
+changed in ways that nobody tells.
+
+Single slices that are rebuilt are not verified: their index serves, and a job for one slice would read the
+whole source as well. The next verification of the index covers them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +18,10 @@ from msgspec.structs import replace
 
 from coordinator.buildbook import BuildBook
 from coordinator.events import CommonSnapshot, DeleteTopics, Instruction, Note, SendBuildEnd, SourceSampled
+from coordinator.jobbook import FINAL, faults_of
+from coordinator.jobs import Jobs
 from coordinator.source import unbuildable
-from keytide.catalog import BuildRecord, IndexRecord
+from keytide.catalog import BuildRecord, IndexRecord, JobRecord
 from keytide.errors import invariant
 from keytide.messages import BuildEnd
 from keytide.timestamp import Timestamp
@@ -16,8 +30,9 @@ from keytide.timestamp import Timestamp
 class Finishing:
     """What happens to a build when its driver has passed both timestamps."""
 
-    def __init__(self, book: BuildBook) -> None:
+    def __init__(self, book: BuildBook, jobs: Jobs) -> None:
         self._book = book
+        self._jobs = jobs
 
     def source_ends(self, event: SourceSampled) -> list[Instruction]:
         """The source's end, taken after the final micro-batch was read (R25): the stable one, for nobody can
@@ -73,20 +88,82 @@ class Finishing:
         )
         if not event.timestamp.covers(record.load_timestamp) or not event.timestamp.covers(final):
             return []
+        waits, reason = self._book.unique.verdict(index, event.number)
+        if reason:
+            return self._book.fail(record, reason, event.now)
+        if waits:
+            self._book.run(record.id).waiting_for = f"the slices' verdict on equal keys of {index.name}"
+            return []
+        if record.verify:
+            self._book.run(record.id).arrived.add(index.id)
+            verdict = self._verified(record, event.now)
+            if verdict is not None:
+                return verdict
+            index = self._book.dictionary.catalog.index(index.id) or index
         self._book.dictionary.put(replace(index, state="READY"))
         text = f"index {index.name} answers scans from snapshot {event.number} on"
         topic = self._book.dictionary.topics.backfill(index.id, record.id)
         out: list[Instruction] = [DeleteTopics((topic,)), Note("info", "index-ready", index.name, text)]
         return out + self.finish_if_ready(record, event.now)
 
+    def _verified(self, record: BuildRecord, now: int) -> list[Instruction] | None:
+        """None when the build's indexes were verified, and nothing was wrong; else what follows."""
+        run = self._book.run(record.id)
+        building = [index for index in self._book.indexes(record) if index.state == "BUILDING"]
+        job = self._jobs.find(record.verification) if record.verification else None
+        if job is None or (job.state in FINAL and self._is_void(record, job)):
+            if late := [index.name for index in building if index.id not in run.arrived]:
+                run.waiting_for = f"{', '.join(late)}: all indexes of a build are verified together"
+                return []
+            job = self._jobs.request("verify", building, now, build=record.id)
+            self._book.put(replace(record, phase="verifying", verification=job.id))
+            run.waiting_for = f"verification {job.id}"
+            return []
+        return self._judged(record, job, now)
+
+    def _judged(self, record: BuildRecord, job: JobRecord, now: int) -> list[Instruction] | None:
+        """The same, by the verification that was asked for."""
+        if job.state in ("QUEUED", "RUNNING"):
+            doing = self._jobs.waiting_for(job) or f"{job.percent:.0f} %: {job.detail or 'starts'}"
+            self._book.run(record.id).waiting_for = f"verification {job.id} ({doing})"
+            return []
+        again = "build again, or, to have the indexes unverified, with --no-verify"
+        report = f"GET /v1/jobs/{job.id}/report, or keytide job report {job.id}"
+        if job.state != "DONE":
+            reason = f"verification {job.id} is {job.state}: {job.error}; when that is put right, {again}"
+            return self._book.fail(record, reason, now)
+        if not faults_of(job.counts):
+            return None
+        found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(job.counts.items()))
+        reason = (
+            f"verification {job.id} found differences from the source: {found}; see {report}; then {again}"
+        )
+        return self._book.fail(record, reason, now)
+
+    def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """A build in CATCHUP whose verification has failed fails, also while no snapshot is made. Not while
+        the source's history is in doubt, nor for what was found of one that is void."""
+        job = self._jobs.find(record.verification) if record.verification else None
+        if job is None or record.keyspace in self._book.halted or self._is_void(record, job):
+            return []
+        return self._judged(record, job, now) or []
+
+    def _is_void(self, record: BuildRecord, job: JobRecord) -> bool:
+        """Whether the source was rolled back since a verification was asked for: it is done once more."""
+        keyspace = self._book.dictionary.catalog.keyspace(record.keyspace)
+        return keyspace is not None and job.incarnation < keyspace.incarnation
+
     def finish_if_ready(self, record: BuildRecord, now: int) -> list[Instruction]:
         """End a build in CATCHUP when none of its indexes is on the way any more (one that got READY may
         have failed since)."""
         if any(index.state == "BUILDING" for index in self._book.indexes(record)):
             return []
-        record = self._book.move(record, "ready", finished_at=now, documents_done=record.documents_total)
+        done = record.documents_total
+        record = self._book.move(record, "ready", finished_at=now, documents_done=done, phase="")
         seconds = (now - record.started_at) / 1000
         text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
+        if record.verification:
+            text += ", verified"
         return [*self._book.finish(record), Note("info", "build-ready", record.id, text)]
 
     def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from msgspec.structs import replace
 
 from coordinator.events import SourceFacts
+from keytide.catalog import TableOrigin
 from keytide.clock import now_ms
 from keytide.kafka import (
     KafkaUnavailableError,
@@ -134,6 +136,16 @@ class KafkaWork:
             min_compaction_lag_ms=int(config.get("min.compaction.lag.ms", "0")),
             sampled_at=now,
         )
+
+    def with_epochs(self, origin: TableOrigin, keyspace: str) -> TableOrigin:
+        """A table that a build is to begin with, with the leader epochs that the log has at its offsets.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        known = log_history(self._settings, keyspace, self._timeout).partitions
+        places = sorted((p, offset) for p, offset in origin.offsets.items() if p in known)
+        return replace(origin, epochs={p: known[p].epoch_below(offset) for p, offset in places})
 
     def lost(self, keyspace: str, read: Timestamp) -> dict[int, Place]:
         """The partitions whose place in `read` is not on the log any more, with where the histories part;

@@ -34,6 +34,7 @@ from coordinator.events import (
     PrepareBuild,
     PrepareFailed,
     RemoveBuildFolder,
+    RemoveJobFolder,
     RollbackWritten,
     SampleSource,
     SendBuildEnd,
@@ -180,10 +181,12 @@ class Lane:
                 self._post(RollbackWritten(keyspace, incarnation, now_ms()))
             case StopDriver(build):  # once more: its start may have been waiting here
                 self._supervisor.stop(build)
-            case StartDriver(build, delay_ms):
-                self._supervisor.start(build, delay_ms)
+            case StartDriver(build, delay_ms, task):
+                self._supervisor.start(build, delay_ms, task)
             case RemoveBuildFolder(build):
                 self._supervisor.remove_folder(build)
+            case RemoveJobFolder(job_id):
+                self._supervisor.remove_job(job_id)
             case _:
                 raise KeytideError(f"{type(job).__name__} is not for the slow lane")
 

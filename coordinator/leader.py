@@ -37,7 +37,7 @@ from coordinator.retire import Cleaner, give_up
 from coordinator.rollback import Rollbacks
 from coordinator.stream import Limits, Stream
 from coordinator.trimming import Trimmer
-from keytide.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
+from keytide.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.messages import QUEUE_UNAVAILABLE, NodeHeartbeat, Progress
 
@@ -65,7 +65,8 @@ class Leader:
     ) -> None:
         self.dictionary = Dictionary(catalog, cluster)
         self.core = StabilityCore(limits, term)
-        self.builds = Builds(self.dictionary, build_limits)
+        self.builds = Builds(self.dictionary, build_limits, self.core.nodes)
+        self.jobs = self.builds.jobs
         self.facts: dict[str, SourceFacts] = {}
         self.term = term
         self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)
@@ -85,10 +86,11 @@ class Leader:
                 out += self.core.catalog_changed(self.dictionary.catalog, event.now)
                 out += self.core.handle(event)
                 self._hold_until_looked()
-                out += [*self.builds.recover(), *self._cleaner.recover()]
+                out += [*self.builds.recover(), *self.jobs.recover(), *self._cleaner.recover()]
                 return self._settle(out, event.now)
             case Reported(NodeHeartbeat() as message, now):
                 self._remember_node(message, now)
+                out += self.builds.book.unique.heard(message)
             case Reported(Progress() as message, now):
                 out += self._give_up_suspended(message, now)
             case SourceSampled(facts, _, _):
@@ -106,6 +108,7 @@ class Leader:
                 out += self.trimmer.trimmed(event)
         out += self.rollbacks.handle(event)
         out += self.core.handle(event)
+        out += self.jobs.handle(event)
         out += self.builds.handle(event, self.core.nodes.live())
         return self._settle(out, event.now)
 
@@ -241,9 +244,35 @@ class Leader:
                 outcome = self._ddl.build(list(names), keyspace, 0, now)
         return self._answer(outcome, now)
 
-    def build(self, names: list[str], rate_limit: int, now: int) -> Answer:
-        """Queue one build of several indexes."""
-        return self._answer(self._ddl.build(names, None, rate_limit, now), now)
+    def build(
+        self,
+        names: list[str],
+        rate_limit: int,
+        now: int,
+        origin: TableOrigin | None = None,
+        facts: SourceFacts | None = None,
+        verify: bool | None = None,
+    ) -> Answer:
+        """Queue one build of several indexes.
+
+        Args:
+            origin: a table to begin with.
+            facts: of the keyspace, looked up just now (a table needs them).
+            verify: whether they are READY only verified; None for what the settings say.
+        """
+        return self._answer(self._ddl.build(names, None, rate_limit, now, origin, facts, verify), now)
+
+    def start_job(self, kind: JobKind, name: str, now: int, *, dry_run: bool = False) -> Answer:
+        """Queue a verification or repair of an index."""
+        job = self.jobs.request(kind, [self.dictionary.index_named(name)], now, dry_run=dry_run)
+        return self._answer(Outcome(f"{kind} {job.id} of {name} is queued", job=job), now)
+
+    def cancel_job(self, id_: str, now: int) -> Answer:
+        """Cancel a job."""
+        job = self.jobs.get(id_)
+        out = self.jobs.cancel(job, "on request", now)
+        done = Outcome(f"{job.kind} {id_} is cancelled", instructions=tuple(out), job=self.jobs.get(id_))
+        return self._answer(done, now)
 
     def drop(self, name: str, now: int) -> Answer:
         """Drop an index."""
@@ -252,6 +281,18 @@ class Leader:
     def cancel(self, build: str, now: int) -> Answer:
         """Cancel a build."""
         return self._answer(self._ddl.cancel(build, now), now)
+
+    def pause(self, build: str, now: int) -> Answer:
+        """Have a build pause."""
+        return self._answer(self._ddl.pause(build, now), now)
+
+    def resume(self, build: str, now: int) -> Answer:
+        """Have a build go on."""
+        return self._answer(self._ddl.resume(build, now), now)
+
+    def throttle(self, build: str, rate_limit: int, now: int) -> Answer:
+        """Change the limit of a build's rate; 0 for none."""
+        return self._answer(self._ddl.throttle(build, rate_limit), now)
 
     def _answer(self, outcome: Outcome, now: int) -> Answer:
         return Answer(outcome, self._settle(outcome.instructions, now))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from coordinator.buildbook import BuildLimits
+from coordinator.jobbook import JobLimits
 from coordinator.stream import Limits
 from keytide.settings import Settings
 
 
 def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
     """What the core and the builds obey."""
-    core, build = settings.coordinator, settings.build
+    core, build, verify = settings.coordinator, settings.build, settings.verify
     return (
         Limits(
             interval_ms=core.interval_ms,
@@ -27,5 +28,16 @@ def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
             transaction_limit_ms=build.transaction_limit_s * 1000,
             restarts=build.restarts,
             rebuild_wait_ms=core.rebuild_wait_s * 1000,
+            driver_disk_bytes=build.driver_disk_free_bytes,
+            node_disk_bytes=build.node_disk_free_bytes,
+            batches_ahead=build.batches_ahead,
+            verify=build.verify,
+            jobs=JobLimits(
+                concurrent=verify.concurrent,
+                restarts=verify.restarts,
+                interval_ms=verify.interval_s * 1000,
+                kept=verify.kept,
+                waiting=verify.waiting,
+            ),
         ),
     )

@@ -42,6 +42,9 @@ def _families(leader: Leader, now: int) -> list[Family]:
     documents = CounterMetricFamily(
         "keytide_build_documents", "Documents that a build has read", labels=["build"]
     )
+    paused = GaugeMetricFamily(
+        "keytide_build_paused", "Builds that pause, by whom (operator, system)", labels=["build", "by"]
+    )
     published = GaugeMetricFamily(
         "keytide_snapshot_number", "Newest snapshot that all slices of an index hold", labels=["index"]
     )
@@ -60,6 +63,8 @@ def _families(leader: Leader, now: int) -> list[Family]:
     for build in leader.builds.book.all():
         document = views.build(leader, build, now)
         percent.add_metric([build.id], document["percent"])
+        if build.paused:
+            paused.add_metric([build.id, build.paused_by], 1)
         documents.add_metric([build.id], document["documents_done"], created=_created(build))
     for keyspace, document in views.stability(leader, now)["keyspaces"].items():
         lag.add_metric([keyspace], document["lag_documents"])
@@ -82,6 +87,7 @@ def _families(leader: Leader, now: int) -> list[Family]:
         lost,
         percent,
         documents,
+        paused,
         published,
         lag,
         live,

@@ -22,6 +22,7 @@ from coordinator.builds import Builds
 from coordinator.events import Instruction, Note
 from coordinator.finishing import words
 from coordinator.nodes import Nodes
+from coordinator.origins import origin_of
 from coordinator.retire import give_up
 from keytide.catalog import BuildRecord, IndexRecord
 from keytide.messages import SliceStatus
@@ -74,7 +75,7 @@ class Rebuilds:
         out: list[Instruction] = []
         lost: dict[tuple[str, str, int], int] = {}
         for record in self._book.all():
-            if record.state not in ("BACKFILL", "CATCHUP") or record.keyspace in self._book.halted:
+            if record.state not in ("BACKFILL", "PAUSED", "CATCHUP") or record.keyspace in self._book.halted:
                 continue
             for index, number in self._filled(record):
                 if (index.id, number) in self._nodes.lost:
@@ -92,7 +93,7 @@ class Rebuilds:
 
     def _filled(self, record: BuildRecord) -> Iterator[tuple[IndexRecord, int]]:
         for index in self._book.indexes(record):
-            if record.rebuild or (index.build == record.id and index.state == "BUILDING"):
+            if record.rebuild or (index.build == record.id and index.state in ("BUILDING", "PAUSED")):
                 for number in record.slices_of(index):
                     yield index, number
 
@@ -114,8 +115,8 @@ class Rebuilds:
     # --- collecting -----------------------------------------------------------------------------------------
 
     def _collect(self, now: int) -> list[Instruction]:
-        """Queue rebuilds of what is lost, one for each keyspace."""
-        wanted: dict[str, dict[Slice, BuildRecord | None]] = {}
+        """Queue rebuilds of what is lost, one for each keyspace (and table that its data began with)."""
+        wanted: dict[tuple[str, str], dict[Slice, BuildRecord | None]] = {}
         since: dict[Slice, int] = {}
         for index in self._book.dictionary.catalog.indexes():
             if index.state != "READY" or index.keyspace in self._book.halted:
@@ -129,10 +130,11 @@ class Rebuilds:
                     continue
                 since[key] = self._since.get(key, now)
                 if last is None or last.state == "READY" or now >= _again_at(last):
-                    wanted.setdefault(index.keyspace, {})[key] = last
+                    table = index.build if origin_of(self._book.dictionary.catalog, index) else None
+                    wanted.setdefault((index.keyspace, table or ""), {})[key] = last
         self._since = since
         out: list[Instruction] = []
-        for keyspace, found in sorted(wanted.items()):
+        for (keyspace, _), found in sorted(wanted.items()):
             if now - min(since[key] for key in found) >= self._limits.rebuild_wait_ms:
                 out += self._request(keyspace, found, now)
         return out
@@ -159,7 +161,9 @@ class Rebuilds:
                 continue
             attempt = max(attempt, failed.attempt + 1 if failed else 0)
             slices.setdefault(id_, []).append(number)
-        record = self._builds.request_rebuild(keyspace, slices, now, attempt)
+        first = self._book.dictionary.catalog.index(min(found)[0])
+        origin = origin_of(self._book.dictionary.catalog, first) if first else None
+        record = self._builds.request_rebuild(keyspace, slices, now, attempt, origin)
         if record is not None:
             text = f"build {record.id} is to rebuild {words(record, self._book.indexes(record))}"
             out.append(Note("warning", "rebuild-queued", record.id, text))

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from coordinator.buildbook import FINAL
 from coordinator.ddl import Outcome
 from coordinator.election import FencedError, MetadataWriter, claim_term
 from coordinator.events import (
@@ -37,6 +38,8 @@ from coordinator.events import (
     IssueFailed,
     Note,
     Reported,
+    RoomSeen,
+    SourceAway,
     SourceFacts,
     SourceSampled,
     StopDriver,
@@ -54,7 +57,7 @@ from coordinator.standby import SAY_MS, Standby, this_process
 from coordinator.supervisor import Supervisor
 from coordinator.topic_ids import TopicIds
 from coordinator.upkeep import Upkeep
-from keytide.catalog import RollbackRecord, TermRecord
+from keytide.catalog import RollbackRecord, TableOrigin, TermRecord
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import consumer, drain, producer
@@ -154,6 +157,7 @@ class Service:
         self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
         self._reports.assign(starts)
         self._supervisor.open()
+        self._supervisor.clean({build.id for build in catalog.builds() if build.state not in FINAL})
         self._lane.open()
         self._upkeep.open()
         self.events.add(
@@ -239,6 +243,10 @@ class Service:
             KafkaUnavailableError: Kafka is away.
         """
         return self._sources.sample(keyspace)
+
+    def with_epochs(self, origin: TableOrigin, keyspace: str) -> TableOrigin:
+        """`KafkaWork.with_epochs`; blocks."""
+        return self._sources.with_epochs(origin, keyspace)
 
     # --- the control loop -----------------------------------------------------------------------------------
 
@@ -349,11 +357,15 @@ class Service:
             if not self._soon and time.monotonic() - sampled < SAMPLE_INTERVAL_S:
                 continue
             sampled = time.monotonic()
+            if (free := self._supervisor.free()) is not None:
+                self._inbox.append(RoomSeen(*free, now_ms()))
             for keyspace in self._watched:
+                began = now_ms()
                 try:
                     facts = self._sources.sample(keyspace)
                 except RetryableError as error:
                     log.warning("%s is not sampled: %s", keyspace, error)
+                    self._inbox.append(SourceAway(keyspace, error.message, began, now_ms()))
                     continue
                 self._inbox.append(SourceSampled(facts, "", now_ms()))
 

@@ -7,6 +7,7 @@ the reason.
 from __future__ import annotations
 
 from coordinator.events import SourceFacts
+from coordinator.origins import lost_tombstones
 from keytide.catalog import BuildRecord
 from keytide.timestamp import Timestamp
 
@@ -20,6 +21,11 @@ def reached(build: BuildRecord) -> bool:
     """Whether the backfill timestamp covers what it must, and every partition has its low-watermark (R23)."""
     activated = all(partition in build.low_watermark for partition in build.load_timestamp.places)
     return activated and build.backfill_timestamp.covers(target(build))
+
+
+def finished(build: BuildRecord, reached: Timestamp) -> int:
+    """Documents of the micro-batches that end at `reached`, a table that the build begins with included."""
+    return build.earliest.documents_to(reached) + (build.table_documents if build.batches else 0)
 
 
 def unbuildable(build: BuildRecord, facts: SourceFacts) -> str:
@@ -54,11 +60,11 @@ def _lost_offsets(build: BuildRecord, facts: SourceFacts) -> str:
 def _lost_tombstones(build: BuildRecord, facts: SourceFacts) -> str:
     """Whether a tombstone may have been cleaned away between the read of the old version and its own place
     (R26)."""
-    if (
-        not facts.compacted
-        or not build.first_read_at
-        or build.backfill_timestamp.covers(build.load_timestamp)
-    ):
+    if not facts.compacted or build.backfill_timestamp.covers(build.load_timestamp):
+        return ""
+    if build.origin is not None:
+        return lost_tombstones(build.origin, facts)
+    if not build.first_read_at:
         return ""
     took = facts.sampled_at - build.first_read_at
     if took <= facts.delete_retention_ms:

@@ -1,7 +1,8 @@
 """Builds that wait for their turn, and how one begins. Pure.
 
 A build starts when the limits of builds at once (cluster and node) allow it, enough nodes are live, and
-nothing is left of an earlier build of its indexes. Its topics are made before anything says that it runs:
+nothing is left of an earlier build of its indexes. The splits of RANGE indexes are found first, if they are
+not given (`sampling`). Its topics are made before anything says that it runs:
 projectors emit as soon as they see the new version. The source is sampled after that; its end is the load
 timestamp (R24).
 """
@@ -14,7 +15,10 @@ from msgspec.structs import replace
 
 from coordinator.buildbook import BuildBook, BuildLimits
 from coordinator.events import BuildPrepared, Instruction, Note, PrepareBuild, PrepareFailed, StartDriver
+from coordinator.origins import refused
+from coordinator.pausing import Pausing
 from coordinator.placement import TooFewNodesError, counts, nodes_of, place
+from coordinator.sampling import Sampling
 from coordinator.source import open_transactions, waiting_words
 from keytide.catalog import BuildRecord
 from keytide.timestamp import Timestamp
@@ -26,22 +30,29 @@ AGAIN_MS = 1_000
 class Starting:
     """QUEUED to BACKFILL."""
 
-    def __init__(self, book: BuildBook, limits: BuildLimits) -> None:
+    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing, sampling: Sampling) -> None:
         self._book = book
         self._limits = limits
+        self._pausing = pausing
+        self._sampling = sampling
 
     def try_start(self, record: BuildRecord, live_nodes: list[str], now: int) -> list[Instruction]:
         """Begin a queued build if it may; else say what it waits for."""
         run = self._book.run(record.id)
-        if run.preparing or now < run.again_at:
+        if record.paused:
+            run.waiting_for = f"the end of its pause ({record.paused}): keytide build resume {record.id}"
+            return []
+        if run.preparing or run.finding or now < run.again_at:
+            return []
+        if trouble := self._pausing.trouble(record, now):
+            run.waiting_for = trouble.text
             return []
         if record.keyspace in self._book.halted:
             run.waiting_for = f"the examination of the history of {record.keyspace}"
             return []
         indexes = self._book.indexes(record)
-        running = [b for b in self._book.all() if b.state == "BACKFILL" or self._book.run(b.id).preparing]
-        if record.rebuild:  # it brings back what readers had: it waits for nothing but others of its kind
-            running = [one for one in running if one.rebuild]
+        # A rebuild brings back what readers had: it waits for nothing but others of its kind.
+        running = self._book.running(rebuilds_only=record.rebuild)
         if len(running) >= self._limits.concurrent:
             run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
             return []
@@ -66,6 +77,8 @@ class Starting:
                 builds = " and ".join(busy)
                 run.waiting_for = f"its turn on node {node}: {builds} (setting build.concurrent_per_node)"
                 return []
+        if self._sampling.wanted(record):
+            return self._sampling.begin(record)
         run.waiting_for, run.preparing, run.placement = "", True, placement
         run.incarnation = self._book.incarnation(record.keyspace)
         topics = self._book.dictionary.topics
@@ -100,6 +113,8 @@ class Starting:
             return []  # cancelled meanwhile, which has ordered the topics' removal
         run = self._book.run(event.build)
         run.preparing = False
+        if record.paused:
+            return []  # meanwhile: it is prepared again when it is resumed
         incarnation = self._book.incarnation(record.keyspace)
         if run.incarnation != incarnation or record.keyspace in self._book.halted:
             return []  # what was sampled may be of a history that is over: the next tick prepares it again
@@ -107,16 +122,19 @@ class Starting:
             run.again_at = event.now + AGAIN_MS
             run.waiting_for = f"the end of what was built on the topic that {record.keyspace} was before"
             return []
+        facts, origin = event.facts, record.origin
         reason = self._check_keyspace(record, event)
+        if origin is not None and not reason:
+            rollbacks = self._book.dictionary.catalog.rollbacks(record.keyspace)
+            reason = refused(origin, facts, rollbacks)
         if reason:
             return self._book.fail(record, reason, event.now)
-        facts = event.facts
         load = Timestamp.of(facts.high, facts.topic_id)
         if record.rebuild:
             record = self._begin_rebuild(record, load, event)
         else:
             self._begin_build(record)
-        earliest = Timestamp.of(facts.earliest, facts.topic_id)
+        earliest = Timestamp.of(origin.offsets if origin else facts.earliest, facts.topic_id)
         record = self._book.move(
             record,
             "start",
@@ -129,6 +147,8 @@ class Starting:
         run.waiting_for = waiting_words(open_transactions(load, facts))
         names = ", ".join(self._book.names(record))
         text = f"build {record.id} of {names} reads {record.documents_total:,} documents of {record.keyspace}"
+        if origin is not None:
+            text += f", after the table {origin.path or origin.format}"
         return [StartDriver(record.id), Note("info", "build-started", record.id, text)]
 
     def _begin_build(self, record: BuildRecord) -> None:
@@ -144,6 +164,7 @@ class Starting:
                     reason="",
                     placement=run.placement[index.id],
                     slice_builds={},
+                    splits=self._sampling.splits(record, index),
                 )
             )
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from coordinator.progress import Content, Progresses
+from coordinator.settling import Settling
 from keytide.catalog import IndexRecord, KeyspaceRecord, RollbackRecord
 from keytide.history import History
 from keytide.messages import StabilityTimestamp
@@ -61,6 +62,7 @@ class Stream:
         asked_at: when it was asked.
         ask_at: no question before this.
         confirmed: what was acknowledged when that question was asked; None when all of it is issued.
+        settling: what its timestamps settle of suspicions against UNIQUE indexes (R35).
     """
 
     progress: Progresses
@@ -85,6 +87,7 @@ class Stream:
     published_at: int = 0
     emitting: list[IndexRecord] = field(default_factory=list)
     ready: list[IndexRecord] = field(default_factory=list)
+    settling: Settling = field(default_factory=Settling)
 
     @property
     def may_issue(self) -> bool:

@@ -3,8 +3,12 @@
 Theory of operation. One thread forks and watches all drivers: on Linux each asks the kernel to be killed when
 its parent dies (PR_SET_PDEATHSIG), which the kernel ties to the thread that forked, so that thread lives as
 long as the process. A driver leads its own process group; when it has ended, what it started is swept up with
-it. What it prints goes to `builds/<id>/driver.log` in the data folder; the log's end is part of
-`DriverExited`. Whether a dead driver is started again is not decided here (`coordinator.builds`).
+it. What it prints goes to `builds/<id>/driver.log` (`jobs/<id>/driver.log` for a job) in the data folder; the
+log's end is part of `DriverExited`. Whether a dead driver is started again is not decided here
+(`coordinator.builds`, `coordinator.jobs`).
+
+A driver is `python -m streaming.<task>`. Those of builds are given no API token. Those of jobs ask nodes what
+slices hold, so they get the one that may least.
 """
 
 from __future__ import annotations
@@ -20,51 +24,75 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from coordinator.events import NO_ROOM, DriverExited
+from coordinator.events import NO_ROOM, DriverExited, DriverTask
 from keytide.clock import now_ms
+from keytide.http_security import reading_token
 from keytide.parent_death import die_with_parent
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-STOP_LIMIT_S = 5.0
-"""A driver that is asked to end is killed after this."""
+STOP_LIMIT_S = 3.0
+"""A driver that is asked to end is killed after this: a pause takes effect within five seconds."""
 TAIL_LINES = 15
 ROOM_BYTES = 64 << 20
 """A driver is not started with less room for its checkpoint and shuffles: on a full disk it would die without
 a word, for its log is there too."""
 LOG_NAME = "driver.log"
+REPORT_NAME: Final = "report.json"
+"""What the driver of a job leaves in the job's folder."""
+SCRATCH_NAME: Final = "scratch"
+"""Folder of shuffle files in a job's folder."""
+JOB_TASKS: Final = frozenset({"verify", "repair"})
+"""Tasks of jobs; the others belong to a build."""
 
 
 @dataclass(slots=True)
 class _Driver:
     process: subprocess.Popen[bytes]
+    log: Path
     log_start: int
+    task: DriverTask
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    at: float
+    task: DriverTask
 
 
 class Supervisor:
-    """Starts and watches the drivers of builds.
+    """Starts and watches the drivers of builds and jobs.
 
     Args:
         settings: handed on to drivers through their environment; `data_dir` has their folders.
         post: takes `DriverExited`, from the supervisor's thread.
-        command: what runs a driver, before `--build ID`.
+        command: what runs the driver of a backfill, before `--build ID`.
+        commands: the same for any task (before `--build ID` or `--job ID`); others run as
+            `python -m streaming.<task>`.
     """
 
     def __init__(
-        self, settings: Settings, post: Callable[[DriverExited], None], command: Sequence[str] | None = None
+        self,
+        settings: Settings,
+        post: Callable[[DriverExited], None],
+        command: Sequence[str] | None = None,
+        commands: Mapping[DriverTask, Sequence[str]] | None = None,
     ) -> None:
         self._settings = settings
         self._post = post
-        self._command = list(command or [sys.executable, "-m", "streaming.backfill"])
+        self._commands: dict[DriverTask, Sequence[str]] = dict(commands or {})
+        if command:
+            self._commands.setdefault("backfill", command)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._drivers: dict[str, _Driver] = {}
-        self._due: dict[str, float] = {}
+        self._due: dict[str, _Due] = {}
         self._to_remove: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="drivers", daemon=True)
 
@@ -72,9 +100,10 @@ class Supervisor:
         """Begin to carry out orders."""
         self._thread.start()
 
-    def start(self, build: str, delay_ms: int) -> None:
-        """Start a build's driver after a delay, unless it runs."""
-        due = time.monotonic() + delay_ms / 1000
+    def start(self, build: str, delay_ms: int, task: DriverTask = "backfill") -> None:
+        """Start the driver of a build or job after a delay, unless one of it runs; one with another task has
+        to end first."""
+        due = _Due(time.monotonic() + delay_ms / 1000, task)
         self._orders.put(lambda: self._due.__setitem__(build, due))
 
     def stop(self, build: str) -> None:
@@ -84,6 +113,17 @@ class Supervisor:
     def remove_folder(self, build: str) -> None:
         """Remove a build's checkpoint, after its driver's end; the log stays."""
         self._orders.put(lambda: self._remove_folder(build))
+
+    def clean(self, wanted: Collection[str]) -> None:
+        """Remove the checkpoints of all builds but these: an earlier term may not have come to it."""
+        with contextlib.suppress(OSError):
+            for entry in (self._settings.data_dir / "builds").iterdir():
+                if entry.name not in wanted:
+                    self.remove_folder(entry.name)
+
+    def remove_job(self, job: str) -> None:
+        """Remove the folder of a job that is over, its report and its log."""
+        self._orders.put(lambda: shutil.rmtree(self.job_folder(job), ignore_errors=True))
 
     def close(self) -> None:
         """End all drivers, then the thread."""
@@ -95,6 +135,18 @@ class Supervisor:
         """The folder of a build: checkpoint and log."""
         return self._settings.data_dir / "builds" / build
 
+    def job_folder(self, job: str) -> Path:
+        """The folder of a job: report and log."""
+        return self._settings.data_dir / "jobs" / job
+
+    def free(self) -> tuple[str, int] | None:
+        """The folder of all builds, and how many bytes are free on its disk; None while it is not there."""
+        folder = self._settings.data_dir / "builds"
+        try:
+            return str(folder), shutil.disk_usage(folder).free
+        except OSError:
+            return None
+
     # --- in the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -105,18 +157,20 @@ class Supervisor:
                     break
                 order()
             for build, due in list(self._due.items()):
-                if time.monotonic() >= due:
+                if time.monotonic() >= due.at:
                     del self._due[build]
-                    self._start(build)
+                    self._start(build, due.task)
             for build in list(self._drivers):
                 self._watch(build)
         for build in list(self._drivers):
             self._stop(build)
 
-    def _start(self, build: str) -> None:
-        if build in self._drivers:
+    def _start(self, build: str, task: DriverTask) -> None:
+        if (running := self._drivers.get(build)) is not None:
+            if running.task != task:
+                self._due.setdefault(build, _Due(time.monotonic() + POLL_S, task))
             return
-        path = self.folder(build) / LOG_NAME
+        path = (self.job_folder(build) if task in JOB_TASKS else self.folder(build)) / LOG_NAME
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(path.parent).free
@@ -124,26 +178,34 @@ class Supervisor:
                 text = (
                     f"the disk of {path.parent} is full: {free >> 20} MiB left, {ROOM_BYTES >> 20} are needed"
                 )
-                log.warning("the driver of build %s waits: %s", build, text)
-                self._post(DriverExited(build, NO_ROOM, text, now_ms()))
+                log.warning("the %s driver of %s waits: %s", task, build, text)
+                self._post(DriverExited(build, NO_ROOM, text, now_ms(), task))
                 return
             with path.open("ab") as out:
                 start = out.tell()
                 process = subprocess.Popen(
-                    [*self._command, "--build", build],
+                    [*self._command(task), "--job" if task in JOB_TASKS else "--build", build],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment(self._settings)},
+                    env={**os.environ, **environment(self._settings), **self._token(task)},
                     process_group=0,
                     preexec_fn=die_with_parent(),
                 )
         except OSError as error:
-            log.error("the driver of build %s cannot be started: %s", build, error)
-            self._post(DriverExited(build, 127, str(error), now_ms()))
+            log.error("the %s driver of %s cannot be started: %s", task, build, error)
+            self._post(DriverExited(build, 127, str(error), now_ms(), task))
             return
-        self._drivers[build] = _Driver(process, start)
-        log.info("driver of build %s started as process %d, log %s", build, process.pid, path)
+        self._drivers[build] = _Driver(process, path, start, task)
+        log.info("%s driver of %s started as process %d, log %s", task, build, process.pid, path)
+
+    def _command(self, task: DriverTask) -> list[str]:
+        return list(self._commands.get(task) or [sys.executable, "-m", f"streaming.{task}"])
+
+    def _token(self, task: DriverTask) -> dict[str, str]:
+        """The API token for a driver that asks nodes, as an environment variable."""
+        token = reading_token(self._settings.security) if task in JOB_TASKS else ""
+        return {"KEYTIDE_TOKEN": token} if token else {}
 
     def _watch(self, build: str) -> None:
         driver = self._drivers[build]
@@ -152,11 +214,12 @@ class Supervisor:
             return
         del self._drivers[build]
         _sweep(driver.process.pid)
-        log.info("driver of build %s ended with status %d", build, status)
+        self._clear(build, driver.task)
+        log.info("%s driver of %s ended with status %d", driver.task, build, status)
         if build in self._to_remove:
             self._remove_folder(build)
-        tail = _tail(self.folder(build) / LOG_NAME, driver.log_start) if status else ""
-        self._post(DriverExited(build, status, tail, now_ms()))
+        tail = _tail(driver.log, driver.log_start) if status else ""
+        self._post(DriverExited(build, status, tail, now_ms(), driver.task))
 
     def _stop(self, build: str) -> None:
         self._due.pop(build, None)
@@ -168,6 +231,13 @@ class Supervisor:
             driver.process.wait(STOP_LIMIT_S)
         _sweep(driver.process.pid)
         driver.process.wait()
+        self._clear(build, driver.task)
+
+    def _clear(self, job: str, task: DriverTask) -> None:
+        """Remove what a job's driver has spilled, if it could not: a job has no checkpoint. (A build goes on
+        from its folder.)"""
+        if task in JOB_TASKS:
+            shutil.rmtree(self.job_folder(job) / SCRATCH_NAME, ignore_errors=True)
 
     def _remove_folder(self, build: str) -> None:
         if build in self._drivers:  # it has passed and is ending: not under its feet

@@ -8,12 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.buildbook import FINAL
+from coordinator.job_views import verification
 from coordinator.leader import Leader
+from coordinator.origins import shown
 from coordinator.rollback import in_words
 from coordinator.source import target
 from coordinator.stream import Stream
 from keytide.catalog import BuildRecord, IndexRecord
+from keytide.definition import render_expression
 from keytide.messages import SliceStatus
+from keytide.partitioning import readable_splits
 from keytide.timestamp import Timestamp, smallest
 
 Document = dict[str, Any]
@@ -22,7 +26,7 @@ Document = dict[str, Any]
 def index(leader: Leader, record: IndexRecord, now: int) -> Document:
     """One index."""
     stream = leader.core.streams.get(record.keyspace)
-    slices = [_slice(leader, record, number) for number in range(record.slices if record.placement else 0)]
+    slices = slice_statuses(leader, record)
     known = [status for status in slices if status is not None]
     active = leader.builds.book.active(record)
     state = "BUILDING" if active is not None and record.state in ("DEFERRED", "FAILED") else record.state
@@ -37,10 +41,13 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "slices": record.slices,
         "replicas": definition.replicas,
         "unique": definition.unique,
+        "partition_by": f"{definition.partition_kind.upper()}({render_expression(definition.partition)})",
+        "splits": readable_splits(record.splits or definition.encoded_splits) or None,
         "entries": sum(status.entries for status in known),
+        "entries_by_slice": [status.entries if status else None for status in slices],
         "bytes": sum(status.bytes for status in known),
         "skipped": sum(status.skipped for status in known),
-        "violations": 0,  # a UNIQUE index cannot be defined yet
+        "violations": sum(status.violations for status in known),
         "left_out": _left_out(stream, record.id),
         "build": record.build,
         "lag_documents": _lag(leader, stream, record, slices),
@@ -51,6 +58,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "slices_reporting": len(known),
         "lost": lost_slices(leader, record),
         "rebuilds": [build.id for build in leader.builds.book.rebuilds(record.id)],
+        "verification": verification(leader, record),
         "created_at": record.created_at,
     }
 
@@ -90,6 +98,11 @@ def lost_slices(leader: Leader, record: IndexRecord) -> list[int]:
     lost = {number for id_, number in leader.core.nodes.lost if id_ == record.id}
     rebuilt = (build.slices[record.id] for build in leader.builds.book.rebuilds(record.id))
     return sorted(lost.union(*rebuilt))
+
+
+def slice_statuses(leader: Leader, record: IndexRecord) -> list[SliceStatus | None]:
+    """What was last heard of each slice, None of one that was not heard."""
+    return [_slice(leader, record, number) for number in range(record.slices if record.placement else 0)]
 
 
 def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | None:
@@ -155,10 +168,12 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
     total, done = record.documents_total, record.documents_done
     read_all = record.state in ("CATCHUP", "READY")
     percent = 100.0 if read_all else min(99.9, 100.0 * done / total) if total else 0.0
+    if record.origin is not None and not record.batches and not read_all:
+        percent = 0.0  # of the table: how much it holds is known when it is read
     rate = run.rate() if run and record.state == "BACKFILL" else 0.0
     if record.state == "READY" and record.finished_at > record.started_at:
         rate = total * 1000 / (record.finished_at - record.started_at)
-    eta = (total - done) / rate if rate and record.state == "BACKFILL" else None
+    eta = leader.builds.phases.eta_ms(record, now) if run else None
     return {
         "id": record.id,
         "keyspace": record.keyspace,
@@ -166,12 +181,17 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "slices": _rebuilt_slices(leader, record),
         "attempt": record.attempt,
         "state": record.state,
+        "phase": record.phase or None,
+        "paused": record.paused or None,
+        "paused_by": record.paused_by or None,
         "documents_done": done,
         "documents_total": total,
+        "bytes_done": record.bytes_done,
+        "bytes_total": record.bytes_total,
         "percent": round(percent, 1),
         "rate": round(rate, 1),
         "rate_limit": record.rate_limit or None,
-        "eta_s": None if eta is None else round(eta, 1),
+        "eta_s": None if eta is None else round(eta / 1000, 1),
         "waiting_for": run.waiting_for if run else "",
         "batches": record.batches,
         "load_timestamp": _timestamp(record.load_timestamp),
@@ -180,6 +200,9 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "backfill_timestamp": _timestamp(record.backfill_timestamp),
         "final_timestamp": _timestamp(record.final_timestamp),
         "earliest": _timestamp(record.earliest),
+        "origin": shown(record.origin),
+        "verify": record.verify,
+        "verification": record.verification or None,
         "error": record.error or None,
         "started_at": record.started_at,
         "first_read_at": record.first_read_at or None,

@@ -75,6 +75,8 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._log_start = 0
+        self._swept = True
+        """Nothing is left of its group: the system may give its number to another one."""
 
     def start(self) -> Self:
         """Start it.
@@ -91,6 +93,7 @@ class Child:
                 self._process = _spawner().run(lambda: self._fork(out.fileno()))
             except OSError as error:
                 raise CallerError(f"{self.name} cannot be started: {error}") from error
+        self._swept = False
         if not sys.platform.startswith("linux"):
             self._guardian = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARDIAN, str(self._process.pid)],
@@ -153,8 +156,10 @@ class Child:
         """End it and what it started at once (SIGKILL to its group); its exit status. Harmless afterwards."""
         if self._process is None:
             return None
-        with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._swept:
+            with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._swept = True
         if self._guardian is not None:
             self._guardian.kill()
             self._guardian.communicate()

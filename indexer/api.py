@@ -12,6 +12,8 @@ problem details (`indexer.scan.problems`).
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -20,6 +22,8 @@ from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from indexer.digests import answer as answer_verifier
+from indexer.lists import page
 from indexer.scan import aggregate_routes, query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
 from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, PROBLEMS, Endpoint, Handler, message_of
@@ -29,6 +33,8 @@ from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
 from indexer.scan.reading import encoder, lease_decoder, read_decoder
 from indexer.scan.shown import show_answers
 from indexer.view import NodeView
+from keytide import digests, lists
+from keytide.clock import now_ms
 from keytide.settings import Settings
 
 __all__ = ["MAX_BODY_BYTES", "create_app"]
@@ -147,6 +153,25 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
         return Response(encoder.encode(endpoint.local.lease(wanted)), media_type=_MESSAGE)
 
     app.add_api_route(READ_PATH, read, methods=["POST"], include_in_schema=False)
+
+    async def verify(request: Request) -> Response:
+        await endpoint.allow(request)
+        ask = await message_of(request, digests.ask_decoder)
+        loop = asyncio.get_running_loop()
+        work = functools.partial(answer_verifier, endpoint.view, ask, now_ms())
+        return Response(
+            digests.encode(await loop.run_in_executor(endpoint.local.threads, work)), media_type=_MESSAGE
+        )
+
+    async def list_page(request: Request) -> Response:
+        await endpoint.allow(request)
+        ask = await message_of(request, lists.ask_decoder)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(endpoint.local.threads, page, endpoint.view, ask)
+        return Response(lists.encoder.encode(found), media_type=_MESSAGE)
+
+    app.add_api_route(lists.LISTS_PATH, list_page, methods=["POST"], include_in_schema=False)
+    app.add_api_route(digests.VERIFY_PATH, verify, methods=["POST"], include_in_schema=False)
     app.add_api_route(LEASE_PATH, lease, methods=["POST"], include_in_schema=False)
     return read
 

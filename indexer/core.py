@@ -54,7 +54,7 @@ from indexer.following import Following, Limits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.errors import invariant
 from keytide.history import History
-from keytide.messages import StabilityTimestamp
+from keytide.messages import RepairStatus, StabilityTimestamp
 from keytide.timestamp import Timestamp
 
 State = Literal["BUILDING", "CATCHUP", "LIVE", "STOPPED", "LOST"]
@@ -70,6 +70,7 @@ class SliceCore:
         limits: bounds.
         term: the leader's newest term known; messages of lower terms are ignored.
         history: of the keyspace; None when it has none but what `applied` shows.
+        version: of the index's record; what was projected under an earlier one is not for this slice.
 
     Attributes:
         applied: the state after the last commit.
@@ -87,6 +88,7 @@ class SliceCore:
         limits: Limits,
         term: int = 0,
         history: History | None = None,
+        version: int = 0,
     ) -> None:
         self.index = index
         self.slice = slice_number
@@ -97,6 +99,7 @@ class SliceCore:
         self.history = history or History(incarnation=applied.incarnation)
         self.incarnation = applied.incarnation if applied.building else self.history.incarnation
         self._term = term
+        self._version = version
         self._mode: Building | Following | None = None
         """None: it steps back, or has not been told to begin."""
         if applied.building:
@@ -105,6 +108,12 @@ class SliceCore:
             self._mode = self._follow(UNNUMBERED)
         else:
             self.incarnation = applied.incarnation
+
+    def anew(self, applied: Applied) -> SliceCore:
+        """Another one in its place, on the store as it is."""
+        return SliceCore(
+            self.index, self.slice, applied, self.limits, self._term, self.history, self._version
+        )
 
     # --- what others may ask --------------------------------------------------------------
 
@@ -127,6 +136,14 @@ class SliceCore:
     def gap_drops(self) -> int:
         """Segments dropped because they lay beyond the position (R10)."""
         return self._mode.gap_drops if isinstance(self._mode, Following) else 0
+
+    def repair(self, durable: Applied) -> RepairStatus | None:
+        """How far it is with the last repair that it has heard of, None when it has of none.
+
+        Args:
+            durable: the state that a crash goes back to.
+        """
+        return self._mode.correcting.told(durable) if isinstance(self._mode, Following) else None
 
     @property
     def incomplete_batches(self) -> int:
@@ -216,9 +233,9 @@ class SliceCore:
                     mode.stamped(number, message)
             case CaughtUp(now=now):
                 mode.caught_up(now)
-            case Done(applied=applied):
+            case Done(applied=applied, corrected=corrected):
                 self._committed(applied)
-                mode.committed(applied)
+                mode.committed(applied, corrected)
                 if applied.number == UNNUMBERED:
                     return mode.decide()
                 self.state = "LIVE"
@@ -271,7 +288,9 @@ class SliceCore:
         return [DropChunks(mode.chunks()), ReadMutations(applied.queue_position)]
 
     def _follow(self, number: int) -> Following:
-        return Following(self.index, self.slice, self.applied, self.limits, self.history, number)
+        return Following(
+            self.index, self.slice, self.applied, self.limits, self.history, number, self._version
+        )
 
     def _holds(self, applied: Applied) -> bool:
         return self.history.holds(applied.timestamp, applied.incarnation)

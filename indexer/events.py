@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.history import History
-from keytide.messages import PutChunk, RemovalChunk, Segment, StabilityTimestamp
+from keytide.messages import Corrections, PutChunk, RemovalChunk, Segment, StabilityTimestamp
 
 # --- events --------------------------------------------------------------
 
@@ -110,9 +110,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last `Apply`, `LoadBatch` or `SwitchOver` is committed and can be read."""
+    """The last `Apply`, `Correct`, `LoadBatch` or `SwitchOver` is committed and can be read.
+
+    Attributes:
+        corrected: documents that a `Correct` has changed.
+    """
 
     applied: Applied
+    corrected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,20 @@ class Apply:
     scan may read it."""
 
     segments: list[Segment]
+    applied: Applied
+
+
+@dataclass(frozen=True, slots=True)
+class Correct:
+    """Bring corrections of a repair in one commit, which no stable scan reads: the next number has it.
+
+    Attributes:
+        spared: ordinals of the documents that are left as they are, but for entries that the back index does
+            not know.
+    """
+
+    corrections: Corrections
+    spared: frozenset[int]
     applied: Applied
 
 
@@ -274,6 +293,7 @@ Instruction = (
     | Pause
     | Resume
     | Apply
+    | Correct
     | KeepChunk
     | LoadBatch
     | DropChunks

@@ -22,7 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from indexer.events import Apply, Instruction, MutationData, Pause, Resume
+from msgspec import structs
+
+from indexer.correcting import Correcting
+from indexer.events import Apply, Correct, Instruction, MutationData, Pause, Resume
 from indexer.failure import CannotGoOnError, GoneError, unreadable
 from indexer.queue import Hearing, HeldQueue, Piece
 from indexer.stamps import PendingStamps
@@ -32,6 +35,9 @@ from keytide.errors import invariant
 from keytide.history import History
 from keytide.messages import (
     Assembler,
+    Corrections,
+    RepairEnd,
+    RepairWatch,
     Segment,
     SegmentBatch,
     StabilityTimestamp,
@@ -82,8 +88,10 @@ class Following:
         number: newest snapshot committed, -1 when none.
         deaf: the later incarnation that was met in the queue, 0 when none was.
         gap_drops: segments dropped because they lay beyond the position (R10).
+        outdated: messages of an earlier catalog version than the index's.
         stale: segments that lie on a lost branch entirely.
         unnumbered: commits that made room (R4).
+        correcting: the repairs.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Following:
         limits: Limits,
         history: History,
         number: int = UNNUMBERED,
+        version: int = 0,
     ) -> None:
         self.index = index
         self.slice = slice_number
@@ -103,10 +112,12 @@ class Following:
         self.paused = False
         self.deaf = 0
         self.gap_drops = 0
+        self.outdated = 0
         self.stale = 0
         self.unnumbered = 0
         self.queue = HeldQueue(applied.timestamp)
         self._history = history
+        self._version = version
         self._topic_id = history.topic_id or applied.timestamp.topic_id
         self._stamps = PendingStamps()
         self._assembler = Assembler()
@@ -116,7 +127,10 @@ class Following:
         self._beginning: int | None = None
         self._gaps: dict[int, _Gap] = {}
         self._incomplete: tuple[int, int] | None = None
-        self._commit: Apply | None = None
+        self._doubted: dict[int, Place] = {}
+        """By partition, how far what made room was applied that no timestamp vouches for."""
+        self._commit: Apply | Correct | None = None
+        self.correcting = Correcting(history, max(number, applied.number))
         self._news = True
 
     def set_limits(self, limits: Limits) -> None:
@@ -145,7 +159,8 @@ class Following:
         if whole is None:
             return
         batch, first = whole
-        if not isinstance(batch, SegmentBatch) or (batch.index, batch.slice) != (self.index, self.slice):
+        known = (SegmentBatch, RepairWatch, Corrections, RepairEnd)
+        if not isinstance(batch, known) or (batch.index, batch.slice) != (self.index, self.slice):
             kind = type(batch).__name__
             raise CannotGoOnError(
                 f"mutation queue, offset {event.position}: a {kind} that is not for this slice"
@@ -153,11 +168,20 @@ class Following:
         if batch.incarnation > self._history.incarnation:
             self.deaf, self._cursor = batch.incarnation, first
             return
+        if not isinstance(batch, SegmentBatch):
+            self.correcting.message(batch, first)
+            return
+        if batch.version < self._version:
+            # On its way since before the index was built anew (R19): by RANGE other splits have sent it here.
+            self.outdated += 1
+            return
         if batch.incarnation == self._history.incarnation:
             self._check_topic(batch.topic_id)
         limit = self._limit(batch.incarnation)
         for segment in batch.segments:
-            self._hear(segment, first, None if limit is None else limit.place(segment.partition))
+            place = None if limit is None else limit.place(segment.partition)
+            self.correcting.hear(segment, place)
+            self._hear(segment, first, place)
 
     def stamped(self, number: int, message: StabilityTimestamp) -> None:
         """A stability timestamp of the leader."""
@@ -181,6 +205,7 @@ class Following:
             CannotGoOnError: a gap stayed unfilled for too long (R10), or a rollback untold.
             GoneError: what is missing was deleted from the queue.
         """
+        self.correcting.expire(now)
         limit = self.limits.gap_ms
         if self.deaf:
             self._deaf_since = now if self._deaf_since is None else self._deaf_since
@@ -199,12 +224,15 @@ class Following:
             raise GoneError(f"deleted from the mutation queue before the slice has read it: {wanted}")
         raise CannotGoOnError(f"missing in the mutation queue: {wanted}; is a projector running?")
 
-    def committed(self, applied: Applied) -> None:
-        """The commit under way can be read."""
+    def committed(self, applied: Applied, corrected: int = 0) -> None:
+        """The commit under way can be read; of corrections, it changed so many documents."""
+        if isinstance(self._commit, Correct):
+            self.correcting.made(corrected, len(self._commit.spared), applied, self.number)
         if applied.number != UNNUMBERED:
             story = f"number {applied.number} after {self.number}"
             invariant(applied.number > self.number, "Monotonic", story)
             self.number = applied.number
+            self._doubted.clear()
         self.applied = applied
         self._commit = None
         self._news = True
@@ -217,7 +245,7 @@ class Following:
             return []
         self._news = False
         if self._commit is None:
-            self._commit = self._next_number() or self._make_room()
+            self._commit = self._correct() or self._next_number() or self._make_room()
             if self._commit is not None:
                 return [self._commit]
         full = self._full() or self.deaf > 0
@@ -242,6 +270,14 @@ class Following:
         )
         return self._apply(chosen.timestamp, chosen.number)
 
+    def _correct(self) -> Correct | None:
+        """What a repair has found, on the state as it is."""
+        judged = self.correcting.next(self.applied.timestamp)
+        if judged is None:
+            return None
+        applied = structs.replace(self.applied, number=UNNUMBERED, queue_position=self._position())
+        return Correct(judged.corrections, judged.spared, applied)
+
     def _make_room(self) -> Apply | None:
         """R4."""
         if not self._full():
@@ -250,6 +286,10 @@ class Following:
         if target is None:
             return None
         self.unnumbered += 1
+        for partition, place in target.places.items():
+            new = place.offset > self.applied.timestamp.offset(partition)
+            if new and place.epoch >= 0 and not self._stamps.vouch_for(partition, place):
+                self._doubted[partition] = place
         return self._apply(target, UNNUMBERED)
 
     def _full(self) -> bool:
@@ -274,6 +314,16 @@ class Following:
     # --- details --------------------------------------------------------------
 
     def _hear(self, segment: Segment, first: int, limit: Place | None) -> None:
+        """
+        Raises:
+            GoneError: it shows that an election has lost what is applied, which nobody else knows of.
+        """
+        doubted = self._doubted.get(segment.partition)
+        if doubted and segment.epoch > doubted.epoch and segment.start < min(doubted.offset, segment.end):
+            raise GoneError(
+                f"partition {segment.partition}: an election has lost records below {doubted.offset} (leader "
+                f"epoch {doubted.epoch}) that it applied to make room: {segment.start} is of {segment.epoch}"
+            )
         outcome = self.queue.hear(segment, first, limit)
         gap = self._gaps.get(segment.partition)
         if outcome is Hearing.VOID:
@@ -313,7 +363,12 @@ class Following:
 
     def _position(self) -> int:
         """R6: the first message with anything unapplied."""
-        places = (self.queue.first_position(), self._assembler.first_pending(), self._cursor)
+        places = (
+            self.queue.first_position(),
+            self._assembler.first_pending(),
+            self.correcting.first_position(),
+            self._cursor,
+        )
         return min(place for place in places if place is not None)
 
     def _give_up_parts(self, now: int) -> None:

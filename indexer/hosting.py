@@ -22,7 +22,7 @@ memory for what is heard is shared out evenly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from indexer import status
@@ -37,10 +37,13 @@ from indexer.store.fold_worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError
 from indexer.store.lmdb_store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
+from indexer.unique import UniqueLimits
+from indexer.unique_watch import KeyShape, UniqueWatch
 from keytide.catalog import Catalog, IndexRecord
+from keytide.definition import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.history import History
-from keytide.messages import SliceStatus
+from keytide.messages import Duplicate, SliceStatus
 from keytide.settings import IndexerSettings
 from keytide.timestamp import Timestamp
 
@@ -166,6 +169,10 @@ class Hosting:
         for runner in self.runners.values():
             runner.look_after(now)
         self._scrubber.look_after(self.runners, now)
+        # One step, of whichever slice comes first: all slices of the node wait for it. Sweeps that have begun
+        # go before those that are due again, or these would never let some end.
+        begun = [one for one in self.runners.values() if one.unique is not None and one.unique.sweeping]
+        any(runner.sweep(now) for runner in begun or self.runners.values())
         for runner in [runner for runner in self.runners.values() if runner.core.state == "LOST"]:
             self._put_away(runner)
 
@@ -177,6 +184,14 @@ class Hosting:
             status.absent(key, "LOST", lost.reason, lost.incarnation)
             for key, lost in sorted(self._lost.items())
         ]
+
+    def violations(self) -> dict[SliceKey, Sequence[Duplicate]]:
+        """What the slices that follow their queues list, for the endpoint."""
+        return {
+            key: runner.unique.shown if runner.unique else ()
+            for key, runner in self.runners.items()
+            if runner.core.following is not None
+        }
 
     def news(self) -> list[SliceNews]:
         """What others want to hear of at once, of each slice."""
@@ -268,6 +283,19 @@ class Hosting:
             self._node.control.term,
             history,
             lambda old, empty: self._begin_anew(key, old, empty),
+            self._unique_watch(record.definition),
+            record.version,
+        )
+
+    def _unique_watch(self, definition: IndexDefinition) -> UniqueWatch | None:
+        """What looks for keys that several documents have; None where they may have them."""
+        if not definition.unique:
+            return None
+        settings = self._settings
+        return UniqueWatch(
+            KeyShape(len(definition.keys), definition.descending),
+            UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed),
+            self._node.control.term,
         )
 
     def _open_store(self, key: SliceKey, initial: Applied) -> SliceStore:

@@ -166,6 +166,7 @@ class Ingest:
         self._told, self._heartbeat_at = told, now
         statuses: list[SliceStatus] = self._hosting.statuses(now)
         self._node.show_states(statuses)
+        self._node.show_violations(self._hosting.violations())
         self._metrics.show(statuses)
         memory = self._process.memory_info()
         self._reporter.heartbeat(

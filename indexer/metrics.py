@@ -43,6 +43,12 @@ class NodeMetrics:
         self._number = Gauge(
             "keytide_snapshot_number", "Newest snapshot of a slice, -1 for none", labels, registry=registry
         )
+        self._violations = Gauge(
+            "keytide_unique_violations",
+            "Keys of a UNIQUE index that several documents have",
+            labels,
+            registry=registry,
+        )
         self._shown: set[tuple[str, str]] = set()
 
     def show(self, statuses: Iterable[SliceStatus]) -> None:
@@ -55,7 +61,8 @@ class NodeMetrics:
             self._bytes.labels(*place).set(status.bytes)
             self._queue.labels(*place).set(status.queue_documents)
             self._number.labels(*place).set(status.number)
+            self._violations.labels(*place).set(status.violations)
         for place in sorted(self._shown - shown):
-            for gauge in (self._entries, self._bytes, self._queue, self._number):
+            for gauge in (self._entries, self._bytes, self._queue, self._number, self._violations):
                 gauge.remove(*place)
         self._shown = shown

@@ -6,7 +6,7 @@ operation; the rings have locks of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from indexer.control import Control
@@ -15,7 +15,7 @@ from indexer.snapshots import Reading, SnapshotRing
 from indexer.view import Trouble
 from keytide.catalog import Catalog
 from keytide.history import History
-from keytide.messages import SliceStatus
+from keytide.messages import Duplicate, SliceStatus
 from keytide.timestamp import Timestamp
 
 _NO_HISTORY: Final = History()
@@ -36,6 +36,7 @@ class Node:
         self._histories: dict[str, History] = {}
         self._rings: dict[SliceKey, SnapshotRing] = {}
         self._troubles: dict[SliceKey, Trouble] = {}
+        self._violations: Mapping[SliceKey, Sequence[Duplicate]] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     # --- the ingest thread ----------------------------------------------------------------------------
@@ -66,6 +67,10 @@ class Node:
             for one in statuses
             if one.reason or one.state == "LOST"
         }
+
+    def show_violations(self, violations: Mapping[SliceKey, Sequence[Duplicate]]) -> None:
+        """The violations that the slices which follow their queues list, by key; nobody changes them."""
+        self._violations = violations
 
     def changed(self) -> None:
         """Tell everybody who asked to be told."""
@@ -113,6 +118,10 @@ class Node:
         """Keep a snapshot until a time (ms) for `holder`; False when it is not held or cannot be kept."""
         ring = self._rings.get((index, slice_number))
         return ring is not None and ring.lease(number, holder, until)
+
+    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+        """The violations that a slice lists, by key; None when it is not here or not open."""
+        return self._violations.get((index, slice_number))
 
     def trouble(self, index: str, slice_number: int) -> Trouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""

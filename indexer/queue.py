@@ -10,7 +10,8 @@ what lies below the cut is there for any of these questions (R30). `take` gives 
 splitting the segments it goes through (R11), and keeps the rest.
 
 What an election has lost may be held already; `hear` takes what the log has in its place, by the leader
-epochs of segments. (Where it is applied, the coordinator knows of it and rolls back.)
+epochs of segments: records of the new leader, or nothing but its marker. (Where it is applied, the
+coordinator knows of it and rolls back.)
 
 Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
 restart must begin to read (R6).
@@ -157,21 +158,19 @@ class HeldQueue:
 
     def _settle(self, segment: Segment, end: int) -> None:
         """Let go of what is held and not on the log any more: along a log leader epochs only grow, so where
-        this segment has a document of a later epoch than what is held there, an election has lost that.
+        this segment is of a later epoch and has a document where an older one is held, or none where one is
+        held, an election has lost what is held. (Or the cleaner took it; then a newer version follows.)
 
         A rollback does not cut it, for nobody may know of it: its sender may have died before it committed or
         reported any of it.
         """
         lane = self._lanes.get(segment.partition)
-        if lane is None or segment.heard is None or segment.start >= lane.heard.offset:
+        if lane is None or segment.start >= lane.heard.offset:
             return
-        stale = [
-            piece
+        if not any(
+            0 <= piece.segment.epoch < segment.epoch and _either_has_documents(segment, piece, end)
             for piece in lane.pieces
-            if 0 <= piece.segment.epoch < segment.epoch
-            and _first_document(segment, max(piece.start, segment.start), min(piece.end, end)) is not None
-        ]
-        if not stale:
+        ):
             return
         cut = max(segment.start, lane.pieces[0].start)
         while lane.pieces and lane.pieces[-1].end > cut:
@@ -250,6 +249,12 @@ def _first_document(segment: Segment, start: int, end: int) -> int | None:
     offsets = heard_offsets(segment.heard, segment.start)
     at = int(np.searchsorted(offsets, start))
     return int(offsets[at]) if at < len(offsets) and offsets[at] < end else None
+
+
+def _either_has_documents(segment: Segment, piece: Piece, end: int) -> bool:
+    """Whether a segment, of which what lies below `end` counts, or a piece has a document where both are."""
+    start, end = max(piece.start, segment.start), min(piece.end, end)
+    return any(_first_document(one, start, end) is not None for one in (segment, piece.segment))
 
 
 def _documents(segment: Segment) -> int:

@@ -29,6 +29,7 @@ from indexer.core import SliceCore
 from indexer.events import (
     Acknowledge,
     Apply,
+    Correct,
     DataLost,
     Done,
     DropChunks,
@@ -44,6 +45,7 @@ from indexer.events import (
     Recovered,
     Resume,
     RolledBack,
+    Stamped,
     StepBack,
     SteppedBack,
     Stop,
@@ -56,6 +58,7 @@ from indexer.snapshots import SnapshotRing
 from indexer.spool import Spool
 from indexer.stepping import BeginAnew, step_back
 from indexer.store.interface import UNNUMBERED, SliceStore, StoreDamagedError
+from indexer.unique_watch import UniqueWatch
 from keytide.errors import RetryableError
 from keytide.history import History
 from keytide.messages import SliceStatus
@@ -97,6 +100,8 @@ class SliceRunner:
         term: newest term known.
         history: of the keyspace; None when it has none but what the store shows.
         begin_anew: how an empty store takes the place of the slice's; None: the slice is LOST then.
+        unique: looks for keys that several documents have, in a slice of a UNIQUE index.
+        version: of the index's record.
 
     Attributes:
         ring: the snapshots, for the endpoint.
@@ -117,13 +122,13 @@ class SliceRunner:
         term: int,
         history: History | None = None,
         begin_anew: BeginAnew | None = None,
+        unique: UniqueWatch | None = None,
+        version: int = 0,
     ) -> None:
         self.key = key
         self.keyspace = keyspace
         self.store = store
         self.ring = SnapshotRing(snapshots_kept)
-        self._limits = limits
-        self._term = term
         self._spool = spool
         self._reading = reading
         self._acknowledge = acknowledge
@@ -135,8 +140,9 @@ class SliceRunner:
         self._disk = (0, 0)
         self._times: list[tuple[int, int]] = []
         self._begin_anew = begin_anew
+        self.unique = unique
         self.damaged = False
-        self.core = SliceCore(key[0], key[1], store.applied, limits, term, history)
+        self.core = SliceCore(*key, store.applied, limits, term, history, version)
 
     def start(self, now: int) -> None:
         """Begin to read."""
@@ -144,6 +150,8 @@ class SliceRunner:
 
     def feed(self, event: Event, now: int) -> None:
         """Hand one event to the core and do what it asks for."""
+        if self.unique is not None and isinstance(event, Stamped):
+            self.unique.stamped(event.number, event.message)
         self._carry_out(self.core.handle(event), now)
 
     def rolled_back(self, history: History, now: int) -> None:
@@ -169,10 +177,22 @@ class SliceRunner:
             self._restart(now)
         self._fold(now)
         self.ring.trim(now)
+        if self.unique is not None:
+            self.unique.show()
+
+    def sweep(self, now: int) -> bool:
+        """Look for keys that several documents have, a step further; whether there was anything to do."""
+        unique = self.unique
+        if unique is None or self.core.state == "LOST":
+            return False
+        try:
+            return unique.look_after(now, self.store.snapshot() if unique.due(now) else None)
+        except StoreDamagedError as error:
+            self.lose(error.message, now, damaged=True)
+            return False
 
     def set_limits(self, limits: Limits) -> None:
         """Change the slice's share of the node's memory."""
-        self._limits = limits
         self.core.set_limits(limits)
 
     def published(self, number: int, now: int) -> None:
@@ -185,6 +205,7 @@ class SliceRunner:
     def close(self) -> None:
         """Let go of everything; what is on disk stays."""
         self._reading.leave(self.key)
+        self._forget_unique()
         self.ring.close()
         self._spool.close()
         self.store.close()
@@ -192,6 +213,7 @@ class SliceRunner:
     def destroy(self) -> None:
         """The same, and delete what is on disk."""
         self._reading.leave(self.key)
+        self._forget_unique()
         self.ring.close()
         self._spool.close()
         self.store.destroy()
@@ -200,7 +222,7 @@ class SliceRunner:
         """For the node's heartbeat."""
         if now - self._disk[0] >= DISK_BYTES_MS:
             self._disk = (now, self.store.disk_bytes())
-        return status.running(self.core, self.store, self._fold_error, self._disk[1])
+        return status.running(self.core, self.store, self._fold_error, self._disk[1], self.unique)
 
     # --- instructions ---------------------------------------------------------------------------------
 
@@ -258,20 +280,26 @@ class SliceRunner:
             case Apply(applied=applied):
                 self._apply(instruction, now)
                 return Done(applied)
+            case Correct(corrections=corrections, spared=spared, applied=applied):
+                corrected = self.store.correct(corrections, spared, applied)
+                self._show_anew(now)
+                log.info("slice %s/%d corrected %d documents", *self.key, corrected)
+                return Done(applied, corrected)
             case Acknowledge(number=number, incarnation=incarnation):
                 self._acknowledge(self.keyspace, incarnation, number, self.key)
             case KeepChunk(key=key, chunk=chunk):
                 self._spool.keep(key, chunk)
             case LoadBatch(puts=puts, removals=removals, applied=applied):
-                self.store.load(self._spool.puts(puts), self._spool.removals(removals), applied)
-                log.info("slice %s/%d loaded micro-batch %d", *self.key, applied.batch)
+                done = self.store.load(self._spool.puts(puts), self._spool.removals(removals), applied)
+                words = "slice %s/%d loaded micro-batch %d, %d of %d entries appended"
+                log.info(words, *self.key, applied.batch, done.appended, done.put)
                 return Done(applied)
             case DropChunks(keys=keys):
                 self._spool.forget(keys)
             case SwitchOver(applied=applied):
                 self.store.load([], [], applied)
                 reach("switch-over")
-                self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+                self._show_anew(now)
                 log.info("slice %s/%d switches to its mutation queue", *self.key)
                 return Done(applied)
             case ReadMutations(position=position):
@@ -280,9 +308,10 @@ class SliceRunner:
                 self._reading.read_backfill(self.key, build, position)
             case StepBack(history=history):
                 self._times.clear()
+                self._forget_unique()
                 self.store, outcome = step_back(self.store, self.ring, history, self._begin_anew)
                 if isinstance(outcome, SteppedBack):
-                    self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+                    self._show_anew(now)
                 return outcome
             case Pause() | Resume() | Stop() | Lose():
                 pass  # done out of turn, by `_carry_out`
@@ -292,7 +321,10 @@ class SliceRunner:
         began = time.perf_counter()
         applied = instruction.applied
         self.store.apply(instruction.segments, applied)
-        self.ring.add(self.store.snapshot(), applied.number, now)
+        snapshot = self.store.snapshot()
+        self.ring.add(snapshot, applied.number, now)
+        if self.unique is not None:
+            self.unique.committed(instruction.segments, snapshot, applied)
         self._metrics.commit.observe(time.perf_counter() - began)
         if applied.number != UNNUMBERED:
             times = newest_times(instruction.segments)
@@ -306,11 +338,22 @@ class SliceRunner:
         applied, history = self.core.applied, self.core.history
         try:
             if not applied.building and history.holds(applied.timestamp, applied.incarnation):
-                self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+                self._show_anew(now)
         except StoreDamagedError as error:
             self.lose(error.message, now, damaged=True)
             return
         self._carry_out(self.core.start(), now)
+
+    def _show_anew(self, now: int) -> None:
+        """Show a state that no commit of the mutation queue brought: it has no number, and what several
+        documents have in it must be looked for."""
+        self.ring.add(self.store.snapshot(), UNNUMBERED, now)
+        if self.unique is not None:
+            self.unique.begin(self.store.snapshot())
+
+    def _forget_unique(self) -> None:
+        if self.unique is not None:
+            self.unique.forget()
 
     def _let_go(self, reason: str) -> None:
         """The slice is LOST: whatever was kept of it is served to nobody any more."""
@@ -318,6 +361,7 @@ class SliceRunner:
         self._reading.leave(self.key)
         self._todo.clear()
         self._restart_at = 0
+        self._forget_unique()
         self.ring.close()
 
     def _stop(self, reason: str, now: int) -> None:
@@ -330,8 +374,8 @@ class SliceRunner:
         """A new core on the store as it is. Its reason stays in sight until the slice has a snapshot."""
         self._restart_at = 0
         log.info("slice %s/%d starts again", *self.key)
-        reason, history = self.core.reason, self.core.history
-        self.core = SliceCore(*self.key, self.store.applied, self._limits, self._term, history)
+        reason = self.core.reason
+        self.core = self.core.anew(self.store.applied)
         self.core.reason = reason
         self._spool.forget_all()
         self._begin(now)

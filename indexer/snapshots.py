@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.store.interface import UNNUMBERED, StoreDamagedError, StoreSnapshot
+from indexer.store.interface import UNNUMBERED, Held, SkipLine, StoreDamagedError, StoreSnapshot
 from keytide.history import History
 from keytide.landmarks import rank
 from keytide.timestamp import Timestamp
@@ -241,6 +241,14 @@ class Reading:
             self._ring.report_damage(error.message)
             raise
 
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        """What the back index has, by document id, behind `after`. Raises as `rows`."""
+        try:
+            yield from self._kept.snapshot.back_rows(after)
+        except StoreDamagedError as error:
+            self._ring.report_damage(error.message)
+            raise
+
     def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
         """(partition, offset) of the version of each document, None for one without entries here. Raises as
         `rows` does."""
@@ -251,6 +259,14 @@ class Reading:
             self._ring.report_damage(error.message)
             raise
         return [(one.partition, one.offset) if one is not None and one.keys else None for one in held]
+
+    def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
+        """Lines of the skip ledger behind (partition, offset). Raises as `rows` does."""
+        try:
+            return self._kept.snapshot.skips(limit, after)
+        except StoreDamagedError as error:
+            self._ring.report_damage(error.message)
+            raise
 
     def release(self) -> None:
         """Give the snapshot back. Once is enough; more does nothing."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from indexer.queue import HeldQueue
 from keytide.landmarks import rank
-from keytide.timestamp import Timestamp
+from keytide.timestamp import Place, Timestamp
 
 PENDING_LIMIT: Final = 256
 """Timestamps known and not committed, per slice: with one every 10 ms more than two seconds, and every
@@ -67,6 +67,13 @@ class PendingStamps:
     def contradicted(self, queue: HeldQueue) -> bool:
         """Whether one of them is of another branch than what is held."""
         return any(queue.contradicts(one.timestamp) for one in self._pending)
+
+    def vouch_for(self, partition: int, place: Place) -> bool:
+        """Whether what was heard up to `place` is on the log as far as they know, or its loss is found out by
+        others. Where the next of them is of a later leader, it may be lost and nobody know of it."""
+        places = (one.timestamp.place(partition) for one in self._pending)
+        past = next((known for known in places if known.offset >= place.offset), place)
+        return past.epoch <= place.epoch
 
     def make_room(self, position: Timestamp, queue: HeldQueue) -> Timestamp | None:
         """Up to where a full slice should apply what it holds (R4), None when no timestamp reaches past

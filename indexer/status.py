@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from indexer.core import SliceCore
 from indexer.store.interface import UNNUMBERED, SliceStore
+from indexer.unique_watch import UniqueWatch
 from keytide.messages import SliceStatus
 from keytide.timestamp import Timestamp
 
 
-def running(core: SliceCore, store: SliceStore, fold_error: str, disk_bytes: int) -> SliceStatus:
+def running(
+    core: SliceCore, store: SliceStore, fold_error: str, disk_bytes: int, unique: UniqueWatch | None = None
+) -> SliceStatus:
     """Of a slice that is open."""
     counts, reason = store.counts, core.reason or fold_error
     state = "STOPPED" if core.reason and core.state != "LOST" else core.state
@@ -31,6 +34,10 @@ def running(core: SliceCore, store: SliceStore, fold_error: str, disk_bytes: int
         incarnation=core.incarnation,
         queue_horizon=queue_horizon(core, store),
         undo_steps=store.undo_steps,
+        violations=unique.violations if unique else 0,
+        judged=unique.judged if unique else UNNUMBERED,
+        violated=unique.some() if unique else [],
+        repair=core.repair(store.durable),
     )
 
 

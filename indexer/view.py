@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from indexer.store.interface import Held as Held
+from indexer.store.interface import SkipLine as SkipLine
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
 from keytide.catalog import Catalog
 from keytide.history import History
+from keytide.messages import Duplicate
 from keytide.timestamp import Timestamp
 
 
@@ -62,9 +65,18 @@ class ReadableSnapshot(Protocol):
         """How many entries lie in [low, high). Raises as `rows`."""
         ...
 
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        """What the back index has, by document id, behind `after`. Raises as `rows`."""
+        ...
+
     def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
         """(partition, offset) of the version of each document that its entries here come from; None for one
         without entries here. Raises as `rows`."""
+        ...
+
+    def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
+        """Up to `limit` lines of the skip ledger behind (partition, offset), in that order. Raises as
+        `rows`."""
         ...
 
     def release(self) -> None:
@@ -110,6 +122,11 @@ class NodeView(Protocol):
     def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
         """Keep a snapshot until a time (ms) for `holder`, in place of an earlier time; False when it is not
         held or cannot be kept."""
+        ...
+
+    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+        """The violations that a slice of a UNIQUE index lists, by key; none for other indexes. None when the
+        slice is not on this node or not open."""
         ...
 
     def trouble(self, index: str, slice_number: int) -> Trouble | None:

@@ -12,10 +12,14 @@ from typing import Literal, TypeVar
 import msgspec
 
 from keytide.definition import IndexDefinition
+from keytide.table_origin import TableOrigin as TableOrigin
 from keytide.timestamp import Place, Timestamp
 
 IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
 BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
+PausedBy = Literal["", "operator", "system"]
+JobKind = Literal["verify", "repair"]
+JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
 
 EMITTING: frozenset[str] = frozenset({"BUILDING", "PAUSED", "READY"})
 """States of an index for which projectors emit."""
@@ -58,6 +62,10 @@ class IndexRecord(msgspec.Struct, frozen=True):
         build: the build that is under way or was the last.
         slice_builds: slice -> the build that fills or filled it, where that is another one than `build`: the
             slice was rebuilt alone.
+        splits: of a RANGE index, from the version on (`keytide.partitioning`): encoded values, ascending, one
+            less than slices.
+        verified_at: when its last verification ended, milliseconds; 0 when there was none.
+        verification: id of the job that it was; "" for none.
     """
 
     id: str
@@ -69,6 +77,9 @@ class IndexRecord(msgspec.Struct, frozen=True):
     created_at: int
     reason: str = ""
     slice_builds: dict[int, str] = {}
+    splits: tuple[bytes, ...] = ()
+    verified_at: int = 0
+    verification: str = ""
 
     @property
     def name(self) -> str:
@@ -105,6 +116,16 @@ class BuildRecord(msgspec.Struct, frozen=True):
         incarnation: of the keyspace, when the build began.
         attempt: how often the same has been begun before, because the source was rolled back, a slice lost
             what it had got, or a rebuild failed.
+        verify: its indexes are READY only when they were verified.
+        phase: `waiting-for-transactions`, `sampling`, `reading`, `sorting`, `loading`, `catching-up` or
+            `verifying`; "" before the first and after the last.
+        paused: why it pauses, in words; "" when it does not. With state QUEUED: it is not to start.
+        paused_by: who may end the pause: the operator, or the system when the reason is gone.
+        bytes_done, bytes_total: of the source's records (keys and values); the total is estimated from what
+            was read, 0 while nothing was.
+        verification: id of the job that verifies, or verified, it; "" for none.
+        origin: the table that its initial state comes from; None: the log's beginning.
+        table_documents: rows of it, as far as they are read; in `documents_done` and `documents_total`.
     """
 
     id: str
@@ -130,6 +151,15 @@ class BuildRecord(msgspec.Struct, frozen=True):
     queue_positions: dict[str, dict[int, int]] = {}
     incarnation: int = 0
     attempt: int = 0
+    verify: bool = True
+    phase: str = ""
+    paused: str = ""
+    paused_by: PausedBy = ""
+    bytes_done: int = 0
+    bytes_total: int = 0
+    verification: str = ""
+    origin: TableOrigin | None = None
+    table_documents: int = 0
 
     @property
     def rebuild(self) -> bool:
@@ -139,6 +169,48 @@ class BuildRecord(msgspec.Struct, frozen=True):
     def slices_of(self, index: IndexRecord) -> list[int]:
         """The slices of one of its indexes that it fills, ascending."""
         return self.slices.get(index.id, []) if self.slices else list(range(index.slices))
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """Key `job/<id>`: work over whole indexes by a Spark driver of its own, other than builds. It has no
+    checkpoint: after the death of its driver it begins again.
+
+    Attributes:
+        indexes: index ids, of one keyspace.
+        build: the build that is READY only when this verification found nothing; "" for none.
+        snapshot: number of the snapshot that is (or was) compared with the source; -1 before it is chosen.
+        incarnation: of the keyspace, when the job was asked for.
+        dry_run: a repair that only lists what it would do.
+        documents, documents_total: records read of the source.
+        counts: class of difference -> how many were found.
+        attempts: how often its driver was started.
+        detail: what it does now, in words; or what it did.
+    """
+
+    id: str
+    kind: JobKind
+    keyspace: str
+    indexes: list[str]
+    state: JobState
+    created_at: int
+    build: str = ""
+    snapshot: int = -1
+    incarnation: int = 0
+    dry_run: bool = False
+    percent: float = 0.0
+    documents: int = 0
+    documents_total: int = 0
+    counts: dict[str, int] = {}
+    attempts: int = 0
+    detail: str = ""
+    error: str = ""
+    started_at: int = 0
+    finished_at: int = 0
+
+    @property
+    def index(self) -> str:
+        """Index id of a job of one index."""
+        return self.indexes[0] if self.indexes else ""
 
 
 class RollbackRecord(msgspec.Struct, frozen=True):
@@ -179,7 +251,16 @@ class NodeRecord(msgspec.Struct, frozen=True):
     first_seen: int
 
 
-Record = ClusterRecord | TermRecord | KeyspaceRecord | IndexRecord | BuildRecord | RollbackRecord | NodeRecord
+Record = (
+    ClusterRecord
+    | TermRecord
+    | KeyspaceRecord
+    | IndexRecord
+    | BuildRecord
+    | JobRecord
+    | RollbackRecord
+    | NodeRecord
+)
 RecordT = TypeVar("RecordT", bound=Record)
 
 _KINDS: dict[str, type[Record]] = {
@@ -188,6 +269,7 @@ _KINDS: dict[str, type[Record]] = {
     "keyspace": KeyspaceRecord,
     "index": IndexRecord,
     "build": BuildRecord,
+    "job": JobRecord,
     "rollback": RollbackRecord,
     "node": NodeRecord,
 }
@@ -206,6 +288,8 @@ def record_key(record: Record) -> str:
             return f"index/{id_}"
         case BuildRecord(id=id_):
             return f"build/{id_}"
+        case JobRecord(id=id_):
+            return f"job/{id_}"
         case RollbackRecord(keyspace=keyspace, incarnation=incarnation):
             return f"rollback/{keyspace}/{incarnation}"
         case NodeRecord(id=id_):
@@ -286,6 +370,12 @@ class Catalog:
 
     def builds(self) -> list[BuildRecord]:
         return self._all(BuildRecord)
+
+    def job(self, id_: str) -> JobRecord | None:
+        return self._one(f"job/{id_}", JobRecord)
+
+    def jobs(self) -> list[JobRecord]:
+        return self._all(JobRecord)
 
     def rollbacks(self, keyspace: str) -> list[RollbackRecord]:
         """All rollbacks of a keyspace, oldest first."""

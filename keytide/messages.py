@@ -8,6 +8,7 @@ a reader touches only what it needs.
 Who sends what (topics in `keytide.topics`):
 
     mutations.<index>   projector -> slice          SegmentBatch (or its parts)
+                        repair -> slice             RepairWatch, Corrections, RepairEnd (or parts)
     backfill.<index>    Spark / coordinator -> slice PutChunk, RemovalChunk, BatchEnd, BuildEnd (or parts)
     control             leader -> all               StabilityTimestamp, Published, Leading
     reports             all -> coordinators          Progress, Activated, HistoryLost, Acknowledged, ...
@@ -126,7 +127,7 @@ class SegmentBatch(_Message, frozen=True, array_like=True):
     topic_id: str
     incarnation: int
     version: int
-    """Catalog version under which it was projected."""
+    """Catalog version under which it was projected; one before that of the index is of no use to a slice."""
     segments: list[Segment]
     sent_at: int
     """Milliseconds."""
@@ -143,6 +144,64 @@ class Part(_Message, frozen=True, array_like=True):
     part: int
     count: int
     data: bytes
+
+
+class RepairWatch(_Message, frozen=True, array_like=True):
+    """A repair's first word to a slice: from here on remember what is heard of these documents. What the
+    repair finds out about them is as of a timestamp that covers everything that lies before this message in
+    the queue (`indexer.correcting`)."""
+
+    index: str
+    slice: int
+    job: str
+    round: int
+    """Of the job; a later round takes the place of an earlier one."""
+    incarnation: int
+    count: int
+    hashes: bytes
+    """u64[n], xxh3_64 of the document ids."""
+
+
+class Corrections(_Message, frozen=True, array_like=True):
+    """What a slice holds of some documents at `timestamp`, if it is right: for n documents the newest version
+    below it and the entries that this slice has of it (none: it has none). In one or more messages per round.
+    """
+
+    index: str
+    slice: int
+    job: str
+    round: int
+    sequence: int
+    """Counts the messages of a round, from 0."""
+    incarnation: int
+    timestamp: Timestamp
+    count: int
+    id_lengths: bytes
+    """u8[n]."""
+    ids: bytes
+    partitions: bytes
+    """u32[n], of the versions."""
+    offsets: bytes
+    """u64[n]."""
+    times: bytes
+    """i64[n]: the largest that the document's partition has shown, milliseconds."""
+    foreign: bytes
+    """u8[n]: 1 for a document that was met in two source partitions."""
+    puts: Puts | None = None
+    """Entries, by ordinal of the document."""
+    strays: Puts | None = None
+    """Entries that were found and must not be there, by ordinal, without values: they go unless the back
+    index knows them."""
+
+
+class RepairEnd(_Message, frozen=True, array_like=True):
+    """The round is over for this slice: it need remember nothing more."""
+
+    index: str
+    slice: int
+    job: str
+    round: int
+    incarnation: int
 
 
 # --- backfill queue -------------------------------------------------------------------------------
@@ -243,6 +302,10 @@ class StabilityTimestamp(_Message, frozen=True, array_like=True):
     """The smallest, over partitions, last time at which the timestamp covered the end that was seen;
     staleness counts from it."""
     issued_at: int
+    settled: int = -1
+    """A key of a UNIQUE index that two documents have had since this number or an earlier one, and have
+    still, is a violation: this timestamp covers the source's ends that were sampled after that number was
+    issued (R35). -1 when nothing is settled yet."""
 
 
 class Published(_Message, frozen=True, array_like=True):
@@ -344,6 +407,52 @@ class Acknowledged(_Message, frozen=True, array_like=True):
     """(index id, slice number)."""
 
 
+class RepairStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How far a slice is with a round of a repair.
+
+    Attributes:
+        watching: it remembers what it hears of the round's documents.
+        sequences: how many messages of corrections it has dealt with.
+        corrected: documents that it has changed.
+        spared: documents that it left alone: something newer was heard of them.
+        void: documents of corrections that it could not judge (it does not remember, or the source was
+            rolled back), and left alone.
+        durable: what it has changed is durable.
+    """
+
+    job: str
+    round: int
+    watching: bool
+    sequences: int = 0
+    corrected: int = 0
+    spared: int = 0
+    void: int = 0
+    durable: bool = True
+
+
+class DuplicateDocument(msgspec.Struct, frozen=True, array_like=True):
+    """One of the documents that have one key of a UNIQUE index."""
+
+    id: bytes
+    partition: int
+    offset: int
+    time: int
+    """The record's timestamp (ms)."""
+
+
+class Duplicate(msgspec.Struct, frozen=True, array_like=True):
+    """A violation of a UNIQUE index: a key that several documents have at one stability timestamp (R35)."""
+
+    key: bytes
+    """Canonical."""
+    number: int
+    """The snapshot from which on two of them are known to have it."""
+    documents: list[DuplicateDocument]
+    """By id; as many as are listed."""
+    more: bool = False
+    """There are further ones, which a scan of the key shows."""
+
+
 class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """One slice's state in a node's heartbeat."""
 
@@ -380,6 +489,15 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     that cannot be said, and nothing may be deleted."""
     undo_steps: int = 0
     """Folds that its base can step back."""
+    violations: int = 0
+    """Keys of a UNIQUE index that several documents have."""
+    judged: int = -1
+    """Whether a key that several documents had at this snapshot or an earlier one is a violation has been
+    decided; -1 when that cannot be said yet, or the index is not UNIQUE."""
+    violated: list[Duplicate] = []
+    """Some of the violations; others in other heartbeats, so that all are told in time."""
+    repair: RepairStatus | None = None
+    """Of the last round that it has heard of, None when none."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):
@@ -418,10 +536,54 @@ class BuildProgress(_Message, frozen=True, array_like=True):
     sent_at: int
     first_read_at: int = 0
     """When the first micro-batch began to read (R26 counts from here)."""
+    phase: str = ""
+    """What it does now (`BuildRecord.phase`); "" when it does not say."""
+    bytes: int = 0
+    """Keys and values read, for `documents` documents."""
+    table_documents: int = 0
+    """Of `documents`: rows of the table that the build begins with."""
+
+
+class BuildSampled(_Message, frozen=True, array_like=True):
+    """The splits that were found for the RANGE indexes of a build that waits to begin."""
+
+    build: str
+    run: str
+    """Names the start of the driver."""
+    splits: dict[str, list[bytes]]
+    """Index id -> its splits (`IndexRecord.splits`)."""
+    documents: int
+    """Versions that were looked at."""
+    entries: dict[str, int]
+    """Index id -> from how many entries its splits were found; 0 when the sample had none."""
+    sent_at: int
+
+
+class JobProgress(_Message, frozen=True, array_like=True):
+    """What the driver of a job (`keytide.catalog.JobRecord`) has done."""
+
+    job: str
+    run: str
+    """Names this start of the driver."""
+    state: str
+    """RUNNING, DONE (its report is written; the driver ends), FAILED (it can never work: `error`)."""
+    snapshot: int
+    """Number of the snapshot that it compares, -1 before it is chosen."""
+    percent: float
+    documents: int
+    documents_total: int
+    counts: dict[str, int]
+    """Class of difference -> how many, so far."""
+    detail: str
+    error: str
+    sent_at: int
 
 
 Message = (
     SegmentBatch
+    | RepairWatch
+    | Corrections
+    | RepairEnd
     | Part
     | PutChunk
     | RemovalChunk
@@ -436,6 +598,8 @@ Message = (
     | Acknowledged
     | NodeHeartbeat
     | BuildProgress
+    | BuildSampled
+    | JobProgress
 )
 
 _encoder = msgspec.msgpack.Encoder()

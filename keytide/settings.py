@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,11 +19,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from keytide.scan_settings import GatewaySettings as GatewaySettings
+from keytide.scan_settings import PrimarySettings as PrimarySettings
+from keytide.scan_settings import ScanSettings as ScanSettings
+from keytide.scan_settings import Section
+
 MIB = 1024 * 1024
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class KafkaSettings(BaseModel):
@@ -42,7 +43,7 @@ class KafkaSettings(BaseModel):
         return config
 
 
-class TopicSettings(_Section):
+class TopicSettings(Section):
     replication_factor: int = Field(1, description="of Keytide's own topics; 3 on a real cluster")
     message_max_bytes: int = Field(32 * MIB, description="largest Kafka message in Keytide's own topics")
     part_bytes: int = Field(
@@ -59,7 +60,7 @@ class TopicSettings(_Section):
     )
 
 
-class ProjectorSettings(_Section):
+class ProjectorSettings(Section):
     batch_documents: int = Field(
         10_000, description="documents per poll: one decode call, one message per slice"
     )
@@ -81,7 +82,7 @@ class ProjectorSettings(_Section):
     metrics_port: int = Field(0, description="where Prometheus metrics are served; 0 serves none")
 
 
-class IndexerSettings(_Section):
+class IndexerSettings(Section):
     host: str = "127.0.0.1"
     port: int = Field(8093, description="scan endpoint; 0 picks a free port")
     node_id: str = Field("", description="kept in the data folder when empty")
@@ -115,12 +116,20 @@ class IndexerSettings(_Section):
         3_600,
         description="between checks of each base against its checksums, beside the one at every opening",
     )
+    unique_keys_listed: int = Field(
+        1_000,
+        description="keys of a UNIQUE index with several documents that each slice lists; further ones are "
+        "counted once a minute: memory",
+    )
+    unique_documents_listed: int = Field(
+        100, description="documents listed of each such key; a scan of the key shows the others"
+    )
     check_mirror: bool = Field(
         False, description="check entries against the back index after every commit (tests; slow)"
     )
 
 
-class CoordinatorSettings(_Section):
+class CoordinatorSettings(Section):
     host: str = "127.0.0.1"
     port: int = Field(8091, description="admin API and web page; 0 picks a free port")
     interval_ms: int = Field(10, description="shortest time between stability timestamps when there is news")
@@ -152,7 +161,7 @@ class CoordinatorSettings(_Section):
     request_timeout_s: int = Field(30, description="longest wait of an admin request for Kafka or a node")
 
 
-class BuildSettings(_Section):
+class BuildSettings(Section):
     spark_master: str = Field("local[*]", description="Spark master of backfills")
     driver_memory: str = Field("2g", description="heap of the Spark driver (and of local executors)")
     batch_documents: int = Field(
@@ -166,143 +175,125 @@ class BuildSettings(_Section):
     )
     restarts: int = Field(
         5,
-        description="how often a dead Spark driver is started again before the build fails",
+        description="how often a dead Spark driver is started again before the build pauses, for longer and "
+        "longer; how often a build that lost its footing begins again before it fails",
+    )
+    nice: int = Field(
+        10,
+        ge=0,
+        le=19,
+        description="how much a driver, with all that it starts, stands back behind other processes of its "
+        "machine: with it live indexing keeps its rate",
+    )
+    driver_disk_free_bytes: int = Field(
+        256 * MIB,
+        ge=64 * MIB,
+        description="builds pause while less is free on the disk of the drivers' checkpoints and shuffles",
+    )
+    node_disk_free_bytes: int = Field(
+        512 * MIB,
+        ge=0,
+        description="a build pauses while less is free on a node that it fills slices on: live slices need "
+        "the rest",
+    )
+    batches_ahead: int = Field(
+        10,
+        ge=2,
+        description="a build pauses while a slice has more micro-batches to load: backfill queues would grow "
+        "for ever before a slow disk",
+    )
+    sample_documents: int = Field(
+        100_000,
+        ge=100,
+        le=2_000_000,
+        description="documents read for splits of RANGE indexes: more, and slices are more even",
+    )
+    verify: bool = Field(
+        True,
+        description="indexes are READY only when they were compared with the source, and nothing was wrong",
     )
     spark_options: dict[str, str] = Field(default_factory=dict, description="further Spark configuration")
-
-
-class ScanSettings(_Section):
-    default_limit: int = Field(1_000, description="rows per page when the request names no limit")
-    max_limit: int = Field(100_000, description="rows per page at most")
-    default_timeout_ms: int = 5_000
-    max_timeout_ms: int = 120_000
-    first_lease_s: int = Field(
-        10,
-        description="how long the token of a first page keeps its snapshot: few are ever used, and a kept "
-        "snapshot keeps disk from being reused",
+    jars: list[str] = Field(
+        default_factory=list,
+        description="further jars for Spark, beside its Kafka connector: JDBC drivers of tables that builds "
+        "begin with",
     )
-    lease_s: int = Field(60, description="how long a page token keeps its snapshot after its last use")
-    max_leases: int = Field(
-        400,
-        description="snapshots of one index that a node keeps for page tokens and holds at once; beyond it "
-        "those go first that only gave first pages",
-    )
-    max_hold_s: int = Field(
-        3_600,
-        description="how long a held snapshot may be kept after its last use: a kept snapshot keeps disk "
-        "from being reused, also when its holder is gone",
-    )
-    max_spans: int = Field(
-        1_000, description="spans of one request: each costs every slice a seek per block of rows"
-    )
-    max_offset: int = Field(
-        1_000_000,
-        description="rows that a scan may leave out at its start: all of them are read; page tokens cost "
-        "nothing for rows gone by",
-    )
-    max_groups: int = Field(
-        100_000,
-        ge=1,
-        description="groups, or distinct values, of one aggregate: a node holds all of them in memory, some "
-        "hundred bytes each, and in the answer there is no paging",
-    )
-    max_sort_rows: int = Field(
-        100_000,
-        ge=1,
-        description="rows that a node sorts for one query whose order no index has: it holds all of them in "
-        "memory, or as many as LIMIT and OFFSET name",
-    )
-    max_streams: int = Field(
-        16,
-        ge=1,
-        description="streams (NDJSON, Arrow) that a node runs at once: each has some times "
-        "stream_block_bytes in memory",
-    )
-    stream_block_bytes: int = Field(
-        4 << 20,
-        ge=1 << 10,
-        description="bytes of keys and values that a stream reads at once, over all slices, and of changes "
-        "that a tail collects: more makes streams hardly faster",
-    )
-    stream_stall_s: float = Field(
-        30.0,
-        gt=0,
-        description="how long a reader of a stream or tail may take nothing (256 KiB) before it is let go: "
-        "its snapshot keeps disk from being reused",
-    )
-    max_tails: int = Field(
-        64, ge=1, description="tails that a node runs at once: each compares its selection again and again"
-    )
-    tail_lease_s: int = Field(
-        60,
-        ge=3,
-        description="how long the moment that a tail told last is held after its reader went away: the time "
-        "to resume it",
-    )
-    tail_heartbeat_s: float = Field(
-        15.0,
-        gt=0,
-        description="how long a tail may be silent: proxies, and clients, take a connection for dead that is "
-        "silent for a minute",
-    )
-
-
-class GatewaySettings(_Section):
-    host: str = Field("127.0.0.1", description="where `keytide gateway` listens")
-    port: int = Field(8092, description="its scan endpoint; 0 picks a free port")
-
-
-class PrimarySettings(_Section):
-    """`[primary.<keyspace>]`: where scans with `validate` look up the documents of a keyspace (their meaning:
-    docs/validate.md). The url may hold a password, and is never shown."""
-
-    kind: Literal["sql", "topic"] = Field(
-        description="`sql`: a database, through SQLAlchemy; `topic`: the keyspace's own topic"
-    )
-    url: SecretStr = Field(SecretStr(""), description="SQLAlchemy's URL of the database")
-    table: str = Field("", description="table or view, with its schema before a dot if need be")
-    id_column: str = Field("id", description="the column with the document id")
-    document_column: str = Field("", description="the column with the whole document as JSON")
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="instead of it: top-level field of the document -> its column"
-    )
-    nulls: Literal["null", "missing"] = Field("null", description="what a NULL of such a column is in JSON")
-    offset_column: str = Field(
+    worker_python: str = Field(
         "",
-        description="the column with the Kafka offset that a row was written from, for a database that "
-        "is fed from the topic",
+        description="path of Python on the machines of a Spark cluster, of the same version as the "
+        "coordinator's; empty: the path of the coordinator's",
     )
-    partition_column: str = Field("", description="the column with the partition of that offset")
-    position_query: str = Field(
-        "", description="a query for (partition, next offset) of what the database has been fed with"
+    worker_path: str = Field(
+        "",
+        description="folders on the machines of a Spark cluster that Keytide's packages are in, where that "
+        "Python does not have them installed; empty: the coordinator's",
     )
-    connections: int = Field(
-        4, ge=1, le=64, description="to the primary, of each node: what validation may load it with"
-    )
-    connect_timeout_s: int = Field(3, ge=1, description="longest wait for a new connection")
-    batch_ids: int = Field(1_000, ge=1, le=10_000, description="documents asked for at once")
-    max_rows: int = Field(10_000, ge=1, description="rows of one validated page")
-    wait_ms: int = Field(
-        200, ge=0, description="how long a page waits for a primary that is behind some of its rows"
-    )
-    look_ahead: int = Field(
-        20_000, ge=0, description="records past the snapshot that are read for newer versions (topic)"
+    origin_options: dict[str, str] = Field(
+        default_factory=dict,
+        description="options of Spark's reader that every table gets that a build begins with: the place for "
+        "passwords, for what a request names is in the metadata for all to read",
     )
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        sql = (self.url.get_secret_value(), self.table, self.document_column, self.columns)
-        told = (self.offset_column, self.partition_column, self.position_query)
-        if self.kind == "topic" and any((*sql, *told)):
-            raise ValueError("kind `topic` takes no url, table or columns")
-        if self.kind == "sql" and (not all(sql[:2]) or bool(sql[2]) == bool(sql[3])):
-            raise ValueError("kind `sql` needs url, table, and either document_column or columns")
-        if self.partition_column and not self.offset_column:
-            raise ValueError("partition_column goes with offset_column")
-        return self
+
+class VerifySettings(Section):
+    concurrent: int = Field(
+        1, ge=1, description="verifications and repairs at once: each reads a source as fast as it can"
+    )
+    interval_s: int = Field(
+        0,
+        ge=0,
+        description="how old the last verification of an index may get before it is verified again by "
+        "itself, the oldest first; 0 for never",
+    )
+    restarts: int = Field(
+        10,
+        ge=0,
+        description="how often the dead driver of a job is started again, after pauses of up to half a "
+        "minute, before the job fails, and the build that waits for it",
+    )
+    kept: int = Field(50, ge=1, description="jobs that are over whose reports are kept")
+    waiting: int = Field(
+        100, ge=1, description="jobs that may be queued or under way: more is a mistake of whoever asks"
+    )
+    max_differences: int = Field(
+        10_000,
+        ge=1,
+        description="differences that one report lists; an index that is wrong everywhere is better built "
+        "anew",
+    )
+    local_documents: int = Field(
+        100_000,
+        ge=0,
+        description="a source with no more records is read by the driver itself: Spark would take longer to "
+        "start",
+    )
 
 
-class SecuritySettings(_Section):
+class RepairSettings(Section):
+    grace_s: float = Field(
+        10.0,
+        ge=0,
+        description="a difference is corrected only when it is found again at a second snapshot, at least "
+        "this long after the first look",
+    )
+    documents: int = Field(
+        100_000,
+        ge=1,
+        description="documents that one round corrects: slices keep their ids in memory meanwhile; an index "
+        "that is wrong everywhere is better built anew",
+    )
+    rounds: int = Field(
+        4, ge=1, description="how often what is still wrong, or was changed meanwhile, is looked at again"
+    )
+    wait_s: float = Field(
+        120.0,
+        gt=0,
+        description="how long a repair waits for slices: for an answer, and until a fold has made durable "
+        "what they did",
+    )
+
+
+class SecuritySettings(Section):
     tokens: dict[str, list[str]] = Field(
         default_factory=dict, description="API token -> scopes (read, admin)"
     )
@@ -328,6 +319,8 @@ class Settings(BaseSettings):
     indexer: IndexerSettings = IndexerSettings()  # type: ignore[call-arg]
     coordinator: CoordinatorSettings = CoordinatorSettings()  # type: ignore[call-arg]
     build: BuildSettings = BuildSettings()  # type: ignore[call-arg]
+    verify: VerifySettings = VerifySettings()  # type: ignore[call-arg]
+    repair: RepairSettings = RepairSettings()  # type: ignore[call-arg]
     scan: ScanSettings = ScanSettings()  # type: ignore[call-arg]
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
     primary: dict[str, PrimarySettings] = Field(

@@ -55,12 +55,20 @@ POINTS: Final = frozenset(
         "coordinator-published",
         "coordinator-build-end",
         "coordinator-rollback-decided",
+        # repair
+        "repair-watched",  # slices remember what they hear
+        "repair-corrected",  # corrections are in the queues
         # Spark driver
+        "sample-taken",  # of the source, for splits; nothing is reported
         "driver-batch-begun",
         "driver-chunks-sent",
         "driver-before-batch-end",
         "driver-batch-ended",
         "driver-passed",
+        # driver of a verification
+        "verify-pinned",  # the snapshot is held, nothing is read
+        "verify-compared",  # the report is not written
+        "verify-done",
     }
 )
 _ACTIONS: Final = frozenset({("kill", False), ("once", True), ("hold", True)})

@@ -23,7 +23,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     Attributes:
         offset: the next offset, exclusive: everything below it is included.
-        epoch: the leader epoch of the last record below it, -1 when unknown.
+        epoch: the leader epoch of the last record below it, or of the marker there; -1 when unknown.
         tail: offsets between that record and `offset`: transaction markers and the like, which may be of a
             later epoch. Only for asking whether the place is on a log (`keytide.kafka_history`).
     """

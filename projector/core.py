@@ -78,7 +78,8 @@ class Projected:
     Attributes:
         ordinals: u32[m], index into the batch's heard documents.
         keys: canonical keys.
-        partition_keys: what is hashed to find the slice; the same list as `keys` when that is the whole key.
+        partition_keys: what says the slice (`keytide.partitioning`); the same list as `keys` when that is the
+            whole key.
         values: entry values; None when all are empty.
         skips: lines for the skip ledger, in offset order.
         left_out: reason to number of documents, for those that the definition leaves out.

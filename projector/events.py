@@ -22,11 +22,12 @@ class Key(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Where a poll brought a partition: next offset, and the leader epoch of the last record below it (-1
-    unknown).
+    """Where a poll brought a partition: next offset, and the leader epoch of the last record below it, or of
+    the marker there (-1 unknown).
 
     Attributes:
         tail: offsets between that record and `end`: transaction markers, which may be of a later epoch.
+            0 when that is known: `epoch` is theirs then.
     """
 
     end: int

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from keytide.catalog import Catalog, IndexRecord
 from keytide.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode, split
 from projector.core import KeyspacePlan, SourceBatch, project
-from projector.events import Key
+from projector.events import Key, Reached
 from router.core import bounded, segments
 
 _SPAN = 2**31
@@ -63,7 +63,9 @@ class Limits(NamedTuple):
     part: int
 
 
-def batches_of(key: Key, start: int, end: int, epoch: int, columns: Iterable[Columns]) -> list[SourceBatch]:
+def batches_of(
+    key: Key, start: int, end: int, epoch: int, columns: Iterable[Columns], marked: int = -1
+) -> list[SourceBatch]:
     """One partition's share of a poll as adjacent batches from `start` to `end`, one per leader epoch.
 
     Args:
@@ -71,6 +73,9 @@ def batches_of(key: Key, start: int, end: int, epoch: int, columns: Iterable[Col
         end: position after it; at or past the last record.
         epoch: leader epoch known so far, for a range without records.
         columns: the records, in offset order.
+        marked: leader epoch of the marker below `end`, -1 when it is not known or no marker is there. The
+            range past the last record carries it: whoever holds records of an older leader there learns so
+            that they are lost.
     """
     batches: list[SourceBatch] = []
     at = start
@@ -87,8 +92,20 @@ def batches_of(key: Key, start: int, end: int, epoch: int, columns: Iterable[Col
         )
         at, epoch = after, run.epoch
     if not batches or at < end:
-        batches.append(_empty(key, epoch, at, max(at, end)))
+        batches.append(_empty(key, max(epoch, marked) if at < end else epoch, at, max(at, end)))
     return batches
+
+
+def reached_by(batches: Sequence[SourceBatch], tail: int, marked: int = -1) -> Reached:
+    """Where a share of a poll (`batches_of`) brings its partition.
+
+    Args:
+        tail: offsets without a record below where it begins.
+        marked: as for `batches_of`. What lies below the end is the marker then, and the place of its epoch.
+    """
+    last, read = batches[-1], next((one.end for one in reversed(batches) if len(one.offsets)), None)
+    bare = tail + last.end - batches[0].start if read is None else last.end - read
+    return Reached(last.end, last.epoch, 0 if marked >= 0 else bare)
 
 
 def _empty(key: Key, epoch: int, start: int, end: int) -> SourceBatch:
@@ -178,6 +195,7 @@ class Pipeline:
         """Index id -> slice -> segments, in batch order."""
         found: dict[str, list[list[Segment]]] = {r.id: [[] for _ in range(r.slices)] for r in indexes}
         ids = list(found)
+        splits = {record.id: record.splits for record in indexes}
         for batch in batches:
             if not batch.offsets:
                 segment = Segment(batch.partition, batch.epoch, batch.start, batch.end)
@@ -200,6 +218,7 @@ class Pipeline:
                     start=batch.start,
                     end=batch.end,
                     heard=projected.heard,
+                    splits=splits[id_],
                 )
                 for some, segment in zip(slices, routed, strict=True):
                     some.append(segment)

@@ -23,7 +23,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Event as Flag
 
 from confluent_kafka import KafkaException
@@ -38,7 +38,7 @@ from projector.core import SourceBatch
 from projector.events import Delivered, Key, Polled, Reached, SendFailed
 from projector.harvest import Harvest
 from projector.membership import Membership
-from projector.pipeline import Limits, Outgoing, Pipeline, batches_of
+from projector.pipeline import Limits, Outgoing, Pipeline, batches_of, reached_by
 from projector.sender import Sender
 
 log = logging.getLogger(__name__)
@@ -222,6 +222,7 @@ class Projector:
             self._members.doubt(key, -1, reason)
         positions: dict[Key, int] = {}
         unlooked: dict[Key, int] = {}
+        marked: dict[Key, int] = {}
         for key in harvest.records.keys() | harvest.ends.keys():
             state = self._tracker.partitions.get(key)
             if state is None or state.phase != "RUNNING":
@@ -236,20 +237,32 @@ class Projector:
             if strange is not None:
                 self._members.doubt(key, strange, f"leader epoch {strange} came")
                 continue
-            if end > max(last, state.position) and state.unlooked(end, epochs[-1]):
-                unlooked[key], end = end, 0
+            if end > max(last, state.position):
+                if state.unlooked(end, epochs[-1]):
+                    unlooked[key], end = end, 0
+                else:
+                    marked[key] = epochs[-1]
             self._reporter.met_end(key, end if end >= last else None)
             if max(last, end) > state.position:
                 positions[key] = max(last, end)
         if positions:
             self._last_batch = self._clock()
             self._busy = sum(len(run.offsets) for runs in harvest.records.values() for run in runs) >= BUSY
-            self._emit(positions, harvest)
+            self._emit(positions, harvest, marked)
         for key, end in unlooked.items():
             self._members.doubt(key, -1, f"nothing shows the leader epoch of what lies below {end}", end)
 
-    def _emit(self, positions: dict[Key, int], harvest: Harvest | None) -> None:
-        """Project and send everything of these partitions up to the positions, as one poll."""
+    def _emit(
+        self,
+        positions: dict[Key, int],
+        harvest: Harvest | None = None,
+        marked: Mapping[Key, int] | None = None,
+    ) -> None:
+        """Project and send everything of these partitions up to the positions, as one poll.
+
+        Args:
+            marked: leader epochs of markers below the positions, where they are known (-1: not).
+        """
         if not positions:
             return
         catalog = self._catalog.catalog
@@ -258,11 +271,10 @@ class Projector:
         for key, end in sorted(positions.items()):
             state = self._tracker.partitions[key]
             columns = harvest.records.get(key, ()) if harvest else ()
-            batches = batches_of(key, state.position, end, state.position_epoch, columns)
+            marker = marked.get(key, -1) if marked else -1
+            batches = batches_of(key, state.position, end, state.position_epoch, columns, marker)
             work.setdefault(key.keyspace, {}).setdefault(state.version, []).extend(batches)
-            end, read = batches[-1].end, next((b.end for b in reversed(batches) if len(b.offsets)), None)
-            tail = state.position_tail + end - state.position if read is None else end - read
-            reached[key] = Reached(end, batches[-1].epoch, tail)
+            reached[key] = reached_by(batches, state.position_tail, marker)
             self._quiet.discard(key)
         messages: list[Outgoing] = []
         for keyspace, by_version in work.items():
@@ -302,13 +314,13 @@ class Projector:
         for state in states:
             log.info("%s: %s under version %d from %d", state.key, state.phase, state.version, state.acked)
             self._reporter.activated(state)
-        self._emit({state.key: state.position for state in states if state.phase == "RUNNING"}, None)
+        self._emit({state.key: state.position for state in states if state.phase == "RUNNING"})
 
     def _heartbeat(self) -> None:
         """Empty segments where nothing was sent, progress, and what builds still wait to hear."""
         running = self._tracker.running()
         if not self._blocked(self._clock()):
-            self._emit({state.key: state.position for state in running if state.key in self._quiet}, None)
+            self._emit({state.key: state.position for state in running if state.key in self._quiet})
         self._quiet = {state.key for state in running}
         catalog = self._catalog.catalog
         for state in self._tracker.partitions.values():

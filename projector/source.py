@@ -228,8 +228,8 @@ class Source:
         return records
 
     def epoch_below(self, key: Key, end: int) -> int:
-        """The leader epoch of what lies below `end`, which the last `read` has reached, or a later one; -1
-        when it is not known. No request is made.
+        """The leader epoch of what lies below `end`, which the last `read` has reached; -1 when it is not
+        known. No request is made.
 
         librdkafka hands out no transaction markers, but its position passes them and has their leader epoch.
         """
@@ -237,7 +237,7 @@ class Source:
             (place,) = self._consumer.position([TopicPartition(*key)])
         except KafkaException:
             return -1
-        return _epoch(place) if place.error is None and place.offset >= end else -1
+        return _epoch(place) if place.error is None and place.offset == end else -1
 
     def high_watermark(self, key: Key) -> int:
         """The end of the partition as the last fetch saw it, -1 when none did. No request is made."""

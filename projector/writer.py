@@ -255,7 +255,7 @@ class FunctionWriter:
         definition = self._definition
         if self.partitioned_by_key:
             return ""
-        if definition.partitioned_by_id:
+        if definition.raw_id_routes:
             return "ids[ordinal]"
         ordinal = definition.partition_part
         if ordinal is not None:

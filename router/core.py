@@ -2,12 +2,15 @@
 
 Theory of operation
 ===================
-A slice is the hash of the partition key modulo the number of slices. Every slice of an index gets a segment
-for every batch, with the full range of offsets [start, end) and the shared `Heard` columns, even when the
-batch brings it nothing: it hears every document, so that it removes what it holds under another key, and it
-knows how far it has heard (DESIGN §4). A line of the skip ledger goes to the slice of hash(document id).
+A slice is the hash of the partition key modulo the number of slices, or the range between two splits that the
+partition key falls into (`keytide.partitioning` has the rules, and answers for single keys). Every slice of
+an index gets a segment for every batch, with the full range of offsets [start, end) and the shared `Heard`
+columns, even when the batch brings it nothing: it hears every document, so that it removes what it holds
+under another key, and it knows how far it has heard (DESIGN §4). A line of the skip ledger goes to the slice
+of hash(document id).
 
-The hash, and the slice it gives, are on the disks of running clusters: they never change.
+The hash, the order of encoded values, and the slice they give, are on the disks of running clusters: they
+never change.
 
 R16, narrowing: the slices that held a document's old keys could be remembered here, and the others spared
 from hearing it. The place for it is `segments`, which would then pack a `Heard` per slice. Only a cache of
@@ -60,16 +63,30 @@ def slice_of(partition_key_hash: int, slices: int) -> int:
     return partition_key_hash % slices
 
 
-def slices_of(partition_keys: Sequence[bytes], slices: int) -> npt.NDArray[np.uint16]:
-    """The slice of each partition key. u16[n]."""
+def slices_of(
+    partition_keys: Sequence[bytes], slices: int, splits: Sequence[bytes] = ()
+) -> npt.NDArray[np.uint16]:
+    """The slice of each partition key. u16[n].
+
+    Args:
+        splits: of a RANGE index (`keytide.partitioning`); empty for HASH.
+    """
+    if splits:
+        # Fixed widths compare like the bytes themselves: keys and splits are code words, none of which is a
+        # prefix of another, so they differ within the shorter one, before any byte that is cut or filled in.
+        kind = f"S{max(map(len, splits))}"
+        found = np.searchsorted(np.array(splits, kind), np.array(partition_keys, kind), side="right")
+        return found.astype(np.uint16)
     return (hashes_of(partition_keys, len(partition_keys)) % np.uint64(slices)).astype(np.uint16)
 
 
-def route(entries: Entries, slices: int) -> list[tuple[Puts | None, list[Skip]]]:
+def route(
+    entries: Entries, slices: int, splits: Sequence[bytes] = ()
+) -> list[tuple[Puts | None, list[Skip]]]:
     """What goes to each slice: its entries, by ascending ordinal, and its lines of the skip ledger."""
     routed: list[tuple[Puts | None, list[Skip]]] = [(None, []) for _ in range(slices)]
     if entries.keys:
-        of_entry = slices_of(entries.partition_keys, slices)
+        of_entry = slices_of(entries.partition_keys, slices, splits)
         order = np.argsort(of_entry, kind="stable")  # a radix sort, for 16 bits
         ends = np.cumsum(np.bincount(of_entry, minlength=slices)).tolist()
         ordinals = entries.ordinals[order]
@@ -89,15 +106,25 @@ def route(entries: Entries, slices: int) -> list[tuple[Puts | None, list[Skip]]]
 
 
 def segments(
-    entries: Entries, slices: int, *, partition: int, epoch: int, start: int, end: int, heard: Heard | None
+    entries: Entries,
+    slices: int,
+    *,
+    partition: int,
+    epoch: int,
+    start: int,
+    end: int,
+    heard: Heard | None,
+    splits: Sequence[bytes] = (),
 ) -> list[Segment]:
     """One segment per slice, in slice order; a sync message where there is nothing to say.
 
     Args:
         partition, epoch, start, end, heard: of the batch that was projected.
+        splits: of a RANGE index.
     """
     return [
-        Segment(partition, epoch, start, end, heard, puts, skips) for puts, skips in route(entries, slices)
+        Segment(partition, epoch, start, end, heard, puts, skips)
+        for puts, skips in route(entries, slices, splits)
     ]
 
 

@@ -33,15 +33,17 @@ from keytide.sync_points import reach
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
 from streaming import core, footing
-from streaming.checkpoint import Checkpoint, Range
+from streaming.checkpoint import Checkpoint, Extent, Range
+from streaming.meter import Gate, Meter
+from streaming.origin import TableError, run_table
 from streaming.progress import Status
 from streaming.tasks import (
     ROW,
     ROW_ORDER,
     VERSION_ROW,
     deliver_slots,
-    find_versions,
-    project_share,
+    read_and_find_versions,
+    read_and_project,
     read_summary,
 )
 from streaming.versions import Offsets, Version, losers_of
@@ -58,6 +60,8 @@ READINGS = 5
 LOOK_LIMIT_S = 10.0
 """For a leader that was replaced, and does not know it yet, to be out of the way."""
 LOOK_PAUSE_S = 0.2
+UNCOUNTED = 1 << 62
+"""Documents of a table, at most."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,6 @@ class Batches:
         check_source: raises when the source is not the topic that the build began with.
         look: asks for the source's past, as far back as the places of what was read need it; raises when
             Kafka does not answer.
-        rate: documents per second that the build may read now, 0 for no limit.
 
     Attributes:
         run: names this start of the driver.
@@ -102,7 +105,6 @@ class Batches:
         *,
         check_source: Callable[[], None],
         look: Callable[[Timestamp], LogHistory],
-        rate: Callable[[], int],
     ) -> None:
         self.run = uuid.uuid4().hex[:12]
         self.error: BaseException | None = None
@@ -113,32 +115,69 @@ class Batches:
         self._check_source = check_source
         self._look = look
         self._looked: LogHistory | None = None
-        self._rate = rate
+        self._gate: Gate | None = None
         self._end = threading.Event()
         self._routes: tuple[int, ...] = ()
         self._producer = producer(settings)
 
-    def prepare(self, partitions: int) -> None:
-        """Set how many partitions the shuffle has."""
+    def prepare(self, partitions: int, gate: Gate) -> None:
+        """Set how many partitions the shuffle has, and what tasks say to whom what they read."""
         self._routes = tuple(core.exact_routes(partitions))
+        self._gate = gate
 
     def close(self) -> None:
-        """End a pause between micro-batches; the query is about to be stopped."""
+        """End all waiting; the query is about to be stopped."""
         self._end.set()
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
-        """Spark's call for each micro-batch."""
+        """Spark's call for each micro-batch, numbered as the query does."""
         self._status.begin_batch()
         try:
-            started = time.monotonic()
-            documents = self._run_batch(frame, batch)
-            wait = core.pause_after(documents, time.monotonic() - started, self._rate())
+            documents = self._run_batch(frame, self._checkpoint.first + batch)
+            if self._gate is not None:
+                self._gate.settle(documents)
         except BaseException as error:
             self.error = error
             raise
         finally:
             self._status.end_batch()
-        self._end.wait(wait)
+
+    def on_table(self, table: DataFrame, begin: Timestamp) -> None:
+        """Run micro-batch 0 of a build that begins with a table.
+
+        Args:
+            table: as `streaming.origin.read_table` gives it.
+            begin: where reading the log begins, with leader epochs.
+
+        Raises:
+            TableError: the source has lost records that the table may hold, or the table is none.
+        """
+        self._status.begin_batch()
+        try:
+            self._looked = self._stand(begin)
+            if reason := footing.lost(begin, self._looked):
+                raise TableError(
+                    f"the table may hold records that the source has lost: {reason}",
+                    next_step="take a newer table",
+                )
+            reach("driver-batch-begun")
+            self._status.at_table = True
+            outcome = run_table(table, self._work(0), self._meter(UNCOUNTED, 0))
+            reach("driver-before-batch-end")
+            end = footing.placed(begin, Timestamp(), self._looked)
+            self._status.settle_batch(end)
+            self.send_ends(0, begin, begin, outcome.winners)
+            journal = self._status.journal
+            journal.table_read, journal.table_documents = True, outcome.documents
+            self._status.at_table = False
+            self._status.finish_batch(0, end, self._plan.slots, outcome)
+            reach("driver-batch-ended")
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._status.end_batch()
+        log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
 
     def _run_batch(self, frame: DataFrame, batch: int) -> int:
         """Run a micro-batch and send its ends; returns how many documents it read."""
@@ -175,7 +214,7 @@ class Batches:
         for _ in range(READINGS):
             outcome = self._act(frame, work, covered)
             if outcome.foreign:
-                losers = self._losers(frame, work.batch, outcome.foreign)
+                losers = self._losers(frame, work, covered, outcome.foreign)
                 outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
             reach("driver-chunks-sent")
             self._check_source()
@@ -210,16 +249,19 @@ class Batches:
             raise footing.ReadLostError(f"the source lost records that the build has read: {reason}")
         return now
 
-    def _losers(self, frame: DataFrame, batch: int, hashes: bytes) -> dict[int, Offsets]:
+    def _losers(self, frame: DataFrame, work: Work, covered: Range, hashes: bytes) -> dict[int, Offsets]:
         """The versions that documents with these hashes have a newer one of, in another partition."""
         wanted = np.sort(np.frombuffer(hashes, np.uint64))
         log.warning(
             "build %s: %d documents lie in more than one partition of %s; micro-batch %d runs again with "
             "their newest versions only (do its producers use different partitioners?)",
-            *(self._plan.build, len(wanted), self._plan.keyspace, batch),
+            *(self._plan.build, len(wanted), self._plan.keyspace, work.batch),
         )
-        find: Any = functools.partial(find_versions, wanted.tobytes())
-        rows = frame.mapInArrow(find, VERSION_ROW).collect()
+        extents = covered.extents
+        find: Any = functools.partial(
+            read_and_find_versions, work, wanted.tobytes(), self._plan.keyspace, extents
+        )
+        rows = _a_task_each(frame, extents).mapInArrow(find, VERSION_ROW).collect()
         return losers_of(
             (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
         )
@@ -235,14 +277,19 @@ class Batches:
             routes=self._routes,
             heard=batch > 0,
             settings=self._settings.model_copy(update={"security": SecuritySettings()}),
+            splits={index.id: index.splits for index in self._plan.indexes if index.splits},
         )
 
     def _act(self, frame: DataFrame, work: Work, covered: Range) -> core.Outcome:
-        """The one Spark action of a micro-batch."""
-        project: Any = functools.partial(project_share, work, self._status.counter)
+        """The one Spark action of a micro-batch. The tasks read the source themselves (`streaming.reading`);
+        `frame`, which Spark's own source would read, only says that its offsets are planned."""
+        extents = covered.extents
+        meter = self._meter(covered.start.documents_to(covered.end), len(extents))
+        project: Any = functools.partial(read_and_project, work, meter, self._plan.keyspace, extents)
         deliver: Any = functools.partial(deliver_slots, work)
         rows = (
-            frame.mapInArrow(project, ROW)
+            _a_task_each(frame, extents)
+            .mapInArrow(project, ROW)
             .repartition(len(work.routes), "route")
             .sortWithinPartitions(*ROW_ORDER)
             .mapInArrow(deliver, ROW)
@@ -250,6 +297,13 @@ class Batches:
         )
         summaries = [read_summary(bytes(row["body"])) for row in rows]
         return core.settle(len(work.slots), covered.shares, summaries)
+
+    def _meter(self, documents: int, shares: int) -> Meter | None:
+        """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
+        if self._gate is None:
+            return None
+        self._gate.begin(documents, shares)
+        return self._gate.meter
 
     def send_ends(
         self, batch: int, start: Timestamp, end: Timestamp, winners: Sequence[dict[str, int]]
@@ -275,3 +329,8 @@ class Batches:
         if self._producer.flush(FLUSH_LIMIT_S) or errors:
             reason = errors[0] if errors else f"no answer within {FLUSH_LIMIT_S:.0f} s"
             raise DeliveryError(f"the ends of micro-batch {batch} were not delivered: {reason}")
+
+
+def _a_task_each(frame: DataFrame, extents: Sequence[Extent]) -> DataFrame:
+    """The numbers of extents, one in each partition."""
+    return frame.sparkSession.range(0, len(extents), 1, max(1, len(extents)))

@@ -35,6 +35,20 @@ class CheckpointError(KeytideError):
     problem_type = "checkpoint-unreadable"
 
 
+class CheckpointLostError(KeytideError):
+    """The checkpoint is not on this machine; the build must begin again."""
+
+    problem_type = "checkpoint-lost"
+
+
+class Extent(NamedTuple):
+    """What one task reads: offsets [start, end) of one source partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
 class Range(NamedTuple):
     """The offsets of one micro-batch: from `start` to `end`, exclusive."""
 
@@ -44,7 +58,16 @@ class Range(NamedTuple):
     @property
     def shares(self) -> int:
         """Source partitions that the micro-batch reads anything from."""
-        return sum(place.offset > self.start.offset(p) for p, place in self.end.places.items())
+        return len(self.extents)
+
+    @property
+    def extents(self) -> list[Extent]:
+        """What is to be read of each of them."""
+        return [
+            Extent(p, self.start.offset(p), place.offset)
+            for p, place in sorted(self.end.places.items())
+            if place.offset > self.start.offset(p)
+        ]
 
 
 def parse_offsets(text: str, topic: str, topic_id: str = "") -> Timestamp:
@@ -72,10 +95,13 @@ class Checkpoint:
 
     Args:
         folder: the query's `checkpointLocation`, on a file system of this machine.
+        first: number of the query's first micro-batch in the build: 1 when a table comes before it. Numbers
+            here are always the build's.
     """
 
-    def __init__(self, folder: Path, topic: str, topic_id: str = "") -> None:
+    def __init__(self, folder: Path, topic: str, topic_id: str = "", first: int = 0) -> None:
         self.folder = folder
+        self.first = first
         self._topic = topic
         self._topic_id = topic_id
 
@@ -97,8 +123,9 @@ class Checkpoint:
         Raises:
             CheckpointError: it is not planned, or the one before it was purged.
         """
-        start = self.begin() if batch == 0 else self._read(self.folder / "offsets" / str(batch - 1))
-        end = self._read(self.folder / "offsets" / str(batch))
+        number = batch - self.first
+        start = self.begin() if number == 0 else self._read(self.folder / "offsets" / str(number - 1))
+        end = self._read(self.folder / "offsets" / str(number))
         if start is None or end is None:
             raise CheckpointError(f"{self.folder} does not say what micro-batch {batch} covers")
         return Range(start, end)
@@ -113,7 +140,7 @@ class Checkpoint:
             names = [entry.name for entry in (self.folder / log).iterdir()]
         except FileNotFoundError:
             return -1
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+        return max((self.first + int(name) for name in names if name.isdigit()), default=-1)
 
     def _read(self, file: Path) -> Timestamp | None:
         try:

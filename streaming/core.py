@@ -39,6 +39,8 @@ EXIT_NEVER = 3
 """The build can never work (offsets are gone, the topic changed): do not start the driver again."""
 EXIT_READ_LOST = 4
 """What the build has read is not on the log any more: it must begin again, from its beginning."""
+EXIT_CHECKPOINT_LOST = 5
+"""The checkpoint of what the build has read is not on this machine: the same."""
 EXIT_STOPPED = 143
 """Stopped on request (SIGTERM, or the build was paused or cancelled)."""
 
@@ -223,20 +225,21 @@ def goal(build: BuildRecord, partitions: int) -> Timestamp | None:
     return build.load_timestamp.merge_max(Timestamp.of(build.low_watermark))
 
 
+def forgotten(build: BuildRecord, first_read_at: int, begun: bool) -> bool:
+    """Whether a build has read what the folder of its driver does not know of. To go on there would cut the
+    source into other micro-batches than slices have got.
+
+    Args:
+        first_read_at: when reading began, says that folder; 0 for never.
+        begun: it has a checkpoint, or what stands for one.
+    """
+    return build.first_read_at > 0 and (not first_read_at or (build.batches > 0 and not begun))
+
+
 def passed(position: Timestamp, build: BuildRecord, partitions: int) -> bool:
     """Whether the backfill may end at `position`."""
     target = goal(build, partitions)
     return target is not None and position.covers(target)
-
-
-def pause_after(documents: int, seconds: float, rate: int) -> float:
-    """How long to wait after a micro-batch so that the build keeps below its rate limit.
-
-    Args:
-        documents, seconds: what the micro-batch read, and how long it took.
-        rate: documents per second; 0 is no limit.
-    """
-    return max(0.0, documents / rate - seconds) if rate > 0 else 0.0
 
 
 def documents_per_batch(batch_documents: int, rate: int) -> int:

@@ -8,6 +8,9 @@ the backfill timestamp covers the load timestamp and every low-watermark offset;
 metadata while the build runs. Then the driver closes: no further micro-batch begins, PASSED is reported,
 and it ends. A driver that is killed anywhere is started again on the same checkpoint.
 
+A build may begin with a table in place of the log's beginning (`streaming.origin`): it is micro-batch 0, read
+before the query is started, and the query begins at the offsets at which the table was taken.
+
 When the source holds nothing below that goal, or an earlier driver had passed it, Spark is not even
 started. Slices still need the end of a micro-batch 0 to know where they stand, so an empty one is sent.
 
@@ -15,7 +18,8 @@ A rollback of the keyspace makes what was read worthless (R28): the coordinator 
 another id, and a driver whose build began under an older incarnation ends. Lost history may also show here
 first, as offsets that are gone or a topic that was made anew; the driver says that its build has failed, and
 the coordinator finds out which it is. Or what was read is not on the log any more (`streaming.footing`): then
-it ends with a status of its own, and the build begins again.
+it ends with a status of its own, and the build begins again. So it does where the folder of the build is gone
+(a coordinator on another machine has taken over, a disk was lost).
 
 Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
 another; a third one reports. What they share is in `Status`.
@@ -35,7 +39,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from keytide.catalog import BuildRecord, IndexRecord
+from keytide.catalog import BuildRecord, IndexRecord, TableOrigin
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets
@@ -46,7 +50,9 @@ from keytide.sync_points import reach
 from keytide.timestamp import Timestamp
 from streaming import core, failures, footing, spark
 from streaming.batches import Batches, BuildPlan
-from streaming.checkpoint import Checkpoint
+from streaming.checkpoint import Checkpoint, CheckpointLostError
+from streaming.meter import Gate
+from streaming.origin import begins_at, read_table, starting_offsets
 from streaming.progress import Reporter, Status, StoppedError
 
 if TYPE_CHECKING:
@@ -104,6 +110,8 @@ class Driver:
             )
             if isinstance(error, footing.ReadLostError):
                 return core.EXIT_READ_LOST
+            if isinstance(error, CheckpointLostError):
+                return core.EXIT_CHECKPOINT_LOST
             return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
         finally:
             reporter.close()
@@ -130,14 +138,16 @@ class Driver:
 
     def _backfill(self, reporter: Reporter) -> None:
         batches = self._load()
-        if self._status.journal.nothing_to_read is not None or self._passed_already():
+        journal = self._status.journal
+        if not self._table_left() and (journal.nothing_to_read is not None or self._passed_already()):
             self._pass(batches, reporter)
             return
         scratch = self._folder / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
         scratch.mkdir()
         documents = self._status.position.documents_to(self._build.load_timestamp)
-        session = spark.start_session(spark.session_options(self._settings, scratch, documents))
+        options = spark.session_options(self._settings, scratch, documents)
+        session = spark.start_session(options, self._settings.build.jars)
         try:
             self._stream(session, batches, reporter)
         finally:
@@ -159,14 +169,24 @@ class Driver:
         slices = {index.id: self._build.slices_of(index) for index in indexes}
         filled = tuple(index for index in indexes if slices[index.id])
         self._plan = BuildPlan(self._id, keyspace.name, keyspace.topic_id, filled, slices)
-        self._checkpoint = Checkpoint(self._folder / "checkpoint", keyspace.name, keyspace.topic_id)
+        origin = self._build.origin
+        self._checkpoint = Checkpoint(
+            self._folder / "checkpoint", keyspace.name, keyspace.topic_id, first=1 if origin else 0
+        )
         self._planned = self._checkpoint.planned()
         earliest = self._checkpoint.begin()
+        journal = self._status.journal
+        begun = earliest is not None or journal.table_read or journal.nothing_to_read is not None
+        if core.forgotten(self._build, journal.first_read_at, begun):
+            raise CheckpointLostError(f"{self._folder} does not have the checkpoint of build {self._id}")
+        if earliest is None and origin is not None:
+            earliest = Timestamp.of(origin.offsets, keyspace.topic_id)
         if earliest is None:
             offsets = list_offsets(self._admin, keyspace.name, range(keyspace.partitions), earliest=True)
             earliest = Timestamp.of(offsets, keyspace.topic_id)
         position = self._checkpoint.position() or earliest
-        self._status.resume(self._checkpoint.committed(), position, earliest)
+        finished = max(self._checkpoint.committed(), 0 if self._status.journal.table_read else -1)
+        self._status.resume(finished, position, earliest)
         self._batches = Batches(
             self._settings,
             self._plan,
@@ -174,9 +194,12 @@ class Driver:
             self._status,
             check_source=self._check_source,
             look=self._look,
-            rate=lambda: self._build.rate_limit,
         )
         return self._batches
+
+    def _table_left(self) -> bool:
+        """Whether the build begins with a table that is not in the queues yet."""
+        return self._build.origin is not None and not self._status.journal.table_read
 
     def _wanted(self) -> BuildRecord:
         """The build's record, while it is to be backfilled."""
@@ -258,32 +281,76 @@ class Driver:
     def _stream(self, session: SparkSession, batches: Batches, reporter: Reporter) -> None:
         """Run the query until the build has passed."""
         partitions = spark.shuffle_partitions(len(self._plan.slots), session.sparkContext.defaultParallelism)
-        batches.prepare(partitions)
+        host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
+        gate = Gate(host or "127.0.0.1", bind or "")
+        gate.limit(self._build.rate_limit)
+        batches.prepare(partitions, gate)
         session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-        self._status.counter = session.sparkContext.accumulator(0)
-        self._status.begin_reading(now_ms())
-        warming = spark.warm_up(session)
+        self._status.gate = gate
+        if self._build.origin is not None and self._table_left():
+            self._status.begin_reading(now_ms())
+            self._read_table(session, batches, self._build.origin)
+        warming = spark.warm_up(session, partitions)
         query = self._start_query(session, batches)
+        per_batch = self._per_batch
         try:
             while not self._status.try_close(self._passed, self._planned):
-                if not query.isActive:
+                if self._per_batch != per_batch and self._between_batches():
+                    query.stop()  # the next micro-batches are of another size
+                    query, per_batch = self._start_query(session, batches), self._per_batch
+                    self._status.release()
+                elif not query.isActive:
                     raise batches.error or query.exception() or RetryableError("Spark ended the query")
                 self._follow()
+                gate.limit(self._build.rate_limit)
             self._pass(batches, reporter)
         finally:
             self._status.close()
             batches.close()
+            gate.close()
             query.stop()
             warming.join()
 
+    def _between_batches(self) -> bool:
+        """Whether the last micro-batch is committed and none begins: the query can be stopped for nothing."""
+        if not self._status.try_hold():
+            return False
+        done = self._status.finished
+        return done < self._checkpoint.first or self._checkpoint.committed() >= done
+
+    @property
+    def _per_batch(self) -> int:
+        """Documents per micro-batch."""
+        return core.documents_per_batch(self._settings.build.batch_documents, self._build.rate_limit)
+
+    def _read_table(self, session: SparkSession, batches: Batches, origin: TableOrigin) -> None:
+        """Read the table that the build begins with, while the metadata is followed."""
+        table = read_table(session, origin, self._settings.build.origin_options)
+        reading = threading.Thread(
+            target=batches.on_table, args=(table, begins_at(origin)), name="table", daemon=True
+        )
+        reading.start()
+        try:
+            while reading.is_alive():
+                self._follow()
+        finally:
+            if reading.is_alive():  # the build is not wanted any more
+                session.sparkContext.cancelAllJobs()
+            reading.join()
+        if batches.error is not None:
+            raise batches.error
+
     def _start_query(self, session: SparkSession, batches: Batches) -> StreamingQuery:
-        per_batch = core.documents_per_batch(self._settings.build.batch_documents, self._build.rate_limit)
-        options = spark.source_options(self._settings, self._keyspace.name, per_batch)
+        batches.error = None  # of a query that was stopped
+        options = spark.source_options(self._settings, self._keyspace.name, self._per_batch)
+        if self._build.origin is not None:
+            options["startingOffsets"] = starting_offsets(self._keyspace.name, self._build.origin.offsets)
         frame = session.readStream.format("kafka").options(**options).load()
-        return (
+        writer = (
             frame.select("partition", "offset", "timestamp", "key", "value")
             .writeStream.queryName(self._id)
             .foreachBatch(batches.on_batch)
             .option("checkpointLocation", str(self._checkpoint.folder))
-            .start()
         )
+        self._status.begin_reading(now_ms())  # from here on Spark asks for the source's offsets
+        return writer.start()

@@ -59,13 +59,13 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
         True,
     ),
     (
-        r"KAFKA_DATA_LOSS|OffsetOutOfRange|Cannot fetch offset|Some data may have been lost",
+        r"OffsetsLostError|KAFKA_DATA_LOSS|OffsetOutOfRange|Cannot fetch offset|Some data may have been lost",
         "offsets-lost",
         "the source deleted records (by retention, or on request) before the build had read them",
         True,
     ),
     (
-        r"\w*(?:Authorization|Authentication)Exception",
+        r"AccessRefusedError|\w*(?:Authorization|Authentication)Exception",
         "access-refused",
         "Kafka refuses the driver access to the source",
         True,

@@ -16,20 +16,18 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from keytide.kafka import producer
-from keytide.messages import BuildProgress, encode
+from keytide.messages import BuildProgress, JobProgress, encode
 from keytide.settings import Settings
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
 from streaming import footing
 from streaming.core import Outcome, Slot, add_counts
-
-if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
+from streaming.meter import Gate
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +48,19 @@ class Journal(msgspec.Struct):
             then micro-batch 0 is empty, whatever the checkpoint says.
         read: the end of the last micro-batch whose ends may have been sent, with leader epochs
             (`streaming.footing`).
+        table_read: the table that the build begins with is in the queues, as micro-batch 0.
+        table_documents: rows of it.
     """
 
     first_read_at: int = 0
     documents: int = 0
+    bytes: int = 0
     entries: dict[str, int] = {}
     skipped: dict[str, dict[str, int]] = {}
     nothing_to_read: dict[int, int] | None = None
     read: Timestamp = Timestamp()
+    table_read: bool = False
+    table_documents: int = 0
 
     @classmethod
     def load(cls, file: Path) -> Journal:
@@ -83,19 +86,20 @@ class Status:
     Attributes:
         finished: number of the last micro-batch whose ends are in the queues, -1 when none.
         position: the backfill timestamp after it.
-        counter: counts documents as tasks of the present micro-batch end.
+        at_table: the micro-batch under way is the table that the build begins with.
+        gate: counts what tasks of the present micro-batch have read.
     """
 
     def __init__(self, journal_file: Path) -> None:
         self._lock = threading.Lock()
         self._file = journal_file
-        self._busy = self._closing = False
-        self._counted = 0
+        self.at_table = False
+        self._busy = self._closing = self._held = self._counted = False
         self._state, self._note = "STARTING", ""
         self.journal = Journal.load(journal_file)
         self.finished = -1
         self.position = self.earliest = Timestamp()
-        self.counter: Accumulator[int] | None = None
+        self.gate: Gate | None = None
 
     def enter(self, state: str, note: str = "") -> None:
         """Change the state that is reported."""
@@ -111,8 +115,8 @@ class Status:
     def begin_reading(self, now: int) -> None:
         """The first micro-batch is about to be read: tombstones count from here (R26)."""
         if not self.journal.first_read_at:
+            replace(self.journal, first_read_at=now).save(self._file)  # before anybody hears of it
             self.journal.first_read_at = now
-            self.journal.save(self._file)
 
     def begin_batch(self) -> None:
         """A micro-batch begins.
@@ -121,9 +125,22 @@ class Status:
             StoppedError: the build has passed, or is being stopped.
         """
         with self._lock:
-            if self._closing:
+            if self._closing or self._held:
                 raise StoppedError
-            self._busy = True
+            if self.gate is not None:
+                self.gate.begin(0, 0)  # what the one before has read is in the journal
+            self._busy, self._counted = True, False
+
+    def try_hold(self) -> bool:
+        """Whether no micro-batch is under way; from then on none begins, until `release`."""
+        with self._lock:
+            self._held = not self._busy
+            return self._held
+
+    def release(self) -> None:
+        """Micro-batches may begin again."""
+        with self._lock:
+            self._held = False
 
     def end_batch(self) -> None:
         """A micro-batch has ended, well or not."""
@@ -140,8 +157,9 @@ class Status:
         journal = self.journal
         with self._lock:
             self.finished, self.position = batch, end
-            self._counted = self.counter.value if self.counter is not None else 0
             journal.documents += outcome.documents
+            journal.bytes += self.gate.bytes if self.gate is not None else 0
+            self._counted = True
             for slot, entries in zip(slots, outcome.entries, strict=True):
                 journal.entries[slot.index_id] = journal.entries.get(slot.index_id, 0) + entries
             add_counts(journal.skipped, outcome.skipped)
@@ -175,9 +193,8 @@ class Status:
     def report(self, build: str, run: str, now: int) -> BuildProgress:
         """The present report, the micro-batch under way included in `documents`."""
         with self._lock:
-            under_way = 0
-            if self._busy and self.counter is not None:
-                under_way = max(0, self.counter.value - self._counted)
+            gate = self.gate if self._busy and not self._counted else None
+            under_way = gate.documents if gate is not None else 0
             return BuildProgress(
                 build=build,
                 run=run,
@@ -190,7 +207,16 @@ class Status:
                 error=self._note,
                 sent_at=now,
                 first_read_at=self.journal.first_read_at,
+                phase=self._phase(gate),
+                bytes=self.journal.bytes + (gate.bytes if gate is not None else 0),
+                table_documents=under_way if self.at_table else self.journal.table_documents,
             )
+
+    def _phase(self, gate: Gate | None) -> str:
+        """What the driver does, in the words of the contract."""
+        if self._state == "PASSED":
+            return "loading"
+        return "sorting" if gate is not None and gate.all_read else "reading"
 
 
 class Reporter:
@@ -200,7 +226,7 @@ class Reporter:
         current: makes the present report; called from the reporter's thread too.
     """
 
-    def __init__(self, settings: Settings, current: Callable[[], BuildProgress]) -> None:
+    def __init__(self, settings: Settings, current: Callable[[], BuildProgress | JobProgress]) -> None:
         self._producer = producer(settings)
         self._topic = Topics(settings.cluster).reports
         self._current = current

@@ -10,13 +10,15 @@ A share that takes more than `limit` bytes goes on in *portions*. Of the earlier
 offsets only; when a later portion has a newer version of a document, the older one is *retracted*: the second
 stage drops its entries.
 
-Input columns: partition, offset (integers), timestamp (microseconds), key, value (binary, may be null).
+Records are columns: the projector's (`SourceBatch`, what `streaming.reading` gives), or rows of Spark's:
+partition, offset (integers), timestamp (microseconds), key, value (binary, may be null).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +110,7 @@ class Share:
             belongs there is dropped at once.
         losers: partition -> offsets of versions whose document has a newer one in another partition.
         limit: bytes after which a portion is full.
+        splits: index id -> its splits, of those by RANGE.
 
     Attributes:
         read: records read so far.
@@ -121,8 +124,10 @@ class Share:
         slots: Mapping[str, Sequence[int]],
         losers: Mapping[int, Offsets],
         limit: int = PORTION_BYTES,
+        splits: Mapping[str, Sequence[bytes]] = MappingProxyType({}),
     ) -> None:
         self._plan = plan
+        self._splits = splits
         self._slots = {index: np.array(numbers, np.int64) for index, numbers in slots.items()}
         self._partly = {index for index, numbers in self._slots.items() if (numbers < 0).any()}
         self._losers = losers
@@ -150,18 +155,18 @@ class Share:
         """Hashes of all documents of the portions taken so far, each once."""
         return self._earlier.hashes
 
-    def add(self, records: pa.RecordBatch) -> None:
+    def add(self, records: pa.RecordBatch | SourceBatch) -> None:
         """Project the next records of the share."""
-        if records.num_rows == 0:
+        batch = records if isinstance(records, SourceBatch) else source_batch(records)
+        if not len(batch.offsets):
             return
-        batch = source_batch(records)
         invariant(
             self._partition in (-1, batch.partition),
             "OneShareOnePartition",
             lambda: f"records of partition {batch.partition} in a share of partition {self._partition}",
         )
         self._partition = batch.partition
-        self.read += records.num_rows
+        self.read += len(batch.offsets)
         projected = project(batch, self._plan, with_heard=False)
         for index, made in projected.indexes.items():
             self._add_index(index, made)
@@ -177,7 +182,8 @@ class Share:
             keys = pa.array(made.keys, pa.binary())
             values = _empty(len(keys)) if made.values is None else pa.array(made.values, pa.binary())
             ordinals = made.ordinals.astype(np.int64) + self._heard
-            entries = _Entries(ordinals, slices_of(made.partition_keys, slices), keys, values)
+            routes = slices_of(made.partition_keys, slices, self._splits.get(index, ()))
+            entries = _Entries(ordinals, routes, keys, values)
             if index in self._partly:
                 entries = entries.where(numbers[entries.slices] >= 0)
             self._entries[index].append(entries)
@@ -255,6 +261,8 @@ class Share:
 
 def source_batch(records: pa.RecordBatch) -> SourceBatch:
     """Spark's Kafka rows as the projector takes them."""
+    if records.num_rows == 0:
+        return SourceBatch(-1, -1, 0, 0, [], [], [], [])
     partitions = records.column("partition").to_numpy()
     partition = int(partitions[0])
     invariant(

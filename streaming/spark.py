@@ -10,8 +10,11 @@ Local masters get retries: `local[2]` means that one failed task fails the job, 
 tried four times. Adaptive execution is off: it would merge the shuffle's small partitions and so undo "one
 task per slice". All of it can be overridden by `build.spark_options`.
 
-With a standalone cluster, Keytide must be installed on the workers, with the same Python; `data_dir` must
-be a folder that driver and workers share only if Spark's own scratch needs it: tasks write to Kafka alone.
+On another master the executors need three things. Jars: the driver serves them its own. Python: the path of
+one is `build.worker_python`, by default that of the driver. And what tasks import, Keytide with its
+dependencies: in that Python, or in the folders of `build.worker_path`. They share no folder with the driver:
+the checkpoint is the driver's alone, shuffles are Spark's, and tasks write to Kafka. An executor that dies
+costs the tasks that ran there and the shuffle files that it had; Spark runs those again.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JARS_VARIABLE = "KEYTIDE_SPARK_JARS"
+HERE = Path(__file__).resolve().parent.parent
+"""The folder that Keytide's packages are in."""
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 SHORT_BUILD_DOCUMENTS = 3_000_000
 _TASK_ATTEMPTS = 4
 _TASKS_PER_CORE = 4
@@ -69,13 +75,16 @@ def master_with_retries(master: str) -> str:
     return f"local[{found[1] or 1},{_TASK_ATTEMPTS}]" if found else master
 
 
-def connector(environ: Mapping[str, str], spark_version: str) -> dict[str, str]:
-    """Where Spark gets its Kafka connector from."""
+def connector(environ: Mapping[str, str], spark_version: str, more: Iterable[str] = ()) -> dict[str, str]:
+    """Where Spark gets its Kafka connector from, and `more` jars (paths or URLs)."""
     if jars := environ.get(JARS_VARIABLE):
-        return {
-            "spark.jars": ",".join(jar if ":" in jar else os.path.abspath(jar) for jar in jars.split(","))
-        }
-    return {"spark.jars.packages": ",".join(_PACKAGES).format(spark=spark_version)}
+        return {"spark.jars": _jar_list([*jars.split(","), *more])}
+    packages = {"spark.jars.packages": ",".join(_PACKAGES).format(spark=spark_version)}
+    return {**packages, **({"spark.jars": _jar_list(more)} if more else {})}
+
+
+def _jar_list(jars: Iterable[str]) -> str:
+    return ",".join(jar if ":" in jar else os.path.abspath(jar) for jar in jars)
 
 
 def java_options(documents: int) -> str:
@@ -98,7 +107,7 @@ def session_options(settings: Settings, scratch: Path, documents: int) -> dict[s
         documents: about how many the build has still to read.
     """
     master = master_with_retries(settings.build.spark_master)
-    local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    local = master.startswith("local")
     return {
         "spark.master": master,
         "spark.app.name": "keytide-backfill",
@@ -116,8 +125,18 @@ def session_options(settings: Settings, scratch: Path, documents: int) -> dict[s
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
         "spark.sql.streaming.pollingDelay": "50ms",
-        **(local if master.startswith("local") else {}),
+        **(LOOPBACK if local else _executors(settings, documents)),
         **settings.build.spark_options,
+    }
+
+
+def _executors(settings: Settings, documents: int) -> dict[str, str]:
+    """What the executors of a cluster must be told."""
+    return {
+        "spark.executor.extraJavaOptions": java_options(documents),
+        "spark.pyspark.python": settings.build.worker_python or sys.executable,
+        "spark.executorEnv.PYTHONPATH": settings.build.worker_path or str(HERE),
+        "spark.executorEnv.OPENBLAS_NUM_THREADS": "1",
     }
 
 
@@ -167,29 +186,39 @@ def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def start_session(options: Mapping[str, str]) -> SparkSession:
-    """Start Spark in this process (its JVM is a child of it, and ends when it does)."""
+def start_session(options: Mapping[str, str], jars: Iterable[str] = ()) -> SparkSession:
+    """Start Spark in this process (its JVM is a child of it, and ends when it does).
+
+    Args:
+        jars: further ones, beside the Kafka connector's.
+    """
     import pyspark
     from pyspark.sql import SparkSession
 
+    if python := options.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = python  # the only place where pyspark looks
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    here = str(Path(__file__).resolve().parent.parent)
-    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if options.get("spark.master", "local").startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    paths = [str(HERE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     given = {"spark.jars", "spark.jars.packages"} & set(options)
-    jars = {} if given else connector(os.environ, pyspark.__version__)
+    connecting = {} if given else connector(os.environ, pyspark.__version__, tuple(jars))
     builder = SparkSession.builder
-    for name, value in {**jars, **options}.items():
+    for name, value in {**connecting, **options}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def warm_up(session: SparkSession) -> threading.Thread:
+def warm_up(session: SparkSession, partitions: int) -> threading.Thread:
     """Have Spark start its Python workers while the query is still being planned.
 
-    Workers take about as long to start as the first micro-batch takes to plan; together they take half.
+    Workers take about as long to start as the first micro-batch takes to plan; together they take half. The
+    job has the form of a micro-batch's, so that the classes which that needs are loaded, too.
+
+    Args:
+        partitions: of the shuffle.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -198,7 +227,14 @@ def warm_up(session: SparkSession) -> threading.Thread:
 
     def run() -> None:
         try:
-            session.range(tasks, numPartitions=tasks).mapInArrow(_same, "id long").collect()
+            (
+                session.range(tasks, numPartitions=tasks)
+                .mapInArrow(_same, "id long")
+                .repartition(partitions, "id")
+                .sortWithinPartitions("id")
+                .mapInArrow(_same, "id long")
+                .collect()
+            )
         except (PySparkException, Py4JError) as error:  # the query tells what is wrong, if it meets it too
             log.debug("warming up failed: %s", error)
 

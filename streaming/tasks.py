@@ -2,12 +2,13 @@
 
 Theory of operation
 ===================
-    Kafka rows of a share -> `project_share` -> rows of the shuffle, by slot -> `deliver_slots` -> summaries
+    an extent -> `read_and_project` -> rows of the shuffle, by slot -> `deliver_slots` -> summaries
 
-The first stage projects (`streaming.share`), hands blocks of sorted entries to the shuffle, and sends what
-every slot must hear, and lines for skip ledgers, straight to the backfill queues. The second merges the
-blocks of each slot and sends put chunks. Both hand back summaries (`streaming.core`); those of the first
-stage travel through the shuffle as a row, so that exactly those count whose share went into the result.
+The first stage reads (`streaming.reading`) and projects (`streaming.share`), hands blocks of sorted entries
+to the shuffle, and sends what every slot must hear, and lines for skip ledgers, straight to the backfill
+queues. The second merges the blocks of each slot and sends put chunks. Both hand back summaries
+(`streaming.core`); those of the first stage travel through the shuffle as a row, so that exactly those count
+whose share went into the result.
 
 A task sends with an idempotent producer, under a name that no other attempt has, and returns only when
 everything is acknowledged. So it may fail anywhere and be run again: what a dead attempt has sent is never
@@ -20,19 +21,21 @@ them ordered by slot, kind and first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.accumulators import Accumulator
 
 from keytide.columns import hashes_of
 from keytide.messages import Heard, RemovalChunk, Skip
+from projector.core import SourceBatch
+from streaming.checkpoint import Extent
 from streaming.core import ForeignSummary, ShareSummary, SlotSummary, Summary
+from streaming.meter import Meter
+from streaming.reading import read_extent
 from streaming.runs import (
     Block,
     Merge,
@@ -43,7 +46,7 @@ from streaming.runs import (
     put_chunk,
     without_versions,
 )
-from streaming.share import Portion, Share, heard_pieces, items
+from streaming.share import Portion, Share, heard_pieces
 from streaming.versions import Hashes, Offsets, contained, hash_ranges, repeated
 from streaming.work import Sender, Work, plan_of, slots_by_index
 
@@ -80,24 +83,54 @@ _decode_summary: msgspec.msgpack.Decoder[Summary] = msgspec.msgpack.Decoder(Summ
 # --- first stage --------------------------------------------------------------------------------
 
 
-def project_share(
-    work: Work, progress: Accumulator[int] | None, records: Iterable[pa.RecordBatch]
+def read_and_project(
+    work: Work,
+    meter: Meter | None,
+    topic: str,
+    extents: Sequence[Extent],
+    rows: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Kafka rows of one share to rows of the shuffle; its summary comes last, all acknowledged.
+    """Read the share whose number in `extents` is in the one row of this task, and `project_share` it."""
+    for extent in chosen(extents, rows):
+        yield from project_share(work, meter, read_extent(work.settings, topic, extent))
+
+
+def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterator[Extent]:
+    """The extents whose numbers are in the first column of `rows`."""
+    for batch in rows:
+        yield from (extents[number] for number in batch.column(0).to_pylist())
+
+
+def project_share(
+    work: Work, meter: Meter | None, records: Iterable[pa.RecordBatch | SourceBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
 
     Args:
-        progress: counts documents as they are read (Spark hands it on at the end of each task).
+        meter: is told what is read, and has the task wait while the build may read no more.
     """
-    share = Share(plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes)
+    share = Share(
+        plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes, work.splits
+    )
     stage = _FirstStage(work)
     for batch in records:
+        if meter is not None:
+            meter.read(*amount(batch))
         share.add(batch)
-        if progress is not None:
-            progress.add(batch.num_rows)
         if share.full:
             yield from stage.portion(share.portion())
+    if meter is not None:
+        meter.finished()
     yield from stage.portion(share.portion())
     yield from stage.finish(share)
+
+
+def amount(batch: pa.RecordBatch | SourceBatch) -> tuple[int, int]:
+    """How many records, and bytes of keys and values."""
+    if isinstance(batch, SourceBatch):
+        sizes = (sum(map(len, filter(None, column))) for column in (batch.ids, batch.values))
+        return len(batch.offsets), sum(sizes)
+    return batch.num_rows, sum(batch.column(name).nbytes for name in ("key", "value"))
 
 
 class _FirstStage:
@@ -245,15 +278,26 @@ class _SecondStage:
 # --- documents in several source partitions ---------------------------------------------------------------
 
 
-def find_versions(wanted: bytes, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def read_and_find_versions(
+    work: Work, wanted: bytes, topic: str, extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The versions in one share, read again, of documents with the given hashes (u64[n], ascending)."""
+    for extent in chosen(extents, rows):
+        yield from find_versions(wanted, read_extent(work.settings, topic, extent))
+
+
+def find_versions(wanted: bytes, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
     """The versions in one share of documents with the given hashes (u64[n], ascending), as VERSION_ROWs."""
     hashes = np.frombuffer(wanted, np.uint64)
     for batch in records:
-        ids = batch.column("key")
-        rows = pa.array(np.flatnonzero(contained(hashes_of(map(_or_empty, items(ids)), len(ids)), hashes)))
-        times = pc.divide(pc.cast(batch.column("timestamp"), pa.int64()), 1000)
-        columns = [ids, times, batch.column("partition"), batch.column("offset")]
-        yield pa.RecordBatch.from_arrays([column.take(rows) for column in columns], schema=_VERSION_SCHEMA)
+        found = np.flatnonzero(contained(hashes_of(map(_or_empty, batch.ids), len(batch.ids)), hashes))
+        columns = [
+            pa.array([batch.ids[row] for row in found.tolist()], pa.binary()),
+            pa.array(np.asarray(batch.times, np.int64)[found]),
+            pa.array(np.full(len(found), batch.partition, np.int32)),
+            pa.array(np.asarray(batch.offsets, np.int64)[found]),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=_VERSION_SCHEMA)
 
 
 def _or_empty(item: bytes | None) -> bytes:

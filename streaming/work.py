@@ -50,6 +50,7 @@ class Work:
         heard: whether all slots hear all documents (R21): in every micro-batch after the first.
         settings: without secrets that only other parts need.
         losers: partition -> offsets of versions that another partition has a newer version of.
+        splits: index id -> its splits, of those by RANGE.
     """
 
     build: str
@@ -62,6 +63,7 @@ class Work:
     settings: Settings = field(repr=False)
     losers: Mapping[int, Offsets] = field(default_factory=dict, repr=False)
     portion_bytes: int = PORTION_BYTES
+    splits: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
 
     def route(self, slot: int) -> int:
         return self.routes[slot % len(self.routes)]

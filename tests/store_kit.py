@@ -15,6 +15,7 @@ from indexer.store.settings import MIB, StoreSettings
 from keytide.columns import hashes_of, lengths_of, pack_heard, pack_puts
 from keytide.messages import PutChunk, RemovalChunk, Segment, Skip
 from keytide.timestamp import Timestamp
+from keytide.types import TABLE_PARTITION
 
 SMALL = StoreSettings(
     base_map_bytes=256 * MIB,
@@ -169,7 +170,9 @@ class Model:
         for version in self.told:
             by_id.setdefault(version.id, []).append(version)
         found: dict[bytes, bytes] = {}
-        for docid, versions in by_id.items():
+        for docid, told in by_id.items():
+            # A row of a table is older than every record, and forgotten beside one.
+            versions = [version for version in told if version.partition != TABLE_PARTITION] or told
             if len({version.partition for version in versions}) == 1:
                 newest = max(version.offset for version in versions)
                 entries = [row for v in versions if v.offset == newest for row in v.entries]

@@ -121,10 +121,14 @@ function oneBuild(build) {
   const mood = build.state === "READY" ? "done" : build.state === "FAILED" ? "bad" : "";
   const parts = build.documents_total || over ? [`${number(build.documents_done)} of ${number(build.documents_total)} documents`] : [];
   if (build.rate) parts.push(`${number(Math.round(build.rate))} per second`);
+  if (build.phase) parts.unshift(build.phase.replaceAll("-", " "));
+  if (build.rate_limit) parts.push(`at most ${number(build.rate_limit)} per second`);
   if (build.slices) parts.unshift(`rebuilds ${slices(build.slices)}`);
   if (build.eta_s !== null) parts.push(`${duration(build.eta_s * 1000)} to go`);
   if (over && build.finished_at) parts.push(`took ${duration(build.finished_at - build.started_at)}`);
-  const waits = !over && build.waiting_for ? `waits for ${build.waiting_for}` : "";
+  const waits = build.paused ? `pauses: ${build.paused}` : !over && build.waiting_for ? `waits for ${build.waiting_for}` : "";
+  const steering = { QUEUED: "pause", BACKFILL: "pause", PAUSED: "resume" }[build.state];
+  const ways = steering ? [build.paused ? "resume" : steering, "cancel"] : over ? [] : ["cancel"];
   const filled = make("i");
   filled.style.width = `${build.percent}%`;
   const bar = make("div", { class: `bar ${mood}`, role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100,
@@ -134,7 +138,8 @@ function oneBuild(build) {
       make("span", {}, make("strong", {}, build.indexes.join(", ")), make("span", { class: "quiet" }, ` ${build.id} on ${build.keyspace}`)),
       make("span", {}, state(build.state), build.state === "QUEUED" ? "" : ` ${build.percent} %`)),
     bar, parts.length ? make("p", {}, parts.join(" · ")) : "",
-    waits ? make("p", { class: "wait" }, waits) : "", build.error ? make("p", { class: "error" }, build.error) : "");
+    waits ? make("p", { class: "wait" }, waits) : "", build.error ? make("p", { class: "error" }, build.error) : "",
+    ways.length ? make("p", { class: "quiet sub" }, ...ways.flatMap((way, n) => [n ? " · " : "", make("code", {}, `keytide build ${way} ${build.id}`)])) : "");
 }
 
 function buildsPart({ builds }) {

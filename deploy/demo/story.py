@@ -139,6 +139,7 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     facts.add(
         "build of three indexes", f"{build['documents_done']:,} documents read, READY after {took:.1f} s"
     )
+    facts.add("verified before READY", _verified(console, admin, build))
     facts.add("updates written meanwhile", f"{at_ready:,}")
 
     console.print("\n[bold]4. Questions while updates flow[/bold]")
@@ -211,13 +212,28 @@ def _build(console: Console, admin: Admin, lapse: TimeLapse, updates: int) -> di
             build = admin.call("GET", f"/v1/builds/{build['id']}")
             total = build.get("documents_total") or None
             bar.update(
-                building, completed=build["documents_done"], total=total, description=build["state"].lower()
+                building,
+                completed=build["documents_done"],
+                total=total,
+                description=build["phase"] or build["state"].lower(),
             )
             bar.update(year, completed=lapse.sent, description=source.day_of(lapse.now))
             time.sleep(0.1)
     if build["state"] != "READY":
         raise SystemExit(f"the build is {build['state']}: {build['error']}")
     return build
+
+
+def _verified(console: Console, admin: Admin, build: dict[str, Any]) -> str:
+    """What the verification found that the build waited for, in words."""
+    if not build["verification"]:
+        return "no (setting build.verify)"
+    job = admin.call("GET", f"/v1/jobs/{build['verification']}")
+    if not job["clean"]:
+        raise SystemExit(f"verification {job['id']} found {job['counts']}: {job['report']}")
+    text = f"{job['documents_done']:,} records compared in {job['seconds']:.1f} s, nothing wrong"
+    console.print(f"  Before the indexes answered they were compared with the topic: {text}")
+    return text
 
 
 def _ask(console: Console, client: Client, lapse: TimeLapse) -> None:

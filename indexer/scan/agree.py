@@ -121,6 +121,7 @@ class Agreement:
                 False,
                 tested,
                 selection.distinct,
+                in_order=selection.in_order,
             )
             try:
                 gathered = await work(target)

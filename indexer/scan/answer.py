@@ -74,6 +74,7 @@ def explain(agreed: Agreed[AskedT], slices: int) -> dict[str, Any]:
                 "rows_read": gathered.read.get(number, 0),
             }
             for number, node in sorted(agreed.target.nodes.items())
+            if number in gathered.replies  # slices in the order of entries are read as far as they are needed
         ],
     }
 

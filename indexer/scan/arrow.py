@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -114,7 +115,7 @@ async def _ends(
     descending = bool(definition.descending) and definition.descending[0]
     inside = _VALUES_DESCENDING if descending else _VALUES_ASCENDING
     spans = [one for span in selection.spans if not (one := _both(span, inside)).empty]
-    narrowed = Selection(spans, selection.slices, selection.filter, selection.distinct)
+    narrowed = replace(selection, spans=spans)
     found: list[Value] = []
     if not spans or not selection.slices:
         return found

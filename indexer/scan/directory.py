@@ -200,7 +200,7 @@ def _scannable(
         record.id,
         record.name,
         record.keyspace,
-        Shape.of(record.definition),
+        Shape.of(record.definition, record.splits),
         record.placement,
         keyspace.partitions,
         history,

@@ -7,8 +7,11 @@ place that any slice with more has reached) is final: no slice can still bring a
 keys are spread evenly one round of even shares (and a few standard deviations) is enough; when they are not,
 blocks double from round to round, so that a scan whose rows all lie in one slice takes a few rounds only.
 
-An offset is left out by the slice itself when only one is asked. Of several, keys are gathered without values
-and dropped, in blocks of bounded size.
+Where the order of slices is that of their entries (`Target.in_order`), they are read one after the other, and
+then more and more at once: what is found in the first ones is final whatever the others hold.
+
+An offset is left out by the slice itself when only one is asked, or one after the other. Of several, keys are
+gathered without values and dropped, in blocks of bounded size.
 
 A read that filters, skips or takes distinct keys may look at much and find little. Slices give up after a
 bounded number of entries and say where they are, and so does the whole read when its time is over: `more`
@@ -82,15 +85,19 @@ async def gather(
     result = Gathered(offset_left=offset)
     deadline = monotonic() + target.timeout_s if offset or target.filter or target.distinct else math.inf
     last = b""  # the last key that was left out: of distinct keys another slice may bring it again
-    if offset and len(target.nodes) > 1:
+    if offset and len(target.nodes) > 1 and not target.in_order:
         after, last = await _skip(target, nodes, after, reverse, result, deadline)
         if result.offset_left:
             return result
-    sources = [_Source(number, after) for number in sorted(target.nodes)]
+    later = [_Source(number, after) for number in _in_order(target, reverse)]
+    sources, later = (later[:1], later[1:]) if target.in_order else (later, [])
     taken = result.entries
     wanted = limit + 1  # one more tells whether there is a next page
     block = 0
     while len(taken) < wanted:
+        if later and not any(source.more or source.entries for source in sources):
+            count = 1 if result.offset_left else 2 * len(sources)
+            sources, later, block = later[:count], later[count:], 0
         hungry = [source for source in sources if source.more and not source.entries]
         if hungry:
             still = wanted - len(taken)
@@ -98,7 +105,7 @@ async def gather(
             block = min(still, max(2 * block, _even_share(still, unread)))
             await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
         if not any(source.entries for source in sources):
-            if not any(source.more for source in sources):
+            if not later and not any(source.more for source in sources):
                 break
         else:
             final = _final(sources, reverse, distinct=target.distinct)
@@ -120,6 +127,11 @@ async def gather(
     if result.more:
         result.reached = behind(taken[-1][0], reverse) if target.distinct else taken[-1][0]
     return result
+
+
+def _in_order(target: Target, reverse: bool) -> list[int]:
+    """The slices of a target, if they have an order in that of their entries in the direction of the read."""
+    return sorted(target.nodes, reverse=target.in_order != 0 and (target.in_order < 0) != reverse)
 
 
 async def _skip(

@@ -96,6 +96,7 @@ class Held:
             filter_json(selection.filter),
             selection.distinct,
             self.hold,
+            selection.in_order,
         )
 
     def gone(self, missing: SnapshotMissingError) -> SnapshotGoneError:

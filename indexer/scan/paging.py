@@ -19,6 +19,7 @@ from indexer.scan.choose import SnapshotGoneError, Stamp
 from indexer.scan.gather import Gathered, examine, gather
 from indexer.scan.local import INLINE_ROWS
 from indexer.scan.scatter import Entry, SnapshotMissingError, Target
+from indexer.scan.selection import Shape, slices_ahead
 from indexer.scan.shared import Shared
 from indexer.scan.tokens import PageToken, Seen
 from keytide.collation import Span
@@ -104,27 +105,35 @@ def token_of(
         target.hold,
         target.lease_ms if target.hold else 0,
         validate,
+        target.in_order,
     )
 
 
-def target_of(token: PageToken, timeout_s: float, lease_ms: int) -> Target:
-    """What a later page reads.
+def target_of(token: PageToken, shape: Shape, timeout_s: float, lease_ms: int) -> Target:
+    """What a later page reads. Slices that lie behind it are not asked any more.
 
     Args:
+        shape: of the index.
         lease_ms: how long its snapshot is kept, unless it is a held one.
     """
+    named = {number: node for node, slices in token.nodes for number in slices}
+    ahead = slices_ahead(shape, token.after, token.reverse) if token.in_order else range(shape.slices)
+    # A token means that there is more: when none of its slices lies ahead, the splits are not those that it
+    # was made under (the index was built anew), and any slice can tell that the snapshot is gone.
+    nodes = {number: node for number, node in named.items() if number in ahead} or named
     return Target(
         token.index,
         token.number,
         token.incarnation,
         [Span(low, high) for low, high in token.spans],
-        {number: node for node, slices in token.nodes for number in slices},
+        nodes,
         timeout_s,
         token.lease_ms or lease_ms,
         True,
         token.filter,
         token.distinct,
         token.hold,
+        token.in_order,
     )
 
 

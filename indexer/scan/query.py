@@ -128,7 +128,7 @@ class QueryService:
         index = await shared.ready_index(record.name, request, gone)
         check_snapshot(index, scan.index, scan.number, scan.incarnation, seen)
         select = await self._chooser.parsed(token.sql)
-        plan = plan_on(select, Candidate(record.name, record.definition))
+        plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits))
         if not isinstance(plan, Plan):
             raise InvalidTokenError(
                 f"this node does not read the query as the one that made the token did ({plan.reason})",
@@ -136,7 +136,7 @@ class QueryService:
             )
         limit = effective_limit(scan.limit or None, self._settings.default_limit, self._settings.max_limit)
         limit = limit if token.left is None else min(limit, token.left)
-        target = target_of(scan, shared.timeout_s(request), self._settings.lease_s * 1000)
+        target = target_of(scan, index.shape, shared.timeout_s(request), self._settings.lease_s * 1000)
         maker = OutputMaker(plan)
         try:
             gathered = await self._page(
@@ -282,4 +282,4 @@ def _selection(plan: Plan) -> Selection:
     """What a plan reads."""
     if plan.select.limit == 0:
         return Selection((), ())
-    return Selection(plan.reading.spans, plan.slices, plan.filter)
+    return Selection(plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order)

@@ -93,7 +93,7 @@ class IndexChooser:
                 found.append(Candidate(record.name, definition, None, error.message))
                 continue
             if ready.id == record.id:
-                found.append(Candidate(record.name, definition, self._entries(record)))
+                found.append(Candidate(record.name, definition, self._entries(record), splits=record.splits))
         return found
 
     def _entries(self, record: IndexRecord) -> int | None:

@@ -41,6 +41,7 @@ class Target:
         filter: JSON of the predicate that entries must satisfy, b"" for none.
         distinct: one entry per key.
         hold: id of the held snapshot that this is, "" when it is none.
+        in_order: how the order of slices is that of their entries: 1 the same, -1 the other way round, 0 not.
     """
 
     index: str
@@ -54,6 +55,7 @@ class Target:
     filter: bytes = b""
     distinct: bool = False
     hold: str = ""
+    in_order: int = 0
 
     def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Node -> its slices, of `slices` or all."""

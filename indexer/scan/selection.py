@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import xxhash
 
 from indexer.scan.request import Question, SpanRequest
-from keytide.collation import Span, encode_part, equals_span, merge_spans, prefix_span, span
+from keytide.collation import Span, encode_key, equals_span, merge_spans, prefix_span, span
 from keytide.definition import IndexDefinition
 from keytide.definition.expression import Predicate
 from keytide.errors import CallerError
+from keytide.partitioning import Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Shape:
         descending: its directions, empty when every part ascends.
         partition_part: the key part that the partitioning goes by, None when it is none of them.
         includes: whether it has included columns.
+        partitioning: how its entries fall to slices.
     """
 
     parts: int
@@ -32,16 +33,24 @@ class Shape:
     partition_part: int | None
     slices: int
     includes: bool
+    partitioning: Partitioning
 
     @classmethod
-    def of(cls, definition: IndexDefinition) -> Shape:
+    def of(cls, definition: IndexDefinition, splits: Sequence[bytes] = ()) -> Shape:
+        """That of an index; `splits` are those of its record."""
         return cls(
             len(definition.keys),
             definition.descending,
             definition.partition_part,
             definition.slices,
             bool(definition.include),
+            Partitioning.of(definition, splits),
         )
+
+    @property
+    def in_order(self) -> int:
+        """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
+        return self.partitioning.in_order if self.partition_part == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +62,14 @@ class Selection:
         slices: which can hold entries of them.
         filter: entries for which this is true, of those in the spans; None for all. Slices test it.
         distinct: one entry per key: the first one in the direction of the read.
+        in_order: as `Shape.in_order`.
     """
 
     spans: Sequence[Span]
     slices: Sequence[int]
     filter: Predicate | None = None
     distinct: bool = False
+    in_order: int = 0
 
 
 def selection_of(question: Question, shape: Shape, max_spans: int, *, distinct: bool = False) -> Selection:
@@ -79,7 +90,8 @@ def selection_of(question: Question, shape: Shape, max_spans: int, *, distinct: 
             next_step="ask in several requests at one held snapshot, or raise scan.max_spans",
         )
     spans = spans_of(question, shape)
-    return Selection(spans, slices_of(question, shape) if spans else (), None, distinct)
+    slices = slices_of(question, shape) if spans else ()
+    return Selection(spans, slices, None, distinct, shape.in_order if spans else 0)
 
 
 def filter_json(predicate: Predicate | None) -> bytes:
@@ -116,9 +128,9 @@ def _span_of(one: SpanRequest | Question, shape: Shape) -> Span:
 
 
 def slices_of(question: Question, shape: Shape) -> Sequence[int]:
-    """The slices that can hold entries of what is selected: one per stretch that fixes the part that the
-    partitioning goes by, else all; of these only the `slices` that were asked for. (`spans_of` has checked
-    the values.)
+    """The slices that can hold entries of what is selected; of these only the `slices` that were asked for.
+    Of HASH one per stretch that fixes the part that the partitioning goes by, else all. Of RANGE those that
+    a stretch reaches, if it fixes the parts before that one. (`spans_of` has checked the values.)
 
     Raises:
         CallerError (422): the index has no such slice.
@@ -130,8 +142,10 @@ def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     if shape.partition_part is None:
         slices = range(shape.slices)
     else:
-        found = {_slice_of(one, shape, shape.partition_part) for one in stretches}
-        slices = range(shape.slices) if None in found else tuple(sorted(n for n in found if n is not None))
+        found: set[int] = set()
+        for one in stretches:
+            found.update(_slices_of(one, shape, shape.partition_part))
+        slices = range(shape.slices) if len(found) == shape.slices else tuple(sorted(found))
     if question.slices is None:
         return slices
     if max(question.slices, default=0) >= shape.slices:
@@ -144,23 +158,41 @@ def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     return tuple(sorted(set(slices).intersection(question.slices)))
 
 
-def _slice_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> int | None:
-    """The only slice that can hold entries of a stretch; None when any can.
+def _slices_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> range | tuple[int]:
+    """The slices that can hold entries of a stretch that is not empty.
 
     Args:
         fixed: the key part that the partitioning goes by.
     """
+    rule = shape.partitioning
+    if rule.ranged:
+        before = _shared_parts(one, fixed, shape.descending)
+        return range(shape.slices) if before is None else rule.slices_of_span(_span_of(one, shape), before)
+    value = _shared_parts(one, fixed + 1, ())
+    if value is None:
+        return range(shape.slices)
+    number = rule.slice_of(value[len(_shared_parts(one, fixed, ()) or b"") :])
+    return range(shape.slices) if number is None else (number,)
+
+
+def slices_ahead(shape: Shape, after: bytes, reverse: bool) -> range:
+    """The slices that can hold entries behind a place; all, if the order of slices is not that of entries."""
+    if not after or not shape.in_order:
+        return range(shape.slices)
+    return shape.partitioning.slices_of_span(Span(b"", after) if reverse else Span(after), b"")
+
+
+def _shared_parts(one: SpanRequest | Question, count: int, descending: Sequence[bool]) -> bytes | None:
+    """The first `count` key parts, encoded, of all entries of a stretch; None when it does not fix them."""
     if one.equals is not None:
         bounds: tuple[list[Any], ...] = (one.equals,)
     else:
         bounds = (one.low or [], one.high or [])
-    if any(len(bound) <= fixed for bound in bounds):
+    if any(len(bound) < count for bound in bounds):
         return None
-    # All parts up to the fixed one must be the same in both bounds, as keys and not as Python compares.
-    first, *others = ([encode_part(part) for part in bound[: fixed + 1]] for bound in bounds)
-    if any(other != first for other in others):
-        return None
-    return xxhash.xxh3_64_intdigest(first[fixed]) % shape.slices
+    # They must be the same in both bounds as keys, and not as Python compares.
+    first, *others = (encode_key(bound[:count], descending) for bound in bounds)
+    return None if any(other != first for other in others) else first
 
 
 def effective_limit(limit: int | None, default: int, maximum: int) -> int:

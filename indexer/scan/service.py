@@ -195,7 +195,7 @@ class ScanService:
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
     ) -> Answer:
         _check_page(index, token, seen)
-        target = target_of(token, self.shared.timeout_s(request), self._lease_ms)
+        target = target_of(token, index.shape, self.shared.timeout_s(request), self._lease_ms)
         maker = RowMaker(index.shape, token.columns)
         check = None
         if token.validate:

@@ -67,6 +67,7 @@ class PageToken(Token, frozen=True, tag="p"):
     hold: str = ""
     lease_ms: int = 0
     validate: bool = False
+    in_order: int = 0
 
 
 class HeldToken(Token, frozen=True, tag="h"):

@@ -13,6 +13,8 @@
     environment  opening LMDB, room on disk, errors in our families
     levels       a level's life: views (read transactions), retirement, deletion
     writing      changes -> one LMDB transaction, with markers (delta) or without (base)
+    loading      a backfill micro-batch into the base, against what is held
+    bulk         a backfill micro-batch into an empty base, by appending (sorting: back index rows, by id)
     merge        several sorted levels -> one sorted stream, newest wins
     snapshot     reading a commit
     fold         merging a frozen delta into the base (runs in the fold worker's process)

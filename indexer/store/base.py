@@ -10,11 +10,10 @@ Before the base is opened its pages are compared with their checksums (`opening`
 checksums are brought up to it. When that last step fails, the commit stands all the same, and the next one or
 the next opening makes up for it.
 
-A micro-batch is one transaction, resolved in runs of bounded size (`load_run_documents`), so that memory does
-not grow with it; with a writable map the transaction's pages are the kernel's. Into a fresh base every run is
-tried by appending: chunks are sorted, so `forward` is appended from end to end; `back` is sorted per run, so
-its first run is. No way leads back over a micro-batch: a keyspace that loses records has its builds begin
-again.
+A micro-batch is one transaction, read in runs of bounded size (`load_run_documents`), so that memory does not
+grow with it; with a writable map the transaction's pages are the kernel's. Into an empty base it is appended
+(`bulk`), else, or when it is not in order, every run is resolved and put (`loading`). No way leads back over
+a micro-batch: a keyspace that loses records has its builds begin again.
 
 A step back is one transaction too. It counts as a new commit (the sequence number rises), with the state of
 an old one.
@@ -25,11 +24,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
 
+from indexer.store.bulk import BulkLoad, NotInOrderError
 from indexer.store.checksums import write_checksums
 from indexer.store.environment import FORMAT, allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
@@ -46,7 +47,7 @@ from indexer.store.fold import (
 from indexer.store.interface import Applied, ApplyResult, Counts
 from indexer.store.journal import Back, Journal
 from indexer.store.levels import Level
-from indexer.store.loading import MicroBatch, runs
+from indexer.store.loading import Loaded, MicroBatch, runs, write_lines
 from indexer.store.opening import check_base, verify_base
 from indexer.store.settings import StoreSettings
 from indexer.store.states import decode_applied, decode_counts, encode_state
@@ -143,26 +144,38 @@ class Base:
 
     def load(
         self,
-        puts: Iterable[PutChunk],
+        puts: Collection[PutChunk],
         removals: Sequence[RemovalChunk],
         applied: Applied,
         held: IdFilter,
     ) -> tuple[ApplyResult, IdFilter]:
         """`SliceStore.load`; also returns the filter to use from now on."""
+        if self._empty():
+            with suppress(NotInOrderError):
+                return self._load(self._append, puts, removals, applied, held)
+        return self._load(self._put, puts, removals, applied, held)
+
+    def _empty(self) -> bool:
+        """Whether no document is held, not even a tombstone of one."""
+        return not (self.counts.entries or self.counts.documents or self.counts.tombstones)
+
+    def _load(
+        self,
+        way: Callable[..., Loaded],
+        puts: Collection[PutChunk],
+        removals: Sequence[RemovalChunk],
+        applied: Applied,
+        held: IdFilter,
+    ) -> tuple[ApplyResult, IdFilter]:
+        """One micro-batch, in one of two ways, in one transaction."""
         with disk_errors(self._folder):
             transaction = self.level.environment.begin(write=True)
             try:
-                batch = MicroBatch(transaction, self.level, held, fresh=not self.counts.entries)
-                batch.remove(removals)
-                for run in runs(puts, self._settings.load_run_documents):
-                    batch.put(run)
-                    if batch.filter.full():
-                        documents = 2 * (self.counts.documents + batch.changes.documents)
-                        batch.filter = self._build_filter(transaction, documents, self.sequence + 1)
-                counts = self.counts.plus(batch.counts())
+                loaded = way(transaction, puts, removals, held)
+                counts = self.counts.plus(loaded.counts)
                 self.check_rows(transaction, counts)
                 self._put_meta(transaction, applied, counts, self.sequence + 1, "")
-                self.save_filter(batch.filter, self.sequence + 1)
+                self.save_filter(loaded.filter, self.sequence + 1)
                 reach("load-before-commit")
                 transaction.commit()
             except BaseException:
@@ -170,7 +183,46 @@ class Base:
                 raise
         reach("load-committed")
         self._committed(applied, counts, "")
-        return batch.result(counts), batch.filter
+        return loaded.result(counts), loaded.filter
+
+    def _put(
+        self,
+        transaction: lmdb.Transaction[bytes],
+        puts: Collection[PutChunk],
+        removals: Sequence[RemovalChunk],
+        held: IdFilter,
+    ) -> Loaded:
+        """Run by run, against what is held."""
+        batch = MicroBatch(transaction, self.level, held)
+        batch.remove(removals)
+        for run in runs(puts, self._settings.load_run_documents):
+            batch.put(run)
+            if batch.filter.full():
+                documents = 2 * (self.counts.documents + batch.changes.documents)
+                batch.filter = self._build_filter(transaction, documents, self.sequence + 1)
+        return batch.loaded()
+
+    def _append(
+        self,
+        transaction: lmdb.Transaction[bytes],
+        puts: Collection[PutChunk],
+        removals: Sequence[RemovalChunk],
+        held: IdFilter,
+    ) -> Loaded:
+        """In order, into an empty base: nothing is held, so what is only heard removes nothing."""
+        lines = write_lines(transaction, self.level, removals)
+        bulk = BulkLoad(transaction, self.level, self._folder)
+        try:
+            for run in runs(puts, self._settings.load_run_documents):
+                bulk.put(run)
+            if bulk.entries:
+                room = bulk.entries + self._settings.fold_entries
+                held = IdFilter.for_documents(room, self._settings.filter_bits, self.sequence + 1)
+            bulk.finish(held)
+        finally:
+            bulk.close()
+        counts = Counts(bulk.entries, bulk.documents, skips=lines)
+        return Loaded(counts, held, bulk.entries, appended=bulk.entries)
 
     def step_back(self, journal: Journal, back: Back, held: IdFilter) -> IdFilter:
         """Go back to the state before the last fold; returns the filter to use from now on.

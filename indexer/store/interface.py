@@ -23,14 +23,14 @@ All methods but those of snapshots are called from one thread. Snapshots may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from keytide.errors import KeytideError
-from keytide.messages import PutChunk, RemovalChunk, Segment
+from keytide.messages import Corrections, PutChunk, RemovalChunk, Segment
 from keytide.timestamp import Timestamp
 
 UNNUMBERED: Final = -1
@@ -102,6 +102,7 @@ class ApplyResult(NamedTuple):
         ignored: versions older than what is held.
         looked_up: documents that passed the filter.
         counts: what the store holds now.
+        appended: entries of `put` that were appended, from end to end of a slice that was empty.
     """
 
     put: int
@@ -109,6 +110,7 @@ class ApplyResult(NamedTuple):
     ignored: int
     looked_up: int
     counts: Counts
+    appended: int = 0
 
 
 class SkipLine(msgspec.Struct, frozen=True, array_like=True):
@@ -179,12 +181,16 @@ class StoreSnapshot(Protocol):
         """How many entries `rows(low, high)` gives."""
         ...
 
+    def shared(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of some canonical keys (all different, ascending) that more than one document has here."""
+        ...
+
     def back(self, docid: bytes) -> Held | None:
         """What the back index has under a document id."""
         ...
 
-    def back_rows(self) -> Iterator[tuple[bytes, Held]]:
-        """The whole back index, by document id."""
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        """The back index behind a document id (b"": the whole), by document id."""
         ...
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
@@ -230,14 +236,30 @@ class SliceStore(Protocol):
         """
         ...
 
+    def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
+        """Bring corrections of a repair, in one volatile commit (`indexer.store.correcting`).
+
+        Args:
+            corrections: as of a timestamp that the present state covers. The same may come again.
+            spared: ordinals of the documents of which something newer was heard.
+            applied: the state of the slice with them.
+
+        Returns:
+            How many documents have changed.
+
+        Raises:
+            RetryableError: as for `apply`. Nothing has changed.
+        """
+        ...
+
     def load(
-        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+        self, puts: Collection[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
     ) -> ApplyResult:
         """Bring one backfill micro-batch, durable on return: removals (documents heard with a version newer
         than what is held) before puts. With neither, makes `applied` durable.
 
         Args:
-            puts: winners' chunks (R22); sorted chunks, one attempt after the other, are fastest. May be lazy.
+            puts: winners' chunks (R22); sorted chunks are fastest. May be lazy, and gone through twice.
             removals: winners' removal chunks.
             applied: the state of the slice with them.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +28,8 @@ import numpy as np
 from msgspec.structs import astuple
 
 from indexer.store.base import Base
-from indexer.store.documents import Documents
+from indexer.store.correcting import Moments, corrected_rows
+from indexer.store.documents import Documents, Hashes
 from indexer.store.environment import allocated_bytes, disk_errors
 from indexer.store.filter import IdFilter
 from indexer.store.fold_worker import Folder
@@ -36,15 +37,18 @@ from indexer.store.folding import Folding
 from indexer.store.interface import Applied, ApplyResult, Counts
 from indexer.store.journal import Journal
 from indexer.store.levels import Level, View
+from indexer.store.lookup import entry_of, held_by
 from indexer.store.mirror import check_mirror
 from indexer.store.records import REMOVED, ledger_key, pack_line
-from indexer.store.resolve import resolve
+from indexer.store.resolve import Changes, resolve
 from indexer.store.settings import StoreSettings
 from indexer.store.snapshot import LmdbSnapshot
 from indexer.store.window import from_segments
 from indexer.store.writing import Writer, skip_lines
+from keytide.columns import hashes_of
+from keytide.correction import read_corrections
 from keytide.errors import RetryableError, invariant
-from keytide.messages import PutChunk, RemovalChunk, Segment
+from keytide.messages import Corrections, PutChunk, RemovalChunk, Segment
 from keytide.sync_points import reach
 
 _DELTA = "delta-"
@@ -111,33 +115,62 @@ class LmdbSliceStore:
             finally:
                 _release(views)
         changes = resolve(documents, found)
-        rows = changes.rows() + len(lines)
-        if rows:
-            with disk_errors(self._folder):
-                delta = self._delta or self._new_delta()
-                delta.room.make(rows, changes.row_bytes() + sum(map(len, lines.values())))
-                with delta.environment.begin(write=True) as transaction:
-                    writer = Writer(transaction, delta.tables, markers=True)
-                    writer.write(changes)
-                    writer.write_lines(lines)
-                    reach("delta-before-commit")
-                reach("delta-committed")
-            if delta.ids is not None:
-                delta.ids.add(documents.all_hashes())
-            delta.changed()
-            self._delta_changes += len(changes.put_keys) + len(changes.removed)
-            self._delta_rows += rows
-        self._applied = applied
-        self._counts = self._counts.plus(changes.counts(len(lines)))
-        invariant(min(astuple(self._counts)) >= 0, "Mirror", lambda: f"counts {self._counts}")
-        if self._settings.check_mirror:
-            self.check_mirror()
+        self._commit(changes, lines, documents.all_hashes)
+        self._state_is(applied, changes.counts(len(lines)))
         return ApplyResult(
             len(changes.put_keys), len(changes.removed), changes.ignored, changes.looked_up, self._counts
         )
 
+    def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
+        self._wait_for_fold()
+        wanted = read_corrections(corrections)
+        moments = Moments(corrections.timestamp, self._applied.timestamp)
+        with disk_errors(self._folder):
+            views = self._views()
+            try:
+                held = held_by(views, [one.id for one in wanted])
+                changes, documents = corrected_rows(
+                    wanted, held, spared, moments, lambda key: entry_of(views, key)
+                )
+            finally:
+                _release(views)
+        hashes = hashes_of(changes.back_ids + changes.gone, len(changes.back_ids) + len(changes.gone))
+        self._filter.add(hashes)
+        self._commit(changes, {}, lambda: hashes)
+        self._state_is(applied, changes.counts(0))
+        return documents
+
+    def _commit(self, changes: Changes, lines: dict[bytes, bytes], hashes: Callable[[], Hashes]) -> None:
+        """Write rows into the delta, and lines of the skip ledger; `hashes` of the documents that they are
+        of."""
+        rows = changes.rows() + len(lines)
+        if not rows:
+            return
+        with disk_errors(self._folder):
+            delta = self._delta or self._new_delta()
+            delta.room.make(rows, changes.row_bytes() + sum(map(len, lines.values())))
+            with delta.environment.begin(write=True) as transaction:
+                writer = Writer(transaction, delta.tables, markers=True)
+                writer.write(changes)
+                writer.write_lines(lines)
+                reach("delta-before-commit")
+            reach("delta-committed")
+        if delta.ids is not None:
+            delta.ids.add(hashes())
+        delta.changed()
+        self._delta_changes += len(changes.put_keys) + len(changes.removed)
+        self._delta_rows += rows
+
+    def _state_is(self, applied: Applied, counts: Counts) -> None:
+        """A commit is done: the state with it, and what the counts change by."""
+        self._applied = applied
+        self._counts = self._counts.plus(counts)
+        invariant(min(astuple(self._counts)) >= 0, "Mirror", lambda: f"counts {self._counts}")
+        if self._settings.check_mirror:
+            self.check_mirror()
+
     def load(
-        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+        self, puts: Collection[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
     ) -> ApplyResult:
         invariant(
             not self._delta_rows and self._folding.frozen is None and self._applied == self._base.applied,

@@ -1,9 +1,10 @@
-"""One backfill micro-batch into an open transaction of the base: removals, then runs of entries."""
+"""One backfill micro-batch into an open transaction of the base, in any order and against what is held:
+removals, then runs of entries. The fast way into an empty base is `bulk`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -18,32 +19,43 @@ from indexer.store.writing import Writer, skip_lines
 from keytide.messages import PutChunk, RemovalChunk
 
 
+class Loaded(NamedTuple):
+    """What a micro-batch came to.
+
+    Attributes:
+        counts: what the store's change by.
+        filter: to use from now on.
+        put, removed, ignored, looked_up, appended: as in `ApplyResult`.
+    """
+
+    counts: Counts
+    filter: IdFilter
+    put: int
+    removed: int = 0
+    ignored: int = 0
+    looked_up: int = 0
+    appended: int = 0
+
+    def result(self, counts: Counts) -> ApplyResult:
+        return ApplyResult(self.put, self.removed, self.ignored, self.looked_up, counts, self.appended)
+
+
 class MicroBatch:
     """One micro-batch on its way into a transaction."""
 
-    def __init__(
-        self, transaction: lmdb.Transaction[bytes], level: Level, held: IdFilter, *, fresh: bool
-    ) -> None:
+    def __init__(self, transaction: lmdb.Transaction[bytes], level: Level, held: IdFilter) -> None:
         self.filter = held
         self.changes = Changes()  # sums only
         self._transaction = transaction
         self._level = level
-        self._writer = Writer(transaction, level.tables, markers=False, append=fresh)
-        self._lines: dict[bytes, bytes] = {}
+        self._writer = Writer(transaction, level.tables, markers=False)
+        self._lines = 0
         self._rows = self._bytes = self._put = self._removed = 0
 
     def remove(self, removals: Sequence[RemovalChunk]) -> None:
         for chunk in removals:
             self._bring(from_chunk_removals([chunk], self.filter))
-            self._lines.update(
-                {ledger_key(line.partition, line.offset): pack_line(line) for line in skip_lines(chunk)}
-            )
-        table: Any = self._level.tables.skips
-        self._lines = {
-            key: line for key, line in self._lines.items() if self._transaction.get(key, db=table) is None
-        }
-        self._make_room(len(self._lines), sum(map(len, self._lines.values())))
-        self._writer.write_lines(self._lines)
+        self._lines = write_lines(self._transaction, self._level, removals)
 
     def put(self, run: Sequence[PutChunk]) -> None:
         self._bring(from_chunk_puts(run, self.filter))
@@ -66,11 +78,24 @@ class MicroBatch:
         self._bytes += row_bytes
         self._level.room.make(self._rows, self._bytes)
 
-    def counts(self) -> Counts:
-        return self.changes.counts(len(self._lines))
+    def loaded(self) -> Loaded:
+        changes = self.changes
+        counts = changes.counts(self._lines)
+        return Loaded(counts, self.filter, self._put, self._removed, changes.ignored, changes.looked_up)
 
-    def result(self, counts: Counts) -> ApplyResult:
-        return ApplyResult(self._put, self._removed, self.changes.ignored, self.changes.looked_up, counts)
+
+def write_lines(transaction: lmdb.Transaction[bytes], level: Level, removals: Sequence[RemovalChunk]) -> int:
+    """Write the lines of a micro-batch that the skip ledger does not have yet; returns how many."""
+    table: Any = level.tables.skips
+    lines: dict[bytes, bytes] = {}
+    for chunk in removals:
+        for line in skip_lines(chunk):
+            key = ledger_key(line.partition, line.offset)
+            if key not in lines and transaction.get(key, db=table) is None:
+                lines[key] = pack_line(line)
+    level.room.make(len(lines), sum(map(len, lines.values())))
+    Writer(transaction, level.tables, markers=False).write_lines(lines)
+    return len(lines)
 
 
 def runs(chunks: Iterable[PutChunk], documents: int) -> Iterator[list[PutChunk]]:

@@ -8,21 +8,23 @@ that it can step back to. A fold ends when `finish_fold` is called; `reopened` i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from indexer.store.correcting import Corrected, Moments, correct
 from indexer.store.interface import Applied, ApplyResult, Counts, Held, Row, SkipLine
 from indexer.store.memory_snapshot import MemorySnapshot, MemoryState
 from indexer.store.mirror import check_mirror
 from indexer.store.resolve import step
 from indexer.store.writing import skip_lines
 from keytide.columns import heard_ids, heard_offsets, heard_times, puts_columns, unpack
+from keytide.correction import read_corrections
 from keytide.errors import invariant
-from keytide.messages import Heard, PutChunk, Puts, RemovalChunk, Segment
+from keytide.messages import Corrections, Heard, PutChunk, Puts, RemovalChunk, Segment
 
 
 class MemorySliceStore:
@@ -75,8 +77,21 @@ class MemorySliceStore:
             change.lines(skip_lines(segment))
         return self._commit(change, applied)
 
+    def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
+        change = _Change(self._state)
+        documents, moments = 0, Moments(corrections.timestamp, self.applied.timestamp)
+        for ordinal, one in enumerate(read_corrections(corrections)):
+            before = change.state.back.get(one.id)
+            look = change.state.entries.get
+            after = correct(one, before, ordinal in spared, moments, look)
+            if after is not None:
+                change.correct(one.id, after)
+                documents += 1
+        self._commit(change, applied)
+        return documents
+
     def load(
-        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+        self, puts: Collection[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
     ) -> ApplyResult:
         invariant(
             self._frozen is None and self._state == self._durable,
@@ -224,6 +239,19 @@ class _Change:
             row = (keys[place], values[place])
             self._version(docid, partitions[place], offsets[place], times[place], [row])
 
+    def correct(self, docid: bytes, after: Corrected) -> None:
+        entries, back = self.state.entries, self.state.back
+        for key in after.removed:
+            del entries[key + docid]
+        for key, value in after.puts.items():
+            entries[key + docid] = value
+        self.removed += len(after.removed)
+        self.put += len(after.puts)
+        if after.record is not None:
+            back[docid] = after.record
+        else:
+            back.pop(docid, None)
+
     def lines(self, lines: Sequence[SkipLine]) -> None:
         for line in lines:
             self.state.lines.setdefault((line.partition, line.offset), line)
@@ -237,7 +265,7 @@ class _Change:
         else:
             for key in () if before is None else before.keys:
                 if after is None or key not in after.keys:
-                    del entries[key + docid]
+                    entries.pop(key + docid, None)  # (an entry that a fault has lost is no reason to stop)
                     self.removed += 1
             for key, value in rows:
                 entries[key + docid] = value

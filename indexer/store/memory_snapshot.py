@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from indexer.store.interface import Applied, Counts, Held, Row, SkipLine
+from keytide.collation import successor
 from keytide.errors import RetryableError
 from keytide.timestamp import Timestamp
 
@@ -86,12 +87,16 @@ class MemorySnapshot:
     def count(self, low: bytes = b"", high: bytes | None = None) -> int:
         return len(self._span(low, high))
 
+    def shared(self, keys: Sequence[bytes]) -> list[bytes]:
+        self._check_open()
+        return [key for key in keys if len(self._span(key, successor(key))) > 1]
+
     def back(self, docid: bytes) -> Held | None:
         self._check_open()
         return self._state.back.get(docid)
 
-    def back_rows(self) -> Iterator[tuple[bytes, Held]]:
-        yield from sorted(self._state.back.items())
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        yield from sorted(item for item in self._state.back.items() if item[0] > after)
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
         self._check_open()

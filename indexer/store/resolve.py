@@ -9,7 +9,8 @@ For each document the window's newest version meets the record in the back index
     held newer                  the version is ignored
 
 The rule for newer is `interface`'s: by offset within a partition, by (time, partition) between partitions,
-and a document's time never falls within its partition.
+and a document's time never falls within its partition. A row of the table that a build began with is older
+than every record, and nothing is remembered of it beside one (`TABLE_PARTITION`).
 
 Nearly all documents are plain: at most one new key, at most one held key, the same partition, held older.
 Those are done column-wise (`_plain_puts`, `_plain_removals`). The others go one by one through `step`, which
@@ -34,6 +35,7 @@ from indexer.store.records import (
     read_headers,
     unpack_record,
 )
+from keytide.types import TABLE_PARTITION
 
 Entry = tuple[bytes, bytes]
 """(canonical key, value)."""
@@ -95,6 +97,8 @@ def newer(partition: int, offset: int, time: int, held: Held) -> bool:
     """Whether a version is newer than the held one."""
     if partition == held.partition:
         return offset > held.offset
+    if TABLE_PARTITION in (partition, held.partition):
+        return held.partition == TABLE_PARTITION
     return (time, partition) > (held.time, held.partition)
 
 
@@ -112,7 +116,9 @@ def step(
     """
     if held is None:
         return (Held(partition, offset, time, tuple(keys), False) if keys else None), True
-    foreign = held.foreign or partition != held.partition
+    foreign = held.foreign or (
+        partition != held.partition and TABLE_PARTITION not in (partition, held.partition)
+    )
     if partition == held.partition and offset == held.offset:
         united = held.keys + tuple(key for key in keys if key not in held.keys)
         return held._replace(keys=united), True

@@ -9,6 +9,7 @@ from indexer.store.environment import DAMAGE, damaged
 from indexer.store.interface import Applied, Counts, Held, Row, SkipLine
 from indexer.store.levels import View
 from indexer.store.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
+from indexer.store.neighbours import shared_keys
 from indexer.store.records import REMOVED, ledger_key, unpack_line, unpack_record
 from keytide.errors import RetryableError
 from keytide.timestamp import Timestamp
@@ -73,6 +74,10 @@ class LmdbSnapshot:
             return self.counts.entries
         return sum(map(len, self.rows(low, high)))
 
+    def shared(self, keys: Sequence[bytes]) -> list[bytes]:
+        with self._reading() as views:
+            return shared_keys(views, keys)
+
     def back(self, docid: bytes) -> Held | None:
         with self._reading() as views:
             for view in reversed(views):
@@ -81,10 +86,11 @@ class LmdbSnapshot:
                     return None if record == REMOVED else unpack_record(record)
         return None
 
-    def back_rows(self) -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        low = after + b"\x00" if after else b""
         with self._reading() as views:
             tables = [
-                table_blocks(view.cursor(view.tables.back), b"", None, False, FIRST_BLOCK) for view in views
+                table_blocks(view.cursor(view.tables.back), low, None, False, FIRST_BLOCK) for view in views
             ]
             for block in merged_blocks(tables, reverse=False):
                 for docid, record in block:

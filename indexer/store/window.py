@@ -69,7 +69,7 @@ def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> Documents:
     hashes = hashes_of(ids, len(ids))
     maybe_held = held.test(hashes)
     held.add(hashes)
-    keys, values = _entry_columns(
+    keys, values = entry_columns(
         joined(c.key_lengths for c in chunk_run),
         joined(c.keys for c in chunk_run),
         [(c.count, c.value_lengths, c.values) for c in chunk_run],
@@ -109,7 +109,7 @@ def _joined_puts(
     if not there:
         return np.empty(0, np.int64), [], None
     ordinals = [np.frombuffer(columns.ordinals, "<u4").astype(np.int64) + base for columns, base in there]
-    keys, values = _entry_columns(
+    keys, values = entry_columns(
         b"".join(columns.key_lengths for columns, _ in there),
         b"".join(columns.keys for columns, _ in there),
         [(columns.count, columns.value_lengths, columns.values) for columns, _ in there],
@@ -117,7 +117,7 @@ def _joined_puts(
     return np.concatenate(ordinals), keys, values
 
 
-def _entry_columns(
+def entry_columns(
     key_lengths: bytes, keys: bytes, values: Sequence[tuple[int, bytes, bytes]]
 ) -> tuple[list[bytes], list[bytes] | None]:
     """Keys and values of the entries of several messages.

@@ -6,7 +6,7 @@ copied once. Entry keys that are too long for LMDB go to the long table (`keytid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from struct import Struct
 from typing import Any
@@ -60,22 +60,18 @@ class Writer:
 
     Args:
         markers: whether removals leave a marker (deltas) or delete (base).
-        append: whether to try to append to `forward` and `back` (a fresh base).
     """
 
-    def __init__(
-        self, transaction: lmdb.Transaction[bytes], tables: Tables, *, markers: bool, append: bool = False
-    ) -> None:
+    def __init__(self, transaction: lmdb.Transaction[bytes], tables: Tables, *, markers: bool) -> None:
         self._transaction = transaction
         self._tables = tables
         self._markers = markers
-        self._append = append
 
     def write(self, changes: Changes) -> None:
         """Write a window's changes."""
         tables = self._tables
         self._remove_entries(changes.removed)
-        self._put_entries(changes.put_keys, changes.put_values)
+        self.put_entries(changes.put_keys, changes.put_values)
         self._remove(tables.back, changes.gone)
         self._put(tables.back, changes.back_ids, changes.back_records)
 
@@ -83,7 +79,8 @@ class Writer:
         """Put lines of the skip ledger: ledger key -> line."""
         self._put(self._tables.skips, list(lines), list(lines.values()))
 
-    def _put_entries(self, keys: list[bytes], values: list[bytes] | None) -> None:
+    def put_entries(self, keys: list[bytes], values: list[bytes] | None) -> None:
+        """Put entries: their keys, and their tagged values (None: all are the bare tag)."""
         if keys and max(map(len, keys)) > INLINE_LIMIT:
             tagged = values or [PUT] * len(keys)
             pairs = list(zip(keys, tagged, strict=True))
@@ -110,19 +107,15 @@ class Writer:
             return
         if values is None:
             ordered = sorted(keys)
-            self._put_sorted(table, lambda: zip(ordered, repeat(PUT)))
+            self._put_sorted(table, zip(ordered, repeat(PUT)))
             return
         rows = dict(zip(keys, values, strict=True))
         ordered = sorted(rows)
-        self._put_sorted(table, lambda: zip(ordered, map(rows.__getitem__, ordered), strict=True))
+        self._put_sorted(table, zip(ordered, map(rows.__getitem__, ordered), strict=True))
 
-    def _put_sorted(self, table: Any, rows: Callable[[], Iterator[Row]]) -> None:
+    def _put_sorted(self, table: Any, rows: Iterator[Row]) -> None:
         with self._transaction.cursor(table) as cursor:
-            if self._append:
-                consumed, added = cursor.putmulti(rows(), append=True)
-                if consumed == added:
-                    return
-            cursor.putmulti(rows())
+            cursor.putmulti(rows)
 
     def _remove(self, table: Any, keys: Iterable[bytes]) -> None:
         ordered = sorted(keys)

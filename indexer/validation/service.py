@@ -34,6 +34,7 @@ from indexer.validation.primary import (
 )
 from indexer.validation.versions import ask_versions
 from indexer.view import NodeView
+from keytide.catalog import IndexRecord
 from keytide.definition import IndexDefinition
 from keytide.errors import CallerError
 from keytide.settings import PrimarySettings, Settings
@@ -129,7 +130,7 @@ class Validation:
             raise UnknownIndexError(f"index {index.name} was dropped meanwhile")
         judge = self._judge(index.id, record.definition)
         primary = self._primary(index.keyspace)
-        return PageCheck(self._nodes, record.definition, judge, primary, wait_s, include)
+        return PageCheck(self._nodes, record, judge, primary, wait_s, include)
 
     def _of(self, keyspace: str) -> PrimarySettings:
         settings = self._settings.get(keyspace)
@@ -160,7 +161,8 @@ class PageCheck:
     """One page's validation: `ask_versions` while its snapshot is held, then `judged`.
 
     Args:
-        judge: of the index, whose definition it is.
+        record: of the index.
+        judge: of the index.
         wait_s: how long to wait for a primary that is behind.
         columns: whether rows have included columns.
     """
@@ -168,14 +170,14 @@ class PageCheck:
     def __init__(
         self,
         nodes: Nodes,
-        definition: IndexDefinition,
+        record: IndexRecord,
         judge: Judge,
         primary: PrimaryThreads,
         wait_s: float,
         columns: bool,
     ) -> None:
         self._nodes = nodes
-        self._definition = definition
+        self._record = record
         self._judge = judge
         self._primary = primary
         self._wait_s = wait_s
@@ -193,7 +195,12 @@ class PageCheck:
         self._entries = list(entries)
         keys = [key for key, _ in entries]
         self._asked = await ask_versions(
-            target, self._nodes, self._definition, keys, self._judge.ids(entries)
+            target,
+            self._nodes,
+            self._record.definition,
+            keys,
+            self._judge.ids(entries),
+            self._record.splits,
         )
 
     async def judged(self, since: Timestamp, timeout_s: float) -> Judged:

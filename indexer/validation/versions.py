@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import xxhash
 
 from indexer.scan.reading import Nodes
 from indexer.scan.scatter import Asked as Answered
 from indexer.scan.scatter import Target, ask_task
 from indexer.validation.primary import UNKNOWN_OFFSET, Asked
-from keytide.collation import skip_key
+from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition import IndexDefinition
+from keytide.partitioning import Partitioning
 
 if TYPE_CHECKING:
     from indexer.scan.tasks import SliceWork
@@ -58,19 +58,21 @@ async def ask_versions(
     definition: IndexDefinition,
     keys: Sequence[bytes],
     ids: Sequence[bytes],
+    splits: Sequence[bytes] = (),
 ) -> list[Asked]:
     """The document and version of each entry.
 
     Args:
         target: the snapshot that the entries were read from.
         keys, ids: entry keys, and the document id of each.
+        splits: of the index's record.
 
     Raises:
         SnapshotMissingError: a slice does not hold the snapshot any more.
         RetryableError: a node did not answer.
     """
     wanted: dict[int, list[bytes]] = {}
-    for number, some in _by_slice(target, definition, keys, ids).items():
+    for number, some in _by_slice(target, definition, keys, ids, splits).items():
         wanted[number] = list(some)
     if not wanted:
         return []
@@ -86,23 +88,29 @@ async def ask_versions(
 
 
 def _by_slice(
-    target: Target, definition: IndexDefinition, keys: Sequence[bytes], ids: Sequence[bytes]
+    target: Target,
+    definition: IndexDefinition,
+    keys: Sequence[bytes],
+    ids: Sequence[bytes],
+    splits: Sequence[bytes],
 ) -> dict[int, dict[bytes, None]]:
     """Slice -> the ids to ask it for, each once."""
     wanted: dict[int, dict[bytes, None]] = {}
-    part, slices = definition.partition_part, definition.slices
-    if part is None and not definition.partitioned_by_id:
+    part, rule = definition.partition_part, Partitioning.of(definition, splits)
+    if (part is None and not definition.partitioned_by_id) or rule.unknown:
         once = dict.fromkeys(ids)
         return dict.fromkeys(target.nodes, once) if once else {}
     descending = definition.descending
     inverted = bool(descending) and part is not None and descending[part]
     for key, id_ in zip(keys, ids, strict=True):
-        routed_by = id_
         if part is not None:
             start = skip_key(key, part, descending[:part]) if part else 0
             routed_by = key[start : skip_key(key, part + 1, descending)]
             if inverted:
                 routed_by = routed_by.translate(INVERTED)
-        number = xxhash.xxh3_64_intdigest(routed_by) % slices
-        wanted.setdefault(number, {})[id_] = None
+        else:
+            routed_by = encode_part(id_.decode())
+        number = rule.slice_of(routed_by)
+        if number is not None:
+            wanted.setdefault(number, {})[id_] = None
     return wanted

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from rich.markup import escape
 
-from keytide.cli.output import progress
+from keytide.cli.output import err, progress
 from keytide.client import problem_error
 from keytide.errors import CallerError, RetryableError
 
@@ -42,6 +44,46 @@ def find_url(url: str | None, data_dir: Path) -> str:
 def api_token() -> str:
     """The token that the command sends, "" for none."""
     return os.environ.get("KEYTIDE_TOKEN", "")
+
+
+def build_words(state: Mapping[str, Any]) -> str:
+    """What a build does now, at which rate, and for how long still; or what it waits for."""
+    if state.get("paused"):
+        return f"pauses: {state['paused']}"
+    words = [str(state["phase"])] if state.get("phase") else []
+    if state.get("rate"):
+        words.append(f"{state['rate']:,.0f} documents/s")
+    if state.get("eta_s") is not None:
+        words.append(f"{duration(state['eta_s'])} to go")
+    if state.get("waiting_for"):
+        words.append(f"waits for {state['waiting_for']}")
+    return ", ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+@contextmanager
+def left_running(build: str, quiet: bool) -> Iterator[None]:
+    """Say, when whoever waits for a build goes away, that it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not quiet:
+            err.print(
+                f"build {build} goes on; `keytide build wait {build}` shows it again, "
+                f"`keytide build cancel {build}` ends it",
+                highlight=False,
+            )
+        raise
 
 
 class Admin:
@@ -137,14 +179,15 @@ class Admin:
                 lines = []
 
     def wait_for_build(self, build: str, quiet: bool = False) -> dict[str, Any]:
-        """Follow a build with a progress bar until it is over; its last state.
+        """Follow a build with a progress bar until it is over; its last state. Ctrl-C leaves the build
+        alone, and says how to watch it again.
 
         Raises:
             CallerError: it failed or was cancelled.
             RetryableError: the coordinator has not answered for a while.
         """
         heard = time.monotonic()
-        with progress(quiet) as bar:
+        with left_running(build, quiet), progress(quiet, remaining=False) as bar:
             task = bar.add_task(f"build {build}", total=None, rate="")
             while True:
                 try:
@@ -156,13 +199,12 @@ class Admin:
                     time.sleep(0.5)
                     continue
                 heard = time.monotonic()
-                rate = f"{state['rate']:,.0f} documents/s" if state.get("rate") else ""
                 bar.update(
                     task,
                     description=f"{', '.join(state['indexes'])} {state['state']}",
                     completed=state.get("documents_done") or 0,
-                    total=state.get("documents_total") or None,
-                    rate=rate,
+                    total=(state.get("documents_total") if state.get("percent") else 0) or None,
+                    rate=escape(build_words(state)),
                 )
                 if state["state"] in FINISHED:
                     break

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from keytide.cli import local, looks
+from keytide.cli import jobs, lists, local, looks
 from keytide.cli.admin import Admin, find_url
 from keytide.cli.gateway import gateway
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
@@ -30,9 +30,11 @@ app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
 local.add_to(app)
+jobs.add_to(app, index_app)
 app.command()(sql)
 app.command()(scan)
 app.command()(gateway)
+lists.add_to(index_app)
 
 INDEX_COLUMNS = (
     "name",
@@ -50,11 +52,13 @@ BUILD_COLUMNS = (
     "id",
     "indexes",
     "state",
+    "phase",
     "documents_done",
     "documents_total",
     "percent",
     "rate",
     "eta_s",
+    "paused",
     "error",
 )
 NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
@@ -107,6 +111,22 @@ def index_show(
 def index_build(
     names: list[str],
     rate: Annotated[int | None, typer.Option(help="documents per second at most")] = None,
+    origin: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="JSON file that describes a table to begin with (docs/initial-state.md)",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="whether the indexes are compared with the source before they answer (setting build.verify)",
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")] = False,
     url: Url = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -117,6 +137,10 @@ def index_build(
         body: dict[str, Any] = {"indexes": names}
         if rate is not None:
             body["rate_limit"] = rate
+        if origin is not None:
+            body["origin"] = json_file(origin)
+        if verify is not None:
+            body["verify"] = verify
         build = admin.call("POST", "/v1/builds", body)
         if wait:
             build = admin.wait_for_build(build["id"], quiet=as_json)
@@ -164,6 +188,58 @@ def build_cancel(
             print_json(answer)
         else:
             out.print(f"build {build} is cancelled")
+
+
+@build_app.command("wait")
+def build_wait(
+    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """Follow a build with a progress bar until it is over."""
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        state = admin.wait_for_build(build, quiet=as_json)
+        if as_json:
+            print_json(state)
+        else:
+            facts(f"Build {build}", state)
+
+
+@build_app.command("pause")
+def build_pause(
+    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """Have a build pause until it is resumed; what is done is kept."""
+    _steer("POST", f"/v1/builds/{build}/pause", None, url, data_dir, as_json)
+
+
+@build_app.command("resume")
+def build_resume(
+    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """Have a build go on."""
+    _steer("POST", f"/v1/builds/{build}/resume", None, url, data_dir, as_json)
+
+
+@build_app.command("throttle")
+def build_throttle(
+    build: str,
+    rate: Annotated[int, typer.Argument(min=0, help="documents per second at most; 0 for no limit")],
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Change how fast a build may read, while it runs."""
+    _steer("PATCH", f"/v1/builds/{build}", {"rate_limit": rate or None}, url, data_dir, as_json)
+
+
+def _steer(method: str, path: str, body: Any, url: str | None, data_dir: Path, as_json: bool) -> None:
+    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+        state = admin.call(method, path, body)
+        if as_json:
+            print_json(state)
+            return
+        limit = f", at most {state['rate_limit']:,} documents/s" if state.get("rate_limit") else ""
+        why = f": {state['paused']}" if state.get("paused") else ""
+        out.print(f"build {state['id']} is {state['state']}{limit}{why}", markup=False, highlight=False)
 
 
 @node_app.command("list")

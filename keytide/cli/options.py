@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+
+from keytide.errors import CallerError
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
@@ -15,3 +18,20 @@ DataDir = Annotated[
     Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
 ]
 DEFAULT_DATA_DIR: Final = Path("keytide-data")
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CallerError: it holds something else.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CallerError(
+            f"{path} is not JSON: {error}", next_step="write one JSON object into it"
+        ) from error
+    if not isinstance(document, dict):
+        raise CallerError(f"{path} holds no JSON object", next_step="write one JSON object into it")
+    return document

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from keytide.errors import KeytideError
 
-SIZES = frozenset({"bytes", "memory", "disk_free"})
+SIZES = frozenset({"bytes", "bytes_done", "bytes_total", "memory", "disk_free"})
 """Members that count bytes."""
 
 out = Console()
@@ -127,15 +127,19 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def progress(quiet: bool = False) -> Progress:
-    """A progress bar for documents, on standard error; none when `quiet`."""
+def progress(quiet: bool = False, remaining: bool = True) -> Progress:
+    """A progress bar for documents, on standard error; none when `quiet`.
+
+    Args:
+        remaining: with the time to go, as far as the bar itself can tell.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
+        *([TimeRemainingColumn()] if remaining else []),
         console=err,
         disable=quiet,
     )

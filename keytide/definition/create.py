@@ -8,10 +8,12 @@ from typing import Final
 
 from sqlglot.tokenizer_core import Token, TokenType
 
+from keytide.collation import encode_part
 from keytide.definition.errors import NotThereYetError
 from keytide.definition.expression import (
     DocumentId,
     Expression,
+    Literal,
     Node,
     Path,
     Predicate,
@@ -20,8 +22,16 @@ from keytide.definition.expression import (
     same,
     walk,
 )
-from keytide.definition.index import DEFAULT_SLICES, MAX_KEY_PARTS, MAX_SLICES, IndexDefinition, KeyPart
-from keytide.definition.names import index_name, keyspace_name, not_there_yet, refuse
+from keytide.definition.index import (
+    DEFAULT_SLICES,
+    MAX_KEY_PARTS,
+    MAX_SLICES,
+    MAX_SPLIT_BYTES,
+    IndexDefinition,
+    KeyPart,
+    PartitionKind,
+)
+from keytide.definition.names import index_name, keyspace_name, refuse
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
@@ -37,8 +47,12 @@ class _Clauses:
     def __init__(self) -> None:
         self.include: tuple[Path, ...] = ()
         self.partition: Expression | None = None
+        self.partition_said: Sequence[Token] = ()
+        self.partition_kind: PartitionKind = "hash"
+        self.splits: tuple[Literal, ...] = ()
         self.where: Predicate | None = None
         self.slices = DEFAULT_SLICES
+        self.slices_said: Token | None = None
         self.include_missing = False
         self.defer_build = False
 
@@ -53,7 +67,7 @@ class CreateReader:
     def read(self) -> tuple[IndexDefinition, bool]:
         """The definition, and whether IF NOT EXISTS was said; the cursor stands behind CREATE."""
         at = self._at
-        not_there_yet(self._at, "UNIQUE", "UNIQUE indexes", "Leave UNIQUE out.")
+        unique = at.accept("UNIQUE")
         at.expect("INDEX")
         refuse(self._at, "CONCURRENTLY", "CONCURRENTLY is not needed: a build never stops writes")
         if_not_exists = at.accept("IF", "NOT", "EXISTS")
@@ -73,11 +87,26 @@ class CreateReader:
             include=clauses.include,
             where=clauses.where,
             slices=clauses.slices,
+            unique=unique,
             include_missing=clauses.include_missing,
             defer_build=clauses.defer_build,
+            partition_kind=clauses.partition_kind,
+            given_splits=clauses.splits,
         )
         self._validate(definition, columns)
+        self._validate_unique(definition, clauses.partition_said)
         return definition, if_not_exists
+
+    def _validate_unique(self, definition: IndexDefinition, said: Sequence[Token]) -> None:
+        """Equal keys must meet in one slice, which then sees that they are (R35). An expression over key
+        parts would not do: 5 and 5.0 are one key, and CAST makes two strings of them."""
+        if definition.unique and definition.partition_part is None:
+            part = render_expression(definition.keys[0].expression)
+            raise self._at.error(
+                "a UNIQUE index is partitioned by a part of its key, so that equal keys lie in one slice",
+                *((said[0], said[-1]) if said else ()),
+                next_step=f"Leave PARTITION BY out, or write HASH({part}) or RANGE({part}).",
+            )
 
     def _key(self, tokens: Sequence[Token]) -> KeyPart:
         words = [token.text.upper() for token in tokens[-2:]]
@@ -111,9 +140,11 @@ class CreateReader:
                 "an index has at most one UNNEST", columns, next_step="Make one index for each array."
             )
         unnests = any(isinstance(node, Unnest) for node in walk(definition.partition))
-        if unnests and definition.partition_part is None:
+        if unnests and definition.partition_part is None and not definition.unique:
             raise self._at.error(
-                "UNNEST in HASH must be written as in the key", columns, next_step="Or use HASH(id)."
+                f"UNNEST in {definition.partition_kind.upper()} must be written as in the key",
+                columns,
+                next_step="Or use HASH(id).",
             )
         for ordinal, part in enumerate(definition.keys):
             if any(same(part.expression, other.expression) for other in definition.keys[:ordinal]):
@@ -142,12 +173,25 @@ class CreateReader:
             if clause == "INCLUDE":
                 clauses.include = self._include()
             elif clause == "PARTITION BY":
-                clauses.partition = self._partition()
+                self._partition(clauses)
             elif clause == "WITH":
                 self._options(clauses)
             else:
                 clauses.where = self._where(token)
+        if clauses.splits:
+            self._count_slices(clauses)
         return clauses
+
+    def _count_slices(self, clauses: _Clauses) -> None:
+        """Given splits say how many slices there are."""
+        slices = len(clauses.splits) + 1
+        if clauses.slices_said is not None and clauses.slices != slices:
+            raise self._at.error(
+                f"{len(clauses.splits)} splits make {slices} slices, not {clauses.slices}",
+                clauses.slices_said,
+                next_step=f"Leave slices out, or write slices={slices}.",
+            )
+        clauses.slices = slices
 
     def _include(self) -> tuple[Path, ...]:
         paths: list[Path] = []
@@ -162,21 +206,56 @@ class CreateReader:
             paths.append(path)
         return tuple(paths)
 
-    def _partition(self) -> Expression:
-        not_there_yet(
-            self._at, "RANGE", "PARTITION BY RANGE", "Use PARTITION BY HASH(expression) or HASH(id)."
-        )
-        self._at.expect("HASH", next_step="Write PARTITION BY HASH(expression) or HASH(id).")
-        expressions = list(self._at.parenthesised("an expression"))
+    def _partition(self, clauses: _Clauses) -> None:
+        at = self._at
+        if at.accept("RANGE"):
+            clauses.partition_kind = "range"
+        else:
+            at.expect("HASH", next_step="Write PARTITION BY HASH(expression), RANGE(expression) or HASH(id).")
+        kind = clauses.partition_kind.upper()
+        expressions = list(at.parenthesised("an expression"))
         if len(expressions) != 1:
-            raise self._at.error("HASH takes one expression", expressions[1][0], expressions[-1][-1])
+            raise at.error(f"{kind} takes one expression", expressions[1][0], expressions[-1][-1])
         expression = self._expressions.expression(expressions[0])
         self._limit(expression, expressions[0])
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
-            raise self._at.error(
-                "HASH must say something about the document", expressions[0][0], expressions[0][-1]
+            raise at.error(
+                f"{kind} must say something about the document", expressions[0][0], expressions[0][-1]
             )
-        return expression
+        clauses.partition, clauses.partition_said = expression, expressions[0]
+        if at.peek("SPLIT"):
+            if kind == "HASH":
+                raise at.error("SPLIT AT goes with RANGE: a hash has no splits", next_step="Leave it out.")
+            at.expect("SPLIT")
+            at.expect("AT", next_step="Write SPLIT AT (value, ...).")
+            clauses.splits = self._splits()
+
+    def _splits(self) -> tuple[Literal, ...]:
+        """The values where the slices of a RANGE index part, strictly ascending in the order of keys."""
+        splits: list[Literal] = []
+        before = b""
+        for tokens in self._at.parenthesised("a value"):
+            first, last = tokens[0], tokens[-1]
+            value = self._expressions.expression(tokens)
+            if not isinstance(value, Literal):
+                raise self._at.error(
+                    "SPLIT AT takes values: strings, numbers, TRUE, FALSE and NULL", first, last
+                )
+            code = encode_part(value.value)
+            if len(code) > MAX_SPLIT_BYTES:
+                raise self._at.error(f"a split takes at most {MAX_SPLIT_BYTES} bytes", first, last)
+            if code <= before:
+                raise self._at.error(
+                    "splits must ascend, in the order of keys",
+                    first,
+                    last,
+                    next_step="The order is null, false, true, numbers, strings; each value once.",
+                )
+            if len(splits) == MAX_SLICES - 1:
+                raise self._at.error(f"an index has at most {MAX_SLICES} slices", first, last)
+            splits.append(value)
+            before = code
+        return tuple(splits)
 
     def _where(self, word: Token) -> Predicate:
         tokens = self._at.take_until(lambda at: any(at.peek_clause(c) for c in _CLAUSES) or at.peek(";"))
@@ -203,6 +282,7 @@ class CreateReader:
             seen.add(name)
             if name == "slices":
                 clauses.slices = self._number(at, value, 1, MAX_SLICES)
+                clauses.slices_said = at
             elif name == "replicas":
                 if self._number(at, value, 0, 100) > 0:
                     raise NotThereYetError(

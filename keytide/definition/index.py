@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from typing import Final
+from typing import Literal as OneOf
 
 import msgspec
 
-from keytide.definition.expression import DocumentId, Expression, Path, Predicate, Unnest, same, walk
+from keytide.collation import encode_part
+from keytide.definition.expression import (
+    DocumentId,
+    Expression,
+    Literal,
+    Path,
+    Predicate,
+    Unnest,
+    same,
+    walk,
+)
 from keytide.definition.render import path_name, render_expression, render_name, render_predicate
 
+PartitionKind = OneOf["hash", "range"]
 DEFAULT_SLICES: Final = 8
 MAX_SLICES: Final = 1024
+MAX_SPLIT_BYTES: Final = 256
+"""Of an encoded split: routing compares so many bytes of every key at most."""
 MAX_KEY_PARTS: Final = 32
 """As in PostgreSQL."""
 
@@ -30,13 +44,18 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         keyspace: the source topic.
         statement: the statement as it was given.
         keys: the parts of the key, the leading one first.
-        partition: entries go to slices by the hash of this expression's encoded value (ascending); by
-            default the leading key.
+        partition: entries go to slices by this expression's encoded value (ascending); by default the
+            leading key.
         include: paths whose values rows bring along.
         where: only documents for which this is true are indexed; None for all.
+        unique: two documents with one key are a violation; keys with NULL or MISSING in a part are equal to
+            none. It is partitioned by a key part.
         include_missing: documents without the leading key (or without elements to unnest) are indexed as
             MISSING.
         defer_build: CREATE INDEX only writes the definition; BUILD INDEX starts the build.
+        partition_kind: by the hash of that value, or by the range that it falls into.
+        given_splits: of a RANGE index, where its slices part, ascending (one less than slices); empty when
+            they are found from the data by the build. `keytide.partitioning` says what they mean.
     """
 
     name: str
@@ -51,6 +70,8 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     unique: bool = False
     include_missing: bool = False
     defer_build: bool = False
+    partition_kind: PartitionKind = "hash"
+    given_splits: tuple[Literal, ...] = ()
 
     @property
     def descending(self) -> tuple[bool, ...]:
@@ -77,7 +98,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     def partition_part(self) -> int | None:
         """Which key part the partitioning goes by; None when it is none of them.
 
-        A scan that fixes this part with `equals` needs one slice only: hash(encode_part(value)) % slices.
+        A scan that fixes this part with `equals` needs one slice only (`keytide.partitioning`).
         """
         for ordinal, part in enumerate(self.keys):
             if same(part.expression, self.partition):
@@ -89,15 +110,36 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         return isinstance(self.partition, DocumentId)
 
     @property
+    def raw_id_routes(self) -> bool:
+        """Whether an entry's slice follows from the bytes of the document id, rather than from an encoded
+        value."""
+        whole = len(self.keys) == 1 and self.partition_part == 0 and not self.keys[0].descending
+        return self.partition_kind == "hash" and self.partitioned_by_id and not whole
+
+    @property
+    def samples_splits(self) -> bool:
+        """Whether its build has to find the splits."""
+        return self.partition_kind == "range" and self.slices > 1 and not self.given_splits
+
+    @property
+    def encoded_splits(self) -> tuple[bytes, ...]:
+        """The given splits, encoded."""
+        return tuple(encode_part(split.value) for split in self.given_splits)
+
+    @property
     def normal_statement(self) -> str:
         """The statement in its normal form: equal definitions give equal text."""
         keys = ", ".join(
             render_expression(part.expression) + (" DESC" if part.descending else "") for part in self.keys
         )
-        lines = [f"CREATE INDEX {_outer_name(self.name)} ON {_outer_name(self.keyspace)} ({keys})"]
+        unique = "UNIQUE " if self.unique else ""
+        lines = [f"CREATE {unique}INDEX {_outer_name(self.name)} ON {_outer_name(self.keyspace)} ({keys})"]
         if self.include:
             lines.append(f"INCLUDE ({', '.join(map(render_expression, self.include))})")
-        lines.append(f"PARTITION BY HASH({render_expression(self.partition)})")
+        kind = self.partition_kind.upper()
+        lines.append(f"PARTITION BY {kind}({render_expression(self.partition)})")
+        if self.given_splits:
+            lines.append(f"SPLIT AT ({', '.join(map(render_expression, self.given_splits))})")
         options = [f"slices={self.slices}"]
         options += ["include_missing=true"] if self.include_missing else []
         options += ["defer_build=true"] if self.defer_build else []

@@ -8,7 +8,6 @@ from typing import Final
 
 from sqlglot.tokenizer_core import Token
 
-from keytide.definition.errors import NotThereYetError
 from keytide.definition.tokens import Cursor
 
 _INDEX_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
@@ -52,13 +51,3 @@ def refuse(at: Cursor, word: str, reason: str) -> None:
     """Refuse a word of PostgreSQL's that has no meaning here."""
     if at.peek(word):
         raise at.error(reason, next_step="Leave it out.")
-
-
-def not_there_yet(at: Cursor, word: str, what: str, next_step: str) -> None:
-    """Refuse what a later release will have, by its name."""
-    token = at.next_token
-    if token is not None and at.peek(word):
-        verb = "are" if what.endswith("s") else "is"
-        raise NotThereYetError(
-            f"{what} {verb} not there yet", at.text, token.start, token.end + 1, next_step=next_step
-        )

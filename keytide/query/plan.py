@@ -23,9 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-import xxhash
-
-from keytide.collation import decode_key
 from keytide.definition.binding import Binding, NotHeldError
 from keytide.definition.expression import (
     Call,
@@ -44,6 +41,7 @@ from keytide.definition.expression import (
 )
 from keytide.definition.index import IndexDefinition
 from keytide.definition.render import render_expression, render_predicate
+from keytide.partitioning import Partitioning
 from keytide.query.boxes import Box, Reading, reading
 from keytide.query.expressions import Aggregate, column_name
 from keytide.query.implication import implies
@@ -73,12 +71,14 @@ class Candidate:
     Attributes:
         entries: how many it has, None when that is not known here.
         trouble: why it cannot be read now, "" when it can.
+        splits: of its record (`keytide.partitioning`).
     """
 
     name: str
     definition: IndexDefinition
     entries: int | None = None
     trouble: str = ""
+    splits: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,13 @@ class Plan:
             len(index.definition.keys),
             index.name,
         )
+
+    @property
+    def in_order(self) -> int:
+        """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
+        definition = self.index.definition
+        rule = Partitioning.of(definition, self.index.splits)
+        return rule.in_order if definition.partition_part == 0 else 0
 
     @property
     def aggregates(self) -> tuple[Aggregate, ...]:
@@ -205,7 +212,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         outputs,
         order_by,
         read,
-        _slices(condition, definition) if read.spans else (),
+        _slices(condition, candidate) if read.spans else (),
         None if filter_ == TRUE else filter_,
         ordered,
         reverse,
@@ -302,20 +309,20 @@ def _bind(binding: Binding, node: Expression | Predicate) -> None:
         binding.value(node)  # type: ignore[arg-type]
 
 
-def _slices(condition: Predicate, definition: IndexDefinition) -> tuple[int, ...]:
+def _slices(condition: Predicate, candidate: Candidate) -> tuple[int, ...]:
     """The slices that can hold rows: those of the values that the condition leaves the partitioning."""
-    points = region(condition, definition.partition).intervals
-    if len(points) > _MOST_POINTS or not all(one.is_point for one in points):
+    definition = candidate.definition
+    rule = Partitioning.of(definition, candidate.splits)
+    values = region(condition, definition.partition).intervals
+    found: set[int | None] = set()
+    if rule.ranged:
+        for one in values:
+            found.update(rule.slices_of_values(one.low, one.high))
+    elif len(values) > _MOST_POINTS or not all(one.is_point for one in values):
         return tuple(range(definition.slices))
-    return tuple(sorted({slice_of(one, definition) for one in points}))
-
-
-def slice_of(value: Interval, definition: IndexDefinition) -> int:
-    """The slice of the entries whose partitioning has one value, a point (as `router.core` sends them)."""
-    routed_by = value.low
-    if definition.partitioned_by_id:
-        routed_by = str(decode_key(value.low, 1)[0][0]).encode()
-    return xxhash.xxh3_64_intdigest(routed_by) % definition.slices
+    else:
+        found.update(rule.slice_of(one.low) for one in values)
+    return tuple(sorted(number for number in found if number is not None))
 
 
 def _order(

@@ -100,6 +100,9 @@ def test_builds_show_progress_what_they_wait_for_and_why_they_failed(document: s
     (percent,) = re.findall(r'aria-valuenow="([\d.]+)"', under_way)
     assert 35 < float(percent) < 99.9
     assert re.search(r"1\d\d,000 of 336,776 documents", text_of(under_way))
+    assert "reading" in text_of(under_way)
+    assert "keytide build pause" in text_of(under_way)
+    assert "keytide build" not in text_of(by_name["by_tail"])
     assert "waits for its turn on node" in text_of(by_name["by_origin"])
     assert "does not exist any more" in text_of(by_name["by_tail"])
     assert 'aria-valuenow="100"' in by_name["late_arrivals"]

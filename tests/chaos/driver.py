@@ -34,7 +34,7 @@ SETTINGS = {
 }
 """Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time."""
 PROGRESS_S = 15.0
-PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id"))
+PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id", "ranged"))
 """The indexes that stay, by keyspace in turn."""
 
 

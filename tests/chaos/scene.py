@@ -22,7 +22,7 @@ from tests.chaos.shapes import SHAPES
 from tests.chaos.truth import Truth
 from tests.chaos.writing import Writer
 
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 
 
 class Scene:

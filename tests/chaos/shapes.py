@@ -26,12 +26,14 @@ class Shape:
         clauses: of CREATE INDEX, behind the keyspace; `{options}` stands in WITH.
         entries: (document, id) -> its entries.
         descending: of each key part.
+        slices: how many it has; 0 for any number.
     """
 
     name: str
     clauses: str
     entries: Callable[[Document, str], list[Entry]]
     descending: tuple[bool, ...] = ()
+    slices: int = 0
 
 
 def _part(document: Document, name: str) -> Any:
@@ -81,6 +83,14 @@ SHAPES = {
         Shape("tag", "(UNNEST(tags)) WITH ({options})", _tag),
         Shape("mood", "(mood DESC, n) WITH ({options}, include_missing=true)", _mood, (True, False)),
         Shape("by_id", "(mood, id DESC) INCLUDE (n) WITH ({options})", _by_id, (False, True)),
+        Shape(
+            "ranged",
+            "(city DESC, n) INCLUDE (note, mood) PARTITION BY RANGE(city) SPLIT AT (7, 'city2', 'city3') "
+            "WITH ({options})",
+            _city_n,
+            (True, False),
+            4,
+        ),
     )
 }
 

@@ -11,6 +11,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from deploy.kafka import EmbeddedKafka
 
+VERIFIED = ("acceptance", "verify", "repair", "demo")
+"""Modules with one of these in their names build with verification, as users do. Others leave it out: it
+would read each of their sources once more."""
+
 TopicFactory = Callable[..., str]
 """`topic(partitions=1, name="topic", **config)` makes a topic and returns its full name."""
 
@@ -20,6 +24,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker. A test that stops or kills the broker starts its own instead."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _build_settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Settings of builds, for everything that a module starts: whether they are verified, and that drivers do
+    not stand back. (Another file's processes are on the machine, and what a test waits for is the build.)"""
+    wanted = any(part in request.module.__name__ for part in VERIFIED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEYTIDE_BUILD__VERIFY", "true" if wanted else "false")
+        patch.setenv("KEYTIDE_BUILD__NICE", "0")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -173,7 +173,9 @@ class FakeCluster:
                     )
                     for index, one in self._slices(node)
                 ]
-                self.report(NodeHeartbeat(node, f"http://127.0.0.1/{node}", 1, now_ms(), slices, 1, 1, 0))
+                self.report(
+                    NodeHeartbeat(node, f"http://127.0.0.1/{node}", 1, now_ms(), slices, 1, 1 << 40, 0)
+                )
 
     def send_progress(self, version: int, topic_id: str, incarnation: int = 0) -> None:
         """The projector's progress as it is now."""

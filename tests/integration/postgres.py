@@ -22,7 +22,7 @@ import sqlalchemy as sql
 
 from deploy.process import free_ports
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 USER = "keytide"
 PASSWORD = "s3cret/of the:tests@"
 

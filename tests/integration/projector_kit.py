@@ -34,7 +34,7 @@ from keytide.timestamp import Timestamp
 from keytide.topics import Topics
 from tests.integration.three_brokers import ThreeBrokers
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 _T = TypeVar("_T")
 
 

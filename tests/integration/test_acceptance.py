@@ -15,7 +15,7 @@ from deploy.cluster import LocalCluster
 from tests.integration.world import World, Writer, wait_for
 from tests.oracle import MISSING
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",

@@ -25,7 +25,7 @@ from keytide.client.answers import Row
 from tests.integration.world import World, Writer
 from tests.unit.scan_world import Doc, definition_of, slice_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[1]",

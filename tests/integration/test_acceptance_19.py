@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.spark,
     pytest.mark.fault,
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(900),
 ]
 
 SETTINGS = {

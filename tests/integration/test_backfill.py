@@ -41,14 +41,14 @@ from keytide.messages import Assembler, BatchEnd, BuildProgress, PutChunk, Remov
 from keytide.timestamp import Timestamp
 from keytide.topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 BUILD = "build-1"
 INDEXES = {
     "by_a-1": "CREATE INDEX by_a ON {topic} (a) WITH (slices=3)",
     "by_tag-2": "CREATE INDEX by_tag ON {topic} (UNNEST(tags) DESC, n) INCLUDE (a) WITH (slices=2)",
 }
-LIMIT_S = 150.0
+LIMIT_S = 300.0
 MOVED = b'{"a": 99, "n": 0, "tags": ["moved"]}'
 
 

@@ -16,7 +16,7 @@ from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from tests.integration.world import World, Writer, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",

@@ -17,7 +17,7 @@ from keytide.client import SnapshotGoneError
 from keytide.errors import CallerError
 from tests.integration.world import World
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 CITIES = ["Aachen", "Bonn", "Boston", "Zürich"]
 PEOPLE = 400

@@ -24,7 +24,7 @@ from tests.chaos.shapes import SHAPES
 from tests.chaos.truncating import cut
 from tests.integration.world import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
@@ -43,6 +43,7 @@ FOLD_WORKER = frozenset(
     }
 )
 """Places in the fold worker: the node lives, and starts another."""
+OF_REPAIRS = frozenset(name for name in POINTS if name.startswith(("repair-", "verify-")))
 OF_ROLLBACKS = frozenset(name for name in POINTS if "roll" in name or "step-back" in name)
 ONCE = frozenset(
     {"coordinator-build-end", "driver-passed", "coordinator-rollback-decided", "projector-rolled-back"}
@@ -156,12 +157,12 @@ def provoked(scene: Scene, strike: Strike, point: str) -> Iterator[None]:
 
 def _recovered(scene: Scene, strike: Strike, point: str, count: int) -> None:
     with provoked(scene, strike, point):
-        wait_for(lambda: strike.struck, f"{point} is reached for the {count}. time", 60)
+        wait_for(lambda: strike.struck, f"{point} is reached for the {count}. time", 240)
         strike.recover()
 
 
 @pytest.mark.parametrize(
-    ("point", "count"), _cells(POINTS - OF_ROLLBACKS - OF_BUILDS) if ALL else SAMPLE_LIVE
+    ("point", "count"), _cells(POINTS - OF_ROLLBACKS - OF_BUILDS - OF_REPAIRS) if ALL else SAMPLE_LIVE
 )
 def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path: Path) -> None:
     strike = Strike(scene, point, count, tmp_path)
@@ -171,7 +172,9 @@ def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path
     print(f"{point}:{count} fresh again after {took:.1f} s")
 
 
-@pytest.mark.parametrize(("point", "count"), _cells(POINTS - OF_ROLLBACKS) if ALL else SAMPLE_BUILDING)
+@pytest.mark.parametrize(
+    ("point", "count"), _cells(POINTS - OF_ROLLBACKS - OF_REPAIRS) if ALL else SAMPLE_BUILDING
+)
 def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
     with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=6_000, per_second=150) as scene:
         (target,) = scene.index("by_id")
@@ -181,7 +184,7 @@ def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, t
         build = scene.build([target])
         with Batches(cluster, build) as batches:
             if point not in OF_BUILDS:
-                wait_for(lambda: scene.run.build_state(build)["documents_done"] > 0, "the build reads", 180)
+                wait_for(lambda: scene.run.build_state(build)["documents_done"] > 0, "the build reads", 300)
                 strike.arm()
             _recovered(scene, strike, point, count)
             struck_in = scene.run.build_state(build)["state"]
@@ -193,7 +196,7 @@ def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, t
         scene.builder.drop(target.name)
 
 
-@pytest.mark.parametrize(("point", "count"), [("", 0), *(_cells(OF_ROLLBACKS) if ALL else SAMPLE_ROLLBACK)])
+@pytest.mark.parametrize(("point", "count"), [("", 0), *_cells(OF_ROLLBACKS)] if ALL else SAMPLE_ROLLBACK)
 def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
     """The source loses acknowledged records that bases hold already."""
     name = f"rollback_{point}_{count}".replace("-", "_")
@@ -209,7 +212,7 @@ def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int
         lost = cut(cluster.data_dir / "kafka" / "data", name, 1, 300)
         cluster.broker.start()
         scene.run.note(f"{name}[1] ends at {lost.end}, and ended at {lost.had}")
-        wait_for(lambda: strike is None or strike.struck, f"{point} is reached for the {count}. time", 90)
+        wait_for(lambda: strike is None or strike.struck, f"{point} is reached for the {count}. time", 240)
         if strike is not None:
             strike.recover()
         wait_for(lambda: _incarnation(scene) == 1, "the keyspace is rolled back", 90)

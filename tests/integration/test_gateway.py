@@ -27,7 +27,7 @@ from keytide.errors import KeytideError
 from tests.chaos.processes import stopped
 from tests.integration.world import World, Writer, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",

@@ -20,7 +20,7 @@ from projector.source import Source
 from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(900)]
 
 _names = itertools.count(1)
 TIMEOUT_S = 20.0

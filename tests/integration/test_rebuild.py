@@ -19,7 +19,7 @@ from keytide.errors import KeytideError, RetryableError
 from keytide.topics import Topics
 from tests.integration.world import World, Writer, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
 RETENTION_S = 10
 SETTINGS = {

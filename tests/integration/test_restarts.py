@@ -12,7 +12,7 @@ import pytest
 from deploy.cluster import LocalCluster
 from tests.integration.world import World, Writer, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "4000",

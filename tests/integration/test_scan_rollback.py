@@ -32,7 +32,7 @@ from tests.integration.test_indexer import (
 from tests.simulation.oracle import History, entries_at
 from tests.simulation.wire import Version
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 KEYS = {encode_key([value]): value for value in (None, False, True)}
 """Their last bytes differ, by which the bench routes."""

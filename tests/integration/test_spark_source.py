@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.spark,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # PySpark's, of every collect()
 ]
 

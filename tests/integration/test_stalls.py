@@ -20,7 +20,7 @@ from tests.chaos.processes import Processes, family, send, slow, stopped
 from tests.chaos.scene import Scene
 from tests.integration.world import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",

@@ -20,8 +20,8 @@ from kafka.admin import NewTopic
 from deploy.kafka import EmbeddedKafka
 from deploy.process import free_ports
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-LIMIT_S = 150
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+LIMIT_S = 400
 
 
 class Command:

@@ -27,7 +27,7 @@ from tests.integration.conftest import TopicFactory
 from tests.integration.postgres import PASSWORD, Postgres
 from tests.integration.world import World
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 NOW = Timestamp()
 Answers = dict[str, tuple[Any, int | None]]

@@ -24,7 +24,7 @@ from deploy.java import find_java
 from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, _new_cluster_id
 from deploy.process import Child, free_ports
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 CONTROLLER = 100
 BROKERS = (1, 2, 3)
 _JVM = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -24,7 +24,7 @@ from keytide.client import Client
 from keytide.errors import RetryableError
 from tests.oracle import Keys, Row, Source, difference, rows_of
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit: float = LIMIT_S) -> None:
@@ -87,7 +87,7 @@ class World:
         return state
 
     def wait_ready(self, build: str, limit: float = LIMIT_S) -> dict[str, Any]:
-        """Wait until a build is READY."""
+        """Wait until a build is READY, and every node has read that its indexes are."""
 
         def over() -> bool:
             state = self.build_state(build)
@@ -95,7 +95,19 @@ class World:
             return bool(state["state"] == "READY")
 
         wait_for(over, f"build {build} is READY", limit)
-        return self.build_state(build)
+        state = self.build_state(build)
+        nodes = range(len(self.cluster.node_urls))
+        wait_for(lambda: all(self._answers(node, state["indexes"]) for node in nodes), "all nodes know it")
+        return state
+
+    def _answers(self, node: int, indexes: Iterable[str]) -> bool:
+        with self.client(node) as client:
+            try:
+                for index in indexes:
+                    client.count(index, equals=["no such key"])
+            except RetryableError:
+                return False
+        return True
 
     def ends(self, topic: str) -> dict[int, int]:
         """Next offsets of a topic."""

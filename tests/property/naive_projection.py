@@ -45,6 +45,12 @@ class Unindexable:
     """A number that no index takes."""
 
 
+def takes_the_value(definition: IndexDefinition) -> bool:
+    """Whether an index that is partitioned by id goes by the encoded id, as one by any other value does."""
+    alone = len(definition.keys) == 1 and isinstance(definition.keys[0].expression, DocumentId)
+    return definition.partition_kind == "range" or (alone and not definition.keys[0].descending)
+
+
 def entries(
     definition: IndexDefinition, docid: bytes, value: bytes
 ) -> list[tuple[bytes, bytes, bytes, dict[str, Any]]]:
@@ -84,7 +90,7 @@ def entries(
             key = encode_key(parts, [part.descending for part in definition.keys])
             partition = (
                 docid
-                if isinstance(definition.partition, DocumentId)
+                if isinstance(definition.partition, DocumentId) and not takes_the_value(definition)
                 else encode_part(evaluate(definition.partition, one))
             )
         except ValueError:

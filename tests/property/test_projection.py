@@ -84,7 +84,7 @@ def definitions(draw: st.DrawFn) -> IndexDefinition:
     partition = draw(st.sampled_from(["", "id", "first", "last", "a"]))
     if partition:
         chosen = {"first": keys[0], "last": keys[-1]}.get(partition, partition)
-        statement += f" PARTITION BY HASH({chosen})"
+        statement += f" PARTITION BY {draw(st.sampled_from(['HASH', 'RANGE']))}({chosen})"
     if draw(st.booleans()):
         statement += " WITH (include_missing)"
     if draw(st.booleans()):

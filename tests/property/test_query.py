@@ -158,6 +158,10 @@ def nested(with_elements: bool) -> st.SearchStrategy[Any]:
 # --- statements ---------------------------------------------------------------------------------------------
 
 
+SPLITS = ("NULL", "FALSE", "TRUE", "-1", "0", "1", "1.5", "2", "''", "'a'", "'ab'", "'b'", "'d1'", "'d3'")
+"""In the order of keys."""
+
+
 @st.composite
 def index_statements(draw: st.DrawFn, where: Any) -> str:
     """CREATE INDEX; its WHERE is often a part of the query's, so that partial indexes serve."""
@@ -173,10 +177,16 @@ def index_statements(draw: st.DrawFn, where: Any) -> str:
     if include:
         text += f" INCLUDE ({', '.join(map(render_expression, include))})"
     partition = draw(st.sampled_from([None, None, "id", "a", "LOWER(a)", "c.d", render_expression(keys[0])]))
-    if partition is not None:
+    slices = draw(st.integers(1, 4))
+    if partition is not None and draw(st.booleans()):
+        splits = draw(st.lists(st.sampled_from(SPLITS), unique=True, max_size=3))
+        slices = len(splits) + 1
+        text += f" PARTITION BY RANGE({partition})"
+        text += f" SPLIT AT ({', '.join(sorted(splits, key=SPLITS.index))})" if splits else ""
+    elif partition is not None:
         text += f" PARTITION BY HASH({partition})"
     missing = draw(st.booleans())
-    text += f" WITH (slices={draw(st.integers(1, 4))}{', include_missing=true' if missing else ''})"
+    text += f" WITH (slices={slices}{', include_missing=true' if missing else ''})"
     condition = draw(st.one_of(st.none(), st.none(), st.sampled_from(parts_of(where)), conditions(False)))
     if condition is not None and "UNNEST" not in render_predicate(condition):
         text += f" WHERE {render_predicate(condition)}"
@@ -301,6 +311,8 @@ def projected(definition: IndexDefinition, held: dict[str, Document]) -> list[tu
         for key, partition, forms, include in made:
             parts, _ = decode_key(key, len(directions), directions, forms)
             number = xxhash.xxh3_64_intdigest(partition) % definition.slices
+            if definition.partition_kind == "range":
+                number = sum(partition >= split for split in definition.encoded_splits)
             found.append((number, key + docid.encode(), (parts, docid, include)))
     return sorted(found, key=lambda one: one[1])
 
@@ -361,6 +373,7 @@ def definition_of(statement: str) -> IndexDefinition:
     return parsed.definition
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150,
     deadline=None,

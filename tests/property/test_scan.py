@@ -28,7 +28,9 @@ from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, slice
 
 Part = Any
 KEYS = ("city", "city, age", "city DESC", "city DESC, age DESC", "city, age DESC", "city DESC, age")
-PARTITIONS = ("", "PARTITION BY HASH(id)", "PARTITION BY HASH(city)")
+PARTITIONS = ("", "PARTITION BY HASH(id)", "PARTITION BY HASH(city)", "PARTITION BY RANGE({})")
+SPLITS = ("NULL", "TRUE", "-1", "0", "0.5", "2", "9007199254740993", "''", "'a'", "'ab'", "'b'", "'z'", "'é'")
+"""In the order of keys; of document ids 'd07' and 'd2' part some."""
 
 parts = st.one_of(
     st.sampled_from(["", "a", "ab", "abc", "b", "\x00", "a\x00b", "é", "z" * 600]),
@@ -161,10 +163,16 @@ def cases(draw: st.DrawFn, most: int = 40) -> Case:
     names = draw(st.sampled_from(KEYS))
     width = names.count(",") + 1
     slices = draw(st.integers(1, 5))
-    statement = (
-        f"CREATE INDEX i ON users ({names}) INCLUDE (n) {draw(st.sampled_from(PARTITIONS))} "
-        f"WITH (slices={slices})"
-    )
+    partition = draw(st.sampled_from(PARTITIONS))
+    if "RANGE" in partition:
+        by = draw(st.sampled_from(["city", "city", "age" if width > 1 else "city", "id"]))
+        chosen_splits = draw(
+            st.sets(st.sampled_from(["'d07'", "'d2'"] if by == "id" else SPLITS), max_size=4)
+        )
+        ordered = sorted(chosen_splits, key=["'d07'", "'d2'", *SPLITS].index)
+        slices = len(ordered) + 1
+        partition = partition.format(by) + (f" SPLIT AT ({', '.join(ordered)})" if ordered else "")
+    statement = f"CREATE INDEX i ON users ({names}) INCLUDE (n) {partition} WITH (slices={slices})"
     some_key = st.tuples(*[parts] * width)
     if draw(st.booleans()):  # few different keys, with many entries each
         some_key = st.sampled_from(draw(st.lists(some_key, min_size=1, max_size=4)))

@@ -19,6 +19,7 @@ from indexer.store.fold_worker import Folder, FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
 from keytide.entry import pack_value
+from keytide.types import TABLE_PARTITION
 from tests.store_kit import (
     Model,
     Version,
@@ -62,6 +63,13 @@ class Apply:
 class Load:
     documents: list[Document]
     stale: list[Document]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of the table that a build begins with: before anything else."""
+
+    documents: list[Document]
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,8 @@ def histories(wanderers: bool) -> st.SearchStrategy[list[object]]:
         reads,
         reads,
     )
-    return st.lists(actions, min_size=4, max_size=40)
+    table = st.lists(st.builds(Table, some), max_size=1)
+    return st.tuples(table, st.lists(actions, min_size=4, max_size=40)).map(lambda parts: parts[0] + parts[1])
 
 
 class History:
@@ -150,6 +159,8 @@ class History:
                 self.apply(action)
             elif isinstance(action, Load):
                 self.load(action)
+            elif isinstance(action, Table):
+                self.load_table(action)
             elif isinstance(action, Read):
                 self.read(action)
             elif isinstance(action, StepBack):
@@ -192,6 +203,17 @@ class History:
             assert self.store.counts == before
         assert self.store.applied == applied
 
+    def load_table(self, action: Table) -> None:
+        """Micro-batch 0: each id once, in no order, and nothing is heard."""
+        documents = {document.id: document for document in action.documents}.values()
+        rows = [Version(d.id, TABLE_PARTITION, n << 32, 0, d.entries) for n, d in enumerate(documents)]
+        applied = self.applied()
+        self.store.load(chunks(rows), [], applied)
+        self.model = self.model.copy()
+        self.model.tell(rows)
+        self.durable, self.durable_counts = self.model, self.store.counts
+        assert self.store.counts.foreign == 0
+
     def load(self, action: Load) -> None:
         """A micro-batch: everything is heard, then put; and documents older than what is held."""
         self.settle()
@@ -200,7 +222,7 @@ class History:
         newest = list({(version.id, version.partition): version for version in versions}.values())
         applied = self.applied()
         put = chunks(newest)
-        self.store.load(iter(put), removals(newest), applied)
+        self.store.load(put, removals(newest), applied)
         if any(v.partition != IDS.index(v.id) % 3 for v in newest + self.model.told):
             stale = []  # offset 0 may be news of another partition
         known = {(v.id, v.partition) for v in self.model.told}

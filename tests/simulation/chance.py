@@ -54,6 +54,14 @@ WEATHER: tuple[str, ...] = (
 )
 """Faults that strike whatever goes on."""
 FAULTS: tuple[str, ...] = (*STRIKES, *LOSSES, *WEATHER)
+REPAIRS_EACH = 8
+"""Repairs are at work in one of so many plans."""
+REPAIR_SHARE, SPOIL_SHARE = 0.25, 0.15
+"""How many steps are followed by one of a repair, and how many of those spoil something."""
+STEERING_EACH = 8
+"""Builds are paused and resumed in one of so many plans."""
+STEERING_SHARE, BUILD_SHARE = 0.15, 0.1
+"""How many steps are followed by one that steers a build, and how many of those begin one."""
 STEPS = 240
 FEW = 3
 """Where so few faults may strike they strike often."""
@@ -97,6 +105,9 @@ class Plan(NamedTuple):
         real_pipeline: projectors use the real projection, routing and packing.
         replicas: index `a` has a second copy of each slice.
         restart_at_end: after the heal all nodes are killed once more.
+        tables: some builds begin with a table.
+        repairs: slices come to hold what is wrong, and a repair is at work.
+        ranged: indexes are by RANGE; the splits of one of them are found by a sample.
     """
 
     seed: int
@@ -105,6 +116,9 @@ class Plan(NamedTuple):
     real_pipeline: bool = False
     replicas: bool = False
     restart_at_end: bool = False
+    tables: bool = False
+    repairs: bool = False
+    ranged: bool = False
 
 
 def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
@@ -128,11 +142,37 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         strikes = {name: 4 * weight for name, weight in strikes.items()}
     weights = {**ACTIONS, **strikes}
     steps = chance.choices(list(weights), list(weights.values()), k=chance.randint(STEPS // 2, STEPS))
+    found = [(step, chance.getrandbits(63)) for step in steps]
+    repairs = seed % REPAIRS_EACH == REPAIRS_EACH - 2
+    steers = seed % STEERING_EACH == STEERING_EACH - 4
+    if repairs:
+        found = _with(seed, found, "repair", REPAIR_SHARE, "spoil", SPOIL_SHARE)
+    elif steers:
+        found = _with(seed, found, "steer", STEERING_SHARE, "build", BUILD_SHARE)
     return Plan(
         seed,
         frozenset(faults),
-        tuple((step, chance.getrandbits(63)) for step in steps),
-        real_pipeline=seed % 8 == 5,
+        tuple(found),
+        real_pipeline=seed % 8 == 5 or seed % 16 == 15,
         replicas=seed % 8 == 3 and not {"damage", "disk-loss"} & set(faults),
-        restart_at_end=seed % 4 == 1,
+        tables=seed % 8 == 2,
+        restart_at_end=seed % 4 == 1 or repairs,
+        repairs=repairs,
+        ranged=seed % 8 == 7,
     )
+
+
+def _with(seed: int, steps: list[Step], often: str, share: float, rare: str, rarely: float) -> list[Step]:
+    """The steps with others between them, from a chance of their own: so they stay as they are.
+
+    Args:
+        often, share: what follows this share of the steps;
+        rare, rarely: but for this share of them, where it is something else.
+    """
+    chance = random.Random(~seed)
+    found: list[Step] = []
+    for step in steps:
+        found.append(step)
+        if chance.random() < share:
+            found.append((rare if chance.random() < rarely else often, chance.getrandbits(63)))
+    return found

@@ -15,15 +15,17 @@ liveness. Each raises `BrokenError` with its name; what the code under test asse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from indexer.slices import SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
+from keytide.catalog import TableOrigin
 from keytide.history import History
 from keytide.timestamp import Timestamp
 from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
+from tests.simulation.tables import place_of
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
@@ -74,8 +76,11 @@ class Oracle:
             found.append([fold for n, fold in enumerate(folds) if fold not in folds[:n]])
         return found
 
-    def difference(self, rows: Rows, timestamp: Timestamp, slices: Iterable[int]) -> str | None:
-        """How `rows` of some slices differ from the source at `timestamp`; None when they do not."""
+    def difference(
+        self, rows: Rows, timestamp: Timestamp, slices: Iterable[int], muted: Set[bytes] = frozenset()
+    ) -> str | None:
+        """How `rows` of some slices differ from the source at `timestamp`, but for the documents `muted`;
+        None when they do not."""
         numbers = list(slices)
         want: Rows = {}
         for choice in product(*self.folds(timestamp)):
@@ -85,6 +90,7 @@ class Oracle:
                 for version in fold.values()
                 for number in numbers
                 for key, value in version.rows[number]
+                if version.id not in muted
             }
             if rows == want:
                 return None
@@ -93,19 +99,25 @@ class Oracle:
         wrong = sorted(key for key in want.keys() & rows.keys() if want[key] != rows[key])
         return f"missing {missing}, extra {extra}, wrong value {wrong}"
 
-    def skips(self, timestamp: Timestamp, number: int) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-        """Lines that the ledger of a slice must have and may have, of the branch that is known."""
+    def skips(
+        self, timestamp: Timestamp, number: int, origin: TableOrigin | None = None
+    ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+        """Lines that the ledger of a slice must have and may have, of the branch that is known.
+
+        Args:
+            origin: the table that its index began with.
+        """
         must: set[tuple[int, int]] = set()
         may: set[tuple[int, int]] = set()
         for partition, folds in enumerate(self.folds(timestamp)):
             must |= {
-                (partition, version.offset)
+                place_of(version, origin, timestamp.topic_id)
                 for version in folds[0].values()
                 if version.made.skip[number] is not None
             }
             logs = self._source.branches(timestamp.topic_id, partition, timestamp.place(partition))
             may |= {
-                (partition, version.offset)
+                place_of(version, origin, timestamp.topic_id)
                 for log in logs
                 for version in log.records[: timestamp.offset(partition)]
                 if version.made.skip[number] is not None
@@ -123,17 +135,28 @@ class Checkers:
         self._published: dict[str, tuple[int, int]] = {}
         self.asked: dict[str, dict[int, int]] = {}
         """Index -> where the source ended when it was asked to be built (R24)."""
+        self.origin: Callable[[str], TableOrigin | None] = lambda build: None
+        """Build -> the table that it began with."""
         self.commits = 0
         self.scans = 0
 
     def committed(
-        self, name: str, number: int, before: Applied, snapshot: StoreSnapshot, valid_from: Timestamp | None
+        self,
+        name: str,
+        number: int,
+        before: Applied,
+        snapshot: StoreSnapshot,
+        valid_from: Timestamp | None,
+        muted: Set[bytes] = frozenset(),
+        corrected: bool = False,
     ) -> None:
         """After each commit of a slice.
 
         Args:
             number: of the slice.
             valid_from: from where on equality with the source is promised (R25); None when not yet known.
+            muted: documents that were spoiled (`tests.simulation.repairs`), and are not looked at.
+            corrected: a repair's commit, which changes what is there at one timestamp.
         """
         applied = snapshot.applied
         self.commits += 1
@@ -143,22 +166,25 @@ class Checkers:
             )
         self._one_timestamp_per_number(name, applied)
         rows: Rows = {key: value for block in snapshot.rows() for key, value in block}
-        inverse = {key + docid for docid, held in snapshot.back_rows() for key in held.keys}
+        rows = without(rows, muted)
+        inverse = {
+            key + docid for docid, held in snapshot.back_rows() for key in held.keys if docid not in muted
+        }
         if rows.keys() != inverse:
             story = f"only forward {sorted(rows.keys() - inverse)}, only back {sorted(inverse - rows.keys())}"
             raise BrokenError("Mirror", f"{name}: {story}")
-        moved = applied.timestamp != before.timestamp or applied.building
+        moved = applied.timestamp != before.timestamp or applied.building or corrected
         if not moved or valid_from is None or not applied.timestamp.covers(valid_from):
             return
         if applied.building and self.oracle.changed:
             return  # what was read while the source changed under it is read again (R28)
         folds = self.oracle.folds(applied.timestamp)
-        difference = self.oracle.difference(rows, applied.timestamp, [number])
+        difference = self.oracle.difference(rows, applied.timestamp, [number], muted)
         if difference:
             kind = "BackfillIsInvisible" if applied.building else "Untorn"
             raise BrokenError(kind, f"{name} at {applied.timestamp}: {difference}", _ids(difference))
         lines = {(line.partition, line.offset) for line in snapshot.skips(1_000)}
-        must, may = self.oracle.skips(applied.timestamp, number)
+        must, may = self.oracle.skips(applied.timestamp, number, self.origin(applied.build))
         if all(len(some) == 1 for some in folds) and not must <= lines <= may:
             story = f"missing {sorted(must - lines)}, more than there are {sorted(lines - may)}"
             raise BrokenError("NothingSilent", f"{name} at {applied.timestamp.offsets()}: ledger {story}")
@@ -207,20 +233,20 @@ class Checkers:
                     story = f"{name} acknowledged {number} and holds {runner.ring.numbers()}"
                     raise BrokenError("Published", story)
 
-    def scanned(self, name: str, rows: Rows, at: Timestamp) -> None:
+    def scanned(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """A stable scan of a whole index, or all pages of one together."""
         self.scans += 1
-        difference = self.oracle.difference(rows, at, range(SLICES))
+        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted)
         if difference:
             raise BrokenError("Untorn", f"scan of {name} at {at}: {difference}", _ids(difference))
         asked = Timestamp.of(self.asked.get(name, {}))
         if not self.oracle.changed and not at.covers(asked):
             raise BrokenError("Loaded", f"{name} is READY at {at}, and was to be built from {asked}")
 
-    def paged(self, name: str, rows: Rows, at: Timestamp) -> None:
+    def paged(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """All pages of a scan together are one snapshot."""
         self.scans += 1
-        difference = self.oracle.difference(rows, at, range(SLICES))
+        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted)
         if difference:
             raise BrokenError("Stable", f"pages of {name} at {at}: {difference}", _ids(difference))
 
@@ -236,6 +262,12 @@ class Checkers:
         known = self._numbers.setdefault((applied.number, applied.incarnation), offsets)
         if known != offsets:
             raise BrokenError("Untorn", f"{name}: number {applied.number} is {offsets} and {known}")
+
+
+def without(rows: Rows, muted: Set[bytes]) -> Rows:
+    """The rows of all other documents."""
+    ends = tuple(muted)
+    return {key: value for key, value in rows.items() if not key.endswith(ends)} if ends else rows
 
 
 def _ids(difference: str) -> list[bytes]:

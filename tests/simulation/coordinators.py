@@ -14,6 +14,7 @@ from coordinator.events import (
     ConfirmRollback,
     ConfirmTopic,
     DeleteTopics,
+    DriverTask,
     Event,
     ExamineHistory,
     HistoryExamined,
@@ -60,7 +61,7 @@ LIMITS = Limits(
     newest_held=3,
     landmarks_held=16,
 )
-BUILD_LIMITS = BuildLimits(restarts=50, back_off_ms=20, rebuild_wait_ms=60)
+BUILD_LIMITS = BuildLimits(restarts=50, back_off_ms=20, rebuild_wait_ms=60, settle_ms=80, driver_disk_bytes=1)
 SAMPLE_MS = 150
 
 
@@ -247,8 +248,8 @@ class SimCoordinator:
                     self._inbox.append(TopicsDeleted(index, now))
             case StopDriver(build):
                 world.stop_driver(build, self.term)
-            case StartDriver(build, delay):
-                world.clock.after(delay, lambda: self._start(build))
+            case StartDriver(build, delay, task):
+                world.clock.after(delay, lambda: self._start(build, task))
             case RemoveBuildFolder(build):
                 world.checkpoints.pop(build, None)
             case _:
@@ -291,6 +292,6 @@ class SimCoordinator:
         self.world.seen["trimmed"] += removed
         return QueuesTrimmed(reached, removed, tuple(expired), now)
 
-    def _start(self, build: str) -> None:
+    def _start(self, build: str, task: DriverTask) -> None:
         if self.alive:
-            self.world.start_driver(build, self)
+            self.world.start_driver(build, self, task)

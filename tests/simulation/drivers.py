@@ -6,16 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from coordinator.events import DriverTask
 from keytide.catalog import BuildRecord
 from keytide.log_history import LogHistory
-from keytide.messages import BatchEnd, BuildProgress, encode
+from keytide.messages import BatchEnd, BuildProgress, BuildSampled, encode
 from keytide.timestamp import Timestamp
 from streaming import footing
-from streaming.core import EXIT_READ_LOST, passed
+from streaming.core import EXIT_NEVER, EXIT_READ_LOST, passed
+from streaming.origin import begins_at
 from tests.simulation.kafka import Reader
 from tests.simulation.packing import put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
-from tests.simulation.source import KEYSPACE, PARTITIONS, Version
+from tests.simulation.source import KEYSPACE, PARTITIONS, SPLITS, Version
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -81,10 +83,17 @@ class SimDriver:
         self._covered: Covered | None = None
         self._looked: LogHistory | None = None
         self.status = 0
+        record = self._reader.catalog.build(build)
+        self._origin = record.origin if record is not None else None
         if checkpoint.begin is None:
             source = world.kafka.source
-            checkpoint.begin = Timestamp.of(dict.fromkeys(source.ends(), 0), source.topic_id)
+            offsets = self._origin.offsets if self._origin else dict.fromkeys(source.ends(), 0)
+            checkpoint.begin = Timestamp.of(offsets, source.topic_id)
             checkpoint.first_read_at = world.clock.now
+
+    @property
+    def task(self) -> DriverTask:
+        return "backfill"
 
     def step(self) -> bool:
         """Send some messages; plan the next micro-batch when there is none. False when it has ended."""
@@ -101,8 +110,9 @@ class SimDriver:
             if self.status:
                 return False
             if self._todo is None:
+                table_left = self._origin is not None and not self.checkpoint.finished
                 if passed(self._position(), record, keyspace.partitions) and (
-                    self.checkpoint.finished == len(self.checkpoint.ends)
+                    self.checkpoint.finished == len(self.checkpoint.ends) and not table_left
                 ):
                     self._passed = True
                     world.note("driver passed", self.build, self.checkpoint.finished)
@@ -174,11 +184,13 @@ class SimDriver:
         chance, checkpoint, source = self.world.chance, self.checkpoint, self.world.kafka.source
         number = checkpoint.finished
         begin = self._end(number)
-        if self._looked is None:
-            self._looked = source.history()
-            if footing.lost(checkpoint.read, self._looked):
-                self._end_lost()
-                return False
+        begun = self._looked is None
+        self._looked = looked = self._looked or source.history()
+        if begun and footing.lost(checkpoint.read, looked):
+            self._end_lost()
+            return False
+        if self._origin is not None and number == len(checkpoint.ends) == 0:
+            checkpoint.ends.append(begin)
         if number == len(checkpoint.ends):
             ends = source.ends()
             if ends == begin and number:
@@ -188,7 +200,16 @@ class SimDriver:
                 {p: min(ends[p], begin[p] + 1 + chance.below(most)) for p in range(PARTITIONS)}
             )
         end = checkpoint.ends[number]
+        if begun and footing.cut_short(Timestamp.of(end, source.topic_id), looked):
+            self._end_lost()
+            return False
         versions = [source.logs[p].read(begin[p], min(end[p], source.logs[p].end)) for p in range(PARTITIONS)]
+        if self._origin is not None and number == 0:
+            rows = self.world.tables.rows(self._origin)
+            if footing.lost(begins_at(self._origin), looked):
+                self.status = EXIT_NEVER
+                return False
+            versions = [rows[share::TASKS] for share in range(TASKS)]
         indexes = [(one, self._reader.catalog.index(one)) for one in record.indexes]
         slots = [(one, n) for one, index in indexes if index is not None for n in record.slices_of(index)]
         winners: dict[tuple[str, int], dict[str, int]] = {slot: {} for slot in slots}
@@ -292,3 +313,37 @@ class SimDriver:
             )
             for (index, number), won in winners.items()
         ]
+
+
+class SimSampler:
+    """The driver of a build's sample: it reports the splits, and ends."""
+
+    task: DriverTask = "sample"
+
+    def __init__(self, world: World, build: str, term: int) -> None:
+        self.world = world
+        self.build = build
+        self.term = term
+        self.status = 0
+
+    def step(self) -> bool:
+        """Report, at the first or a later step; False when it has ended."""
+        world = self.world
+        if world.storm and world.chance.happens(0.4):
+            return True
+        reader = Reader(world.kafka)
+        reader.read()
+        record = reader.catalog.build(self.build)
+        if record is None or record.state != "QUEUED":
+            return False
+        indexes = [reader.catalog.index(one) for one in record.indexes]
+        splits = {
+            one.id: list(SPLITS) for one in indexes if one is not None and one.definition.samples_splits
+        }
+        world.report(BuildSampled(self.build, "s", splits, 9, dict.fromkeys(splits, 9), world.clock.now))
+        world.seen["sample"] += 1
+        return False
+
+    def crash(self) -> None:
+        """It leaves nothing."""
+        self.world.note("driver of a sample died", self.build)

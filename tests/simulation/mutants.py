@@ -141,8 +141,8 @@ def position_before_entries(patches: Patches) -> None:
 
 @mutant("R9", "a segment begins at its first record, not where the one before ended")
 def begin_at_the_record(patches: Patches) -> None:
-    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> Any:
-        made: list[SourceBatch] = _batches_of(key, start, end, epoch, columns)
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any, marked: int = -1) -> Any:
+        made: list[SourceBatch] = _batches_of(key, start, end, epoch, columns, marked)
         return [
             SourceBatch(b.partition, b.epoch, b.offsets[0], b.end, b.offsets, b.ids, b.values, b.times)
             if b.offsets
@@ -155,7 +155,7 @@ def begin_at_the_record(patches: Patches) -> None:
 
 @mutant("R9", "a segment ends behind its last record, not at the consumer's position")
 def end_at_the_record(patches: Patches) -> None:
-    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any) -> Any:
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any, marked: int = -1) -> Any:
         columns = list(columns)
         last = columns[-1].offsets[-1] + 1 if columns else start
         return _batches_of(key, start, max(start, last), epoch, columns)

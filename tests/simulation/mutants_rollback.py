@@ -3,18 +3,21 @@ rollback names. Importing this adds them to `mutants.MUTANTS`."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from coordinator import backfilling, confirming, rebuilding, rollback, trimming
+from coordinator import confirming, rebuilding, rollback, trimming
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
 from coordinator.finishing import Finishing
+from indexer import queue
 from indexer.core import SliceCore
 from indexer.events import DataLost, SteppedBack
 from indexer.following import Following
 from indexer.queue import HeldQueue
 from indexer.scan import agree
 from indexer.snapshots import SnapshotRing
+from indexer.stamps import PendingStamps
 from indexer.store import memory
 from keytide.history import History
 from keytide.timestamp import Place, Timestamp
@@ -56,15 +59,6 @@ def trust_the_offsets(patches: Patches) -> None:
     patches.put(footing, "cut_short", lambda end, now: "")
 
 
-@mutant(
-    "R28, lost before it has passed",
-    "what a build has read is not looked for when it has passed",
-    faults=LOST,
-)
-def trust_what_has_passed(patches: Patches) -> None:
-    patches.put(backfilling, "_with_epochs", lambda read: Timestamp())
-
-
 @mutant("R15, topic id", "nobody asks which topic was read before its records are stamped", faults=ANEW)
 def trust_the_name(patches: Patches) -> None:
     def ask(stream: Any, now: int) -> list[Any]:
@@ -87,6 +81,31 @@ def ignore_the_branch(patches: Patches) -> None:
 @mutant("R30, an election's loss that nobody tells", "what is held of a lost branch stays", faults=LOST)
 def keep_what_is_lost(patches: Patches) -> None:
     patches.put(HeldQueue, "_settle", lambda self, segment, end: None)
+
+
+@mutant("R30, markers", "a range above a marker is sent under the epoch of the records below it")
+def hide_the_marker(patches: Patches) -> None:
+    def read(self: Any, state: Any, most: int) -> Any:
+        made, _ = _read(self, state, most)
+        if made and not made[-1].offsets:
+            known = made[-2].epoch if len(made) > 1 else state.position_epoch
+            made[-1] = dataclasses.replace(made[-1], epoch=known)
+        return made, -1
+
+    _read = patches.put(projectors.SimProjector, "_read", read)
+
+
+@mutant("R30, a marker in place of what is lost", "only records show that what is held is lost")
+def believe_records_only(patches: Patches) -> None:
+    def differs(segment: Any, piece: Any, end: int) -> bool:
+        return segment.heard is not None and _differs(segment, piece, end)
+
+    _differs = patches.put(queue, "_either_has_documents", differs)
+
+
+@mutant("R30, what made room", "what made room stays applied when an election has lost it")
+def keep_what_made_room(patches: Patches) -> None:
+    patches.put(PendingStamps, "vouch_for", lambda self, partition, place: True)
 
 
 @mutant("R31, void", "numbers past the rollback stay", faults=LOST)

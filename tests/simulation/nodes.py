@@ -3,9 +3,9 @@ and then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +19,7 @@ from indexer.slices import SliceKey
 from indexer.store.interface import Applied, ApplyResult, SliceStore, StoreDamagedError
 from keytide.messages import (
     Acknowledged,
+    Corrections,
     NodeHeartbeat,
     PutChunk,
     RemovalChunk,
@@ -40,6 +41,7 @@ LIMITS = Limits(documents=6, bytes=1 << 30, gap_ms=1 << 40, part_ms=300)
 SETTINGS = IndexerSettings(snapshots_kept=3)  # type: ignore[call-arg]
 HEARTBEAT_MS = 120
 _BEGINNING = 0
+_T = TypeVar("_T")
 
 
 class Reopenable(SliceStore, Protocol):
@@ -64,9 +66,12 @@ class SimStore:
         return self._commit(lambda: self.inner.apply(segments, applied))
 
     def load(
-        self, puts: Iterable[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
+        self, puts: Collection[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
     ) -> ApplyResult:
         return self._commit(lambda: self.inner.load(puts, removals, applied))
+
+    def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
+        return self._commit(lambda: self.inner.correct(corrections, spared, applied), corrected=True)
 
     def step_back(self, holds: Callable[[Applied], bool]) -> bool:
         world = self._world
@@ -82,7 +87,7 @@ class SimStore:
         self.inner.destroy()
         self._world.disks[self._node].pop(self._key, None)
 
-    def _commit(self, work: Any) -> ApplyResult:
+    def _commit(self, work: Callable[[], _T], corrected: bool = False) -> _T:
         world = self._world
         if (self._node, self._key) in world.damaged:
             raise StoreDamagedError("a page is not what was written")
@@ -90,9 +95,9 @@ class SimStore:
             world.seen["full disk"] += 1
             raise DiskFullError("no space left")
         before = self.inner.applied
-        result: ApplyResult = work()
+        result = work()
         snapshot = self.inner.snapshot()
-        world.committed(self._node, self._key, before, snapshot)
+        world.committed(self._node, self._key, before, snapshot, corrected)
         snapshot.close()
         return result
 
@@ -275,7 +280,10 @@ class SimNode:
         if not chance.below(3):
             for runner in runners.values():
                 runner.look_after(now)
+                runner.sweep(now)
             self.hosting.try_again(self.reader.catalog, now)
+        for runner in runners.values():
+            world.uniqueness.look(self.name, runner)
         self._flush()
         self._heartbeat(now)
 

@@ -12,7 +12,7 @@ from keytide.topics import Topics
 from projector import events
 from projector.events import Key
 from projector.partition import PartitionState
-from projector.pipeline import Columns, Limits, Pipeline, batches_of
+from projector.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
 from projector.places import (
     Committed,
     beginning,
@@ -175,13 +175,11 @@ class SimProjector:
         for state in life.tracker.running():
             partition = state.key.partition
             if partition in life.reading and chance.below(5):
-                batches = self._read(state, most)
+                batches, marked = self._read(state, most)
                 if not batches:
                     continue
                 work.setdefault(state.version, []).extend(batches)
-                end, read = batches[-1].end, [one.end for one in batches if one.offsets]
-                tail = end - read[-1] if read else state.position_tail + end - state.position
-                reached[state.key] = events.Reached(end, batches[-1].epoch, tail)
+                reached[state.key] = reached_by(batches, state.position_tail, marked)
         if not reached:
             return
         messages = self._messages(life, work)
@@ -196,8 +194,9 @@ class SimProjector:
         if most:
             self.report(beat=False)
 
-    def _read(self, state: PartitionState, most: int) -> list[SourceBatch]:
-        """One partition's share of a poll."""
+    def _read(self, state: PartitionState, most: int) -> tuple[list[SourceBatch], int]:
+        """One partition's share of a poll, and the leader epoch of the marker below its end (-1: none, or not
+        known)."""
         world = self.world
         log = world.kafka.source.logs[state.key.partition]
         end = min(log.end, state.position + (world.chance.below(most + 1) if world.storm else 8 * most))
@@ -206,19 +205,19 @@ class SimProjector:
         last = columns[-1].offsets[-1] + 1 if columns else state.position
         below = epoch_below(log, last, end)
         if most and self._strange(state, columns, log, below):
-            return []
+            return [], -1
         if below and state.unlooked(end, below[0]):
             if last > state.position:
-                end = last  # the records first; then the range past them is looked at
+                end, below = last, []  # the records first; then the range past them is looked at
             else:
                 self.world.seen["bare"] += 1
                 self.handle(self.life, events.Doubted(state.key, -1, end))
-                return []
+                return [], -1
         if end == log.end:
             self.life.fresh_at[log.partition] = world.clock.now
-        return batches_of(
-            state.key, state.position, end, state.position_epoch, columns_of(log, state.position, end)
-        )
+        marked = below[0] if below else -1
+        columns = columns_of(log, state.position, end)
+        return batches_of(state.key, state.position, end, state.position_epoch, columns, marked), marked
 
     def _strange(self, state: PartitionState, columns: list[Columns], log: Log, below: list[int]) -> bool:
         """Whether the log is of another leader than the one that was looked at (R15), or too short."""

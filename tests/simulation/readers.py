@@ -158,7 +158,16 @@ class Readers:
                 world.seen["scan waits for " + str(lacking)[:22]] += 1
                 return False
             nodes = {number: world.chance.pick(index.placement[number]) for number in range(SLICES)}
-            target = Target(index.id, stamp.number, stamp.incarnation, _WHOLE, nodes, 1.0, LEASE_MS)
+            target = Target(
+                index.id,
+                stamp.number,
+                stamp.incarnation,
+                _WHOLE,
+                nodes,
+                1.0,
+                LEASE_MS,
+                in_order=index.shape.in_order,
+            )
             found = drive(gathering.gather(target, endpoint, b"", False, limit))
             if found.more:
                 self._keep_everywhere(endpoint, target, found.leased)
@@ -178,7 +187,7 @@ class Readers:
         seen = newest(seen, {KEYSPACE: (stamp.number, stamp.incarnation)}, endpoint.directory.holds)
         session.token, session.at = sign(SessionToken(seen), SECRET), at
         if not found.more:
-            world.checkers.scanned(name, rows, at)
+            world.checkers.scanned(name, rows, at, world.repairs.unseen(name, stamp.number))
             return True
         token = PageToken(
             index.id,
@@ -192,6 +201,7 @@ class Readers:
             limit,
             None,
             seen,
+            in_order=target.in_order,
         )
         runners = [world.nodes[node].hosting.runners[index.id, number] for number, node in nodes.items()]
         self.pages.append(
@@ -216,7 +226,15 @@ class Readers:
             _check_page(index, token, {})
             nodes = {number: node for node, slices in token.nodes for number in slices}
             target = Target(
-                token.index, token.number, token.incarnation, _WHOLE, nodes, 1.0, LEASE_MS, in_use=True
+                token.index,
+                token.number,
+                token.incarnation,
+                _WHOLE,
+                nodes,
+                1.0,
+                LEASE_MS,
+                in_use=True,
+                in_order=token.in_order,
             )
             found = drive(gathering.gather(target, endpoint, token.after, False, token.limit))
             if found.more:
@@ -242,7 +260,8 @@ class Readers:
             pages.until = world.clock.now + LEASE_MS
             return
         self.pages.remove(pages)
-        world.checkers.paged(pages.index, pages.rows, pages.at)
+        muted = world.repairs.unseen(pages.index, pages.number)
+        world.checkers.paged(pages.index, pages.rows, pages.at, muted)
 
     def token_of(self, endpoint: Endpoint, pages: Pages) -> PageToken:
         """What the token says."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from coordinator.events import SourceFacts
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.log_history import LogHistory, PartitionHistory
+from keytide.partitioning import encode_splits
 from keytide.timestamp import Place
 from projector.core import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
@@ -28,20 +29,30 @@ IDS = tuple(b"doc%d" % number for number in range(6))
 HOT = 3
 """Most writes go to the first few ids; what goes wrong with the others is not soon written over."""
 LETTERS = "abcde"
+SPLIT = "c"
+SPLITS = encode_splits([SPLIT])
+SAMPLED = "c"
+"""The index whose splits are not given, in histories by RANGE."""
 HASHES = {docid: xxhash.xxh3_64_intdigest(docid) for docid in IDS}
 RETENTION_MS = 1 << 40
 
 Row = tuple[bytes, bytes]
 
 
-def statement_of(name: str) -> str:
-    """CREATE INDEX."""
-    return f"CREATE INDEX {name} ON {KEYSPACE} (UNNEST(k)) INCLUDE (v) WITH (slices={SLICES})"
+def statement_of(name: str, ranged: bool = False) -> str:
+    """CREATE INDEX.
+
+    Args:
+        ranged: by RANGE; of the index `SAMPLED` the build finds the splits (`SPLITS` too).
+    """
+    given = "" if name == SAMPLED else f" SPLIT AT ('{SPLIT}')"
+    partition = f"PARTITION BY RANGE(UNNEST(k)){given} " if ranged else ""
+    return f"CREATE INDEX {name} ON {KEYSPACE} (UNNEST(k)) INCLUDE (v) {partition}WITH (slices={SLICES})"
 
 
-def definition(name: str, replicas: int = 0) -> IndexDefinition:
-    """The definition that all indexes here share."""
-    statement = parse_statement(statement_of(name))
+def definition(name: str, replicas: int = 0, ranged: bool = False) -> IndexDefinition:
+    """The definition that all indexes of a history share."""
+    statement = parse_statement(statement_of(name, ranged))
     assert isinstance(statement, CreateIndex)
     return replace(statement.definition, replicas=replicas)
 
@@ -59,14 +70,15 @@ class Projection(NamedTuple):
 
 
 @lru_cache(4_096)
-def projection(docid: bytes, document: bytes | None) -> Projection:
+def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Projection:
     """The real projection and routing of one document."""
     plan = _plan()
     batch = project(SourceBatch(0, 0, 0, 1, [0], [docid], [document], [0]), plan)
     entries = batch.indexes["x"]
     puts: list[list[Row]] = [[] for _ in range(SLICES)]
     values = entries.values or [b""] * len(entries.keys)
-    routes = slices_of(entries.partition_keys, SLICES).tolist() if entries.keys else []
+    splits = SPLITS if ranged else ()
+    routes = slices_of(entries.partition_keys, SLICES, splits).tolist() if entries.keys else []
     for route, key, value in zip(routes, entries.keys, values, strict=True):
         puts[route].append((key, value))
     skip: list[tuple[str, str] | None] = [None] * SLICES
@@ -199,6 +211,7 @@ class Source:
 
     Attributes:
         lost: logs that were truncated, or whose topic was deleted.
+        ranged: entries go to slices by RANGE.
     """
 
     topic_id: str = "topic-1"
@@ -206,6 +219,7 @@ class Source:
     logs: list[Log] = field(default_factory=list)
     lost: list[Log] = field(default_factory=list)
     written: int = 0
+    ranged: bool = False
 
     def __post_init__(self) -> None:
         self.logs = [Log(partition, self.topic_id) for partition in range(PARTITIONS)]
@@ -217,12 +231,12 @@ class Source:
         """A producer writes: an insert, update, move, delete, or something that cannot be indexed."""
         log = chance.pick(self.logs)
         if chance.below(12) == 0 and log.end:
-            log.append(make_version(log, b"", None, now, self.written))
+            log.append(make_version(log, b"", None, now, self.written, self.ranged))
             self.written += 1
             return log.records[-1]
         docid = IDS[chance.below(HOT)] if chance.happens(0.7) else chance.pick(IDS)
         log = self.logs[IDS.index(docid) % PARTITIONS]
-        version = make_version(log, docid, _document(chance), now, self.written)
+        version = make_version(log, docid, _document(chance), now, self.written, self.ranged)
         log.append(version)
         self.written += 1
         return version
@@ -311,8 +325,10 @@ class Source:
         )
 
 
-def make_version(log: Log, docid: bytes, document: bytes | None, now: int, number: int) -> Version:
-    made = projection(docid, document)
+def make_version(
+    log: Log, docid: bytes, document: bytes | None, now: int, number: int, ranged: bool
+) -> Version:
+    made = projection(docid, document, ranged)
     rows = tuple(tuple((key + docid, value) for key, value in puts) for puts in made.puts)
     return Version(log.partition, log.end, log.epoch, docid, document, now, number, made, rows)
 

@@ -10,7 +10,13 @@ from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
 from keytide.messages import SegmentBatch, encode
 from projector.events import Key
 from projector.pipeline import Limits, Pipeline, batches_of
-from tests.simulation import mutants_rollback  # noqa: F401 - adds its own
+from tests.simulation import (  # noqa: F401 - add their own
+    mutants_range,
+    mutants_repair,
+    mutants_rollback,
+    mutants_tables,
+    mutants_unique,
+)
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.packing import segments_of

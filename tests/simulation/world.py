@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from coordinator.events import DriverExited
+from msgspec.structs import replace
+
+from coordinator.events import DriverExited, DriverTask, SourceFacts
 from indexer.scan.scatter import SnapshotMissingError
 from indexer.slices import SliceKey, SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
@@ -22,6 +24,7 @@ from keytide.catalog import (
     KeyspaceRecord,
     NodeRecord,
     Record,
+    TableOrigin,
     record_key,
 )
 from keytide.definition import parse_statement
@@ -32,18 +35,21 @@ from keytide.timestamp import Timestamp
 from projector.places import Committed, encode_metadata
 from tests.simulation import nodes as node_parts
 from tests.simulation import readers as reader_parts
-from tests.simulation import scales
+from tests.simulation import scales, steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
 from tests.simulation.coordinators import SimCoordinator
-from tests.simulation.drivers import Checkpoint, SimDriver
+from tests.simulation.drivers import Checkpoint, SimDriver, SimSampler
 from tests.simulation.kafka import Kafka, Reader
 from tests.simulation.nodes import Reopenable, SimNode
 from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, definition, statement_of
+from tests.simulation.repairs import Repairs
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, definition, statement_of
 from tests.simulation.story import story
+from tests.simulation.tables import Tables
+from tests.simulation.uniqueness import Uniqueness
 
 NODES = ("n0", "n1")
 LONGEST_STEP_MS = 30
@@ -53,6 +59,8 @@ PATIENT_ROUNDS = 40
 """After so many rounds of the heal time runs faster: whoever waits for a long limit is not stuck."""
 INDEXES = ("b", "c")
 FIRST = "a"
+TABLE_SHARE = 0.8
+"""Of the builds of a plan with tables."""
 FIRST_BUILD = "b0"
 StoreFactory = Callable[[str, SliceKey, Applied], Reopenable]
 """(node, slice, initial state) -> a store."""
@@ -82,22 +90,26 @@ class World:
         self.note = self.clock.note
         self.chance = Chance(plan.seed)
         self.storm = True
-        self.kafka = Kafka()
+        self.kafka = Kafka(Source(ranged=plan.ranged))
         self.kafka.source.compacted = "compaction" in plan.faults
         self.checkers = Checkers(self.kafka.source)
+        self.checkers.origin = self._origin
+        self.tables = Tables(self.kafka.source)
+        self.uniqueness = Uniqueness(self.kafka.source)
         self.seen: Counter[str] = Counter()
         self.new_store = new_store
         self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in NODES}
         self.damaged: set[tuple[str, SliceKey]] = set()
         self.aside: set[tuple[str, SliceKey]] = set()
         self.checkpoints: dict[str, Checkpoint] = {}
-        self.drivers: dict[str, SimDriver] = {}
+        self.drivers: dict[str, SimDriver | SimSampler] = {}
         self.truth = Reader(self.kafka)
         self._control_term = 0
         self._late: dict[str, int] = {}
         self._away = ("", 0)
         self._bootstrap()
         self.truth.read()
+        self.repairs = Repairs(self)
         self.nodes = {name: SimNode(self, name) for name in NODES}
         self._endpoints: dict[str, Endpoint] = {}
         self.readers = Readers(self)
@@ -116,6 +128,7 @@ class World:
         placement = [
             [NODES[(number + copy) % len(NODES)] for copy in range(1 + copies)] for number in range(SLICES)
         ]
+        first = replace(definition(FIRST, copies, self.plan.ranged), unique=not self.plan.repairs)
         records: list[Record] = [
             ClusterRecord("sim", SECRET.hex(), self.clock.now),
             *(NodeRecord(name, f"http://{name}", self.clock.now) for name in NODES),
@@ -130,7 +143,16 @@ class World:
                 final_timestamp=zero,
                 ended=True,
             ),
-            IndexRecord(FIRST, definition(FIRST, copies), "READY", 1, placement, FIRST_BUILD, self.clock.now),
+            IndexRecord(
+                FIRST,
+                first,
+                "READY",
+                1,
+                placement,
+                FIRST_BUILD,
+                self.clock.now,
+                splits=first.encoded_splits,
+            ),
             KeyspaceRecord(KEYSPACE, topic_id, PARTITIONS, 1),
         ]
         self.kafka.metadata += [(record_key(record), record) for record in records]
@@ -199,7 +221,9 @@ class World:
         if isinstance(message, NodeHeartbeat) and self.fault("duplicate", 0.05):
             reports.append(message)
 
-    def committed(self, node: str, key: SliceKey, before: Applied, snapshot: StoreSnapshot) -> None:
+    def committed(
+        self, node: str, key: SliceKey, before: Applied, snapshot: StoreSnapshot, corrected: bool = False
+    ) -> None:
         """A store has committed."""
         applied = snapshot.applied
         name = f"{node}:{key[0]}/{key[1]}"
@@ -213,13 +237,15 @@ class World:
         elif applied.number == UNNUMBERED:
             self.seen["unnumbered"] += 1
         valid_from = self.valid_from(key, applied.build)
-        self.checkers.committed(name, key[1], before, snapshot, valid_from)
+        muted = self.repairs.muted(node, key)
+        self.checkers.committed(name, key[1], before, snapshot, valid_from, muted, corrected)
 
     def stepped_back(self, node: str, key: SliceKey, before: Applied, after: Applied, done: bool) -> None:
         """A store was taken back to a state that still holds."""
         name = f"{node}:{key[0]}/{key[1]}"
         self.note("back", name, before.timestamp.offsets(), after.timestamp.offsets(), done)
         self.seen["stepped back" if done else "cannot step back"] += 1
+        self.repairs.stepped_back(node, key, after)
 
     def held(self, node: SimNode, incarnation: int, number: int, key: SliceKey) -> None:
         self.checkers.held(node, incarnation, number, key)
@@ -295,9 +321,12 @@ class World:
 
     # --- builds -------------------------------------------------------------------------------------------
 
-    def start_driver(self, build: str, owner: SimCoordinator) -> None:
+    def start_driver(self, build: str, owner: SimCoordinator, task: DriverTask = "backfill") -> None:
         if build in self.drivers:
             return  # the lock on its folder
+        if task == "sample":
+            self.drivers[build] = SimSampler(self, build, owner.term)
+            return
         checkpoint = self.checkpoints.setdefault(build, Checkpoint())
         self.drivers[build] = SimDriver(self, build, checkpoint, owner.term)
 
@@ -312,13 +341,13 @@ class World:
         for build, driver in sorted(self.drivers.items()):
             if crash:
                 self.stop_driver(build, driver.term)
-                self._exited(build, -9)
+                self._exited(build, -9, driver.task)
             elif not driver.step():
                 self.drivers.pop(build, None)
-                self._exited(build, driver.status)
+                self._exited(build, driver.status, driver.task)
 
-    def _exited(self, build: str, status: int) -> None:
-        self.leader.tell(DriverExited(build, status, "", self.clock.now))
+    def _exited(self, build: str, status: int, task: DriverTask) -> None:
+        self.leader.tell(DriverExited(build, status, "", self.clock.now, task))
 
     def _build(self) -> None:
         """CREATE INDEX, or BUILD INDEX again."""
@@ -326,14 +355,33 @@ class World:
         known = {index.name: index for index in leader.leader.dictionary.catalog.indexes()}
         name = self.chance.pick(INDEXES)
         try:
-            if name not in known:
-                facts = self.kafka.source.facts(now)
-                leader.ask(leader.leader.execute(parse_statement(statement_of(name)), facts, now))
+            facts = self.kafka.source.facts(now)
+            if self.plan.tables and self.chance.happens(TABLE_SHARE):
+                self._build_from_table(name, name in known, facts)
+            elif name not in known:
+                leader.ask(
+                    leader.leader.execute(parse_statement(statement_of(name, self.plan.ranged)), facts, now)
+                )
             else:
                 leader.ask(leader.leader.build([name], 0, now))
             self.checkers.asked[name] = self.kafka.source.ends()
         except CallerError:
             self.seen["refused"] += 1
+
+    def _build_from_table(self, name: str, known: bool, facts: SourceFacts) -> None:
+        leader, now = self.leader, self.clock.now
+        if not known:
+            deferred = statement_of(name, self.plan.ranged).replace("WITH (", "WITH (defer_build=true, ")
+            leader.ask(leader.leader.execute(parse_statement(deferred), facts, now))
+        origin = self.tables.take(self.chance, now)
+        leader.ask(leader.leader.build([name], 0, now, origin, facts))
+        self.seen["table"] += 1
+
+    def _origin(self, build: str) -> TableOrigin | None:
+        """The table that a build began with."""
+        self.truth.read()
+        record = self.truth.catalog.build(build)
+        return record.origin if record is not None else None
 
     def _drop(self) -> None:
         try:
@@ -415,6 +463,12 @@ class World:
                 self.readers.step()
             case "build":
                 self._build()
+            case "spoil":
+                self.repairs.spoil()
+            case "repair":
+                self.repairs.step()
+            case "steer":
+                steering.steer(self)
             case _:
                 self.note("fault", action)
                 self._strike(action)
@@ -505,8 +559,10 @@ class World:
         self.chance.begin(self.plan.seed)
         reason = "nothing was tried"
         for number in range(HEAL_ROUNDS):
+            steering.settle(self)
             self._round(25 if number < PATIENT_ROUNDS else 2_000)
-            reason = self._left() or self._unscannable()
+            self.repairs.step()
+            reason = self._left() or self.repairs.left() or self._unscannable()
             if not reason:
                 return
         raise BrokenError("Stuck", reason)
@@ -544,7 +600,7 @@ class World:
             return (
                 f"{name} is {status.state} {status.reason} at {at}, number {status.number}, the end is {ends}"
             )
-        return ""
+        return self.uniqueness.left(name, self.nodes[node].hosting.runners[key])
 
     def _unscannable(self) -> str:
         """Which READY index cannot be scanned through every node, "" when all can."""

@@ -31,7 +31,7 @@ from indexer.scan.reading import (
 )
 from indexer.scan.service import ScanService
 from indexer.store.fold_worker import Folder
-from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
+from indexer.store.interface import Applied, Held, Row, SkipLine, SliceStore, StoreSnapshot
 from indexer.store.memory import MemorySliceStore
 from indexer.view import Trouble
 from keytide.catalog import (
@@ -49,6 +49,7 @@ from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.entry import pack_value
 from keytide.history import History
+from keytide.messages import Duplicate
 from keytide.settings import ScanSettings
 from keytide.timestamp import Place, Timestamp
 from tests.store_kit import Version, lmdb_store, segments
@@ -109,9 +110,16 @@ class FakeSnapshot:
         assert self.readers > 0, "counted without holding it"
         return sum(map(len, self.rows(low, high)))
 
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        """Of nobody: what fakes hold has no back index."""
+        yield from ()
+
     def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
         assert self.readers > 0, "asked without holding it"
         return [self.back.get(docid) for docid in ids]
+
+    def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
+        return []
 
     def release(self) -> None:
         assert self.readers > 0, "given back twice"
@@ -188,6 +196,9 @@ class FakeView:
             stamp is not None and stamp[0] <= history.incarnation and history.number_holds(number, stamp[0])
         )
         return stamp if known else None
+
+    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+        return ()
 
     def trouble(self, index: str, slice_number: int) -> Trouble | None:
         return self.troubles.get((index, slice_number))
@@ -302,7 +313,8 @@ class World:
             [names[(number + copy) % len(names)] for copy in range(replicas + 1)]
             for number in range(definition.slices)
         ]
-        record = IndexRecord(f"{definition.name}-1", definition, state, 1, placement, "b1", 0)
+        splits = definition.encoded_splits
+        record = IndexRecord(f"{definition.name}-1", definition, state, 1, placement, "b1", 0, splits=splits)
         self.record(record)
         for number, nodes in enumerate(placement):
             for node in nodes:
@@ -427,6 +439,9 @@ def sliced(definition: IndexDefinition, documents: Iterable[Doc]) -> list[list[t
 def slice_of(definition: IndexDefinition, document: Doc) -> int:
     """The slice that an entry goes to."""
     part = definition.partition_part
+    if definition.partition_kind == "range":
+        value = document.id if part is None else document.key[part]
+        return sum(encode_part(value) >= split for split in definition.encoded_splits)
     routed_by = document.id.encode() if part is None else encode_part(document.key[part])
     return xxhash.xxh3_64_intdigest(routed_by) % definition.slices
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.backfilling import READ_LOST
+from coordinator.backfilling import BEGIN_AGAIN, CHECKPOINT_LOST, READ_LOST
 from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
 from coordinator.ddl import ConflictError, NoSuchKeyspaceError
 from coordinator.dictionary import NoSuchIndexError
@@ -39,7 +39,7 @@ from keytide.messages import (
     Progress,
 )
 from keytide.timestamp import Place, Timestamp
-from streaming.core import EXIT_READ_LOST
+from streaming.core import EXIT_CHECKPOINT_LOST, EXIT_READ_LOST
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 MINUTE = 60_000
@@ -353,7 +353,7 @@ def test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit() -> None:
 # --- the driver ---------------------------------------------------------------------------------------------
 
 
-def test_a_dead_driver_is_started_again_with_back_off_until_the_limit() -> None:
+def test_a_dead_driver_is_started_again_with_back_off_and_then_its_build_pauses() -> None:
     world = started(World(BuildLimits(restarts=3)))
     delays = [world.handle(DriverExited("b8", -9, "boom", world.now)) for _ in range(3)]
     assert delays == [[StartDriver("b8", 1_000)], [StartDriver("b8", 2_000)], [StartDriver("b8", 4_000)]]
@@ -361,8 +361,9 @@ def test_a_dead_driver_is_started_again_with_back_off_until_the_limit() -> None:
     assert world.handle(DriverExited("b8", 1, "boom", world.now)) == [StartDriver("b8", 1_000)]
     for _ in range(2):
         world.handle(DriverExited("b8", 1, "boom", world.now))
-    assert StopDriver("b8") in world.handle(DriverExited("b8", 1, "last words", world.now))
-    assert "last words" in world.build("b8").error
+    assert world.handle(DriverExited("b8", 1, "last words", world.now)) == [StopDriver("b8")]
+    assert (world.build("b8").state, world.build("b8").error) == ("PAUSED", "")
+    assert "last words" in world.build("b8").paused
 
 
 def test_a_driver_that_knows_that_it_can_never_work_is_not_started_again() -> None:
@@ -387,6 +388,15 @@ def test_a_driver_that_has_read_what_is_lost_has_its_build_begun_again() -> None
     assert "records that the build has read" in world.build("b8").error
     (again,) = [one for one in world.leader.builds.book.all() if one.state == "QUEUED"]
     assert (again.attempt, again.indexes) == (1, world.build("b8").indexes)
+    assert world.build("b8").error.startswith(f"begun again as {again.id}: ")
+
+
+def test_a_driver_without_its_checkpoint_has_its_build_begun_again() -> None:
+    world = started(World())
+    assert {READ_LOST, CHECKPOINT_LOST} == {EXIT_READ_LOST, EXIT_CHECKPOINT_LOST} == set(BEGIN_AGAIN)
+    world.handle(DriverExited("b8", CHECKPOINT_LOST, "a trace", world.now))
+    assert (world.build("b8").state, world.index("by_city").state) == ("CANCELLED", "DEFERRED")
+    assert "checkpoint is not on the machine" in world.build("b8").error
 
 
 def test_what_has_been_read_is_looked_for_when_the_driver_has_passed() -> None:
@@ -402,20 +412,17 @@ def test_what_has_been_read_is_looked_for_when_the_driver_has_passed() -> None:
     assert world.handle(lost) == [], "it is over"
 
 
-def test_a_driver_without_room_waits_for_it_and_is_not_counted_as_dead() -> None:
+def test_a_driver_without_room_has_its_build_pause_and_is_not_counted_as_dead() -> None:
     world = started(World(BuildLimits(restarts=1)))
-    full = DriverExited("b8", NO_ROOM, "the disk is full", world.now)
-    note = Note("warning", "build-without-room", "b8", "the disk is full")
-    for _ in range(20):
-        assert world.handle(full) == [StartDriver("b8", 5_000)]
-        world.handle(SourceSampled(facts((100, 50)), "", world.now))
-        assert world.leader.builds.book.run("b8").waiting_for == "the disk is full"
-    assert world.notes.count(note) == 1
-    world.driver("b8", "RUNNING", 1, (30, 20))
-    world.handle(SourceSampled(facts((100, 50)), "", world.now))
-    assert world.leader.builds.book.run("b8").waiting_for == ""
-    world.handle(full)
-    assert world.notes.count(note) == 2
+    world.tick(6_000)
+    for times in range(1, 5):
+        assert world.handle(DriverExited("b8", NO_ROOM, "the disk is full", world.now)) == [StopDriver("b8")]
+        build = world.build("b8")
+        assert (build.state, build.paused, build.paused_by) == ("PAUSED", "the disk is full", "system")
+        assert sum(note.kind == "build-paused" for note in world.notes) == times
+        assert world.tick(4_000) == [], "not at once"
+        assert world.tick(1_100) == [StartDriver("b8")]
+        assert (world.build("b8").state, world.build("b8").paused) == ("BACKFILL", "")
 
 
 def test_a_driver_that_ends_without_a_word_is_started_again() -> None:
@@ -610,6 +617,38 @@ def test_dropping_an_index_under_build_cancels_and_the_others_begin_again() -> N
     world.handle(TopicsDeleted("a-7", world.now))
     world.handle(TopicsDeleted("b-8", world.now))
     assert isinstance(world.tick()[0], PrepareBuild)
+
+
+def test_the_others_begin_again_as_their_build_was_steered() -> None:
+    world = World()
+    world.node("n1")
+    for name in ("a", "b"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
+    world.take(world.leader.build(["a", "b"], 0, world.now, verify=True).instructions)
+    world.tick()
+    world.prepared("b9")
+    world.take(world.leader.throttle("b9", 500, world.now).instructions)
+    world.take(world.leader.pause("b9", world.now).instructions)
+    world.sql("DROP INDEX a")
+    made = world.build("b10")
+    assert (made.indexes, made.rate_limit, made.verify) == (["b-8"], 500, True)
+    assert (made.paused, made.paused_by) == ("on request", "operator")
+
+
+def test_an_index_that_leaves_a_build_leaves_no_queue_behind() -> None:
+    world = World()
+    world.node("n1")
+    for name in ("a", "b"):
+        world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
+    world.sql("BUILD INDEX ON people (a, b)")
+    world.tick()
+    world.prepared("b9")
+    world.activate(2, 100, 50)
+    world.driver("b9", "PASSED", 1, (100, 50))
+    world.handle(SourceSampled(facts(), "b9", world.now))
+    assert world.build("b9").state == "CATCHUP"
+    assert DeleteTopics(("kt.backfill.a-7.b9",)) in world.sql("DROP INDEX a")
+    assert (world.build("b9").state, world.build("b9").indexes) == ("CATCHUP", ["b-8"])
 
 
 def test_an_index_leaves_a_queued_build_alone() -> None:

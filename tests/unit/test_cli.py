@@ -154,20 +154,26 @@ def test_errors_say_what_to_do_and_end_with_1(address: str) -> None:
     [
         ("POST", "/v1/nodes/n/drain", None),
         ("POST", "/v1/rebalance", None),
-        ("GET", "/v1/jobs/j", None),
-        ("POST", "/v1/indexes/by_tail/verify", None),
-        ("POST", "/v1/indexes/by_tail/repair", None),
-        ("GET", "/v1/indexes/by_tail/skipped", None),
-        ("GET", "/v1/indexes/by_tail/violations", None),
-        ("POST", "/v1/builds/b1/pause", None),
-        ("POST", "/v1/builds/b1/resume", None),
-        ("PATCH", "/v1/builds/b1", {"rate_limit": 5}),
     ],
 )
 def test_what_is_to_come_is_refused_by_name(address: str, method: str, path: str, body: Any) -> None:
     with closing(Admin(address)) as admin, pytest.raises(CallerError) as caught:
         admin.call(method, path, body)
     assert (caught.value.problem_type, caught.value.status) == ("not-there-yet", 501)
+
+
+@pytest.mark.parametrize("what", ["skipped", "violations"])
+def test_lists_of_nodes_that_do_not_answer(address: str, what: str) -> None:
+    with closing(Admin(address)) as admin, pytest.raises(RetryableError, match="holds slices") as caught:
+        admin.call("GET", f"/v1/indexes/by_carrier/{what}")
+    assert (caught.value.problem_type, caught.value.status) == ("node-unavailable", 503)
+    assert "node list" in caught.value.next_step
+    with closing(Admin(address)) as admin, pytest.raises(CallerError) as refused:
+        admin.call("GET", f"/v1/indexes/by_carrier/{what}", page="?")
+    assert refused.value.problem_type == "bad-page"
+    with closing(Admin(address)) as admin, pytest.raises(CallerError) as unknown:
+        admin.call("GET", f"/v1/indexes/nosuch/{what}")
+    assert unknown.value.status == 404
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http:" + "//[", "http://127.0.0.1:1", "http://127.0.0.1:x"])

@@ -103,6 +103,49 @@ def test_a_second_start_is_the_same_driver(watched: Watched) -> None:
     assert watched.ends == []
 
 
+def test_a_driver_with_another_task_waits_for_the_one_that_runs(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setenv("GO", str(go))
+    command = [sys.executable, "-c", WAITS]
+    supervisor = Supervisor(
+        load_settings(data_dir=tmp_path),
+        watched.ends.append,
+        commands={"sample": command, "backfill": command},
+    )
+    supervisor.open()
+    try:
+        supervisor.start("b7", 0, "sample")
+        wait_for(lambda: up(tmp_path / "builds" / "b7"), "a driver")
+        supervisor.start("b7", 0)
+        go.touch()
+        wait_for(lambda: len(watched.ends) == 2, "both ends")
+    finally:
+        supervisor.close()
+    assert [end.task for end in watched.ends] == ["sample", "backfill"]
+
+
+def test_checkpoints_that_a_killed_coordinator_left_are_removed(watched: Watched) -> None:
+    def made(build: str) -> Path:
+        folder = watched.folder / "builds" / build
+        (folder / "checkpoint" / "offsets").mkdir(parents=True)
+        for name in ("progress.json", "driver.log", "checkpoint/offsets/0"):
+            (folder / name).write_text("1")
+        return folder
+
+    over, under_way = made("b7"), made("b8")
+    supervisor = watched.running("print('up')")
+    supervisor.clean({"b8"})
+    supervisor.close()
+    assert [entry.name for entry in over.iterdir()] == ["driver.log"]
+    assert sorted(entry.name for entry in under_way.iterdir()) == [
+        "checkpoint",
+        "driver.log",
+        "progress.json",
+    ]
+
+
 def test_no_driver_is_started_on_a_full_disk(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(NamedTuple):
         free: int = 5 << 20
@@ -178,3 +221,58 @@ def test_settings_reach_the_driver_and_tokens_do_not(tmp_path: Path) -> None:
     assert json.loads(made["KEYTIDE_KAFKA"])["security.protocol"] == "SSL"
     assert json.loads(made["KEYTIDE_BUILD"])["spark_master"] == "local[1]"
     assert "secret" not in str(made)
+
+
+def test_drivers_of_jobs_have_a_folder_a_flag_and_a_token_of_their_own(tmp_path: Path) -> None:
+    settings = load_settings(
+        data_dir=tmp_path, security={"tokens": {"reads": ["read"], "rules": ["admin", "read"]}}
+    )
+    ends: list[DriverExited] = []
+    tells = "import os, sys; print(sys.argv[1:], os.environ.get('KEYTIDE_TOKEN')); sys.exit(5)"
+    command = [sys.executable, "-c", tells]
+    supervisor = Supervisor(settings, ends.append, command, {"verify": command})
+    supervisor.open()
+    try:
+        supervisor.start("j1", 0, "verify")
+        supervisor.start("b1", 0)
+        wait_for(lambda: len(ends) == 2, "both have ended")
+        told = {one.build: one for one in ends}
+        assert (told["j1"].task, told["j1"].tail) == ("verify", "['--job', 'j1'] reads")
+        assert (told["b1"].task, told["b1"].tail) == ("backfill", "['--build', 'b1'] None")
+        assert (tmp_path / "jobs" / "j1" / "driver.log").exists()
+        supervisor.remove_job("j1")
+        wait_for(lambda: not (tmp_path / "jobs" / "j1").exists(), "its folder is gone")
+        assert (tmp_path / "builds" / "b1" / "driver.log").exists()
+    finally:
+        supervisor.close()
+
+
+SPILLS = """
+import os, pathlib, signal, sys, time
+scratch = pathlib.Path(os.environ["KEYTIDE_DATA_DIR"], "jobs", sys.argv[-1], "scratch", "blockmgr")
+scratch.mkdir(parents=True)
+(scratch / "shuffle").write_text("much")
+(scratch.parent.parent / "report.json").write_text("{}")
+print("up", flush=True)
+if sys.argv[-1] == "j2":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_what_a_jobs_driver_spilled_goes_with_it(tmp_path: Path) -> None:
+    ends: list[DriverExited] = []
+    command = [sys.executable, "-c", SPILLS]
+    supervisor = Supervisor(load_settings(data_dir=tmp_path), ends.append, None, {"verify": command})
+    supervisor.open()
+    jobs = tmp_path / "jobs"
+    try:
+        supervisor.start("j1", 0, "verify")  # is cancelled
+        wait_for(lambda: up(jobs / "j1"), "a driver")
+        supervisor.stop("j1")
+        supervisor.start("j2", 0, "verify")  # dies
+        wait_for(lambda: len(ends) == 1, "an end")
+    finally:
+        supervisor.close()
+    for job in ("j1", "j2"):
+        assert sorted(path.name for path in (jobs / job).iterdir()) == ["driver.log", "report.json"]

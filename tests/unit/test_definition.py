@@ -204,8 +204,6 @@ def test_refusals_say_what_and_where(statement: str, reason: str, line: int, col
 @pytest.mark.parametrize(
     ("statement", "what", "column"),
     [
-        ("CREATE UNIQUE INDEX x ON k (a)", "UNIQUE", 8),
-        ("CREATE INDEX x ON k (a) PARTITION BY RANGE(a)", "RANGE", 38),
         ("CREATE INDEX x ON k (a) WITH (replicas=2)", "replicas", 40),
     ],
 )

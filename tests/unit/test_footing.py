@@ -154,7 +154,6 @@ def reader(monkeypatch: pytest.MonkeyPatch, folder: Path, *looks: LogHistory) ->
         Status(folder / "progress.json"),
         check_source=lambda: None,
         look=lambda read: left.pop(0) if len(left) > 1 else left[0],
-        rate=lambda: 0,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from indexer import folder as folder_module
+from indexer import unique_watch
 from indexer.events import BackfillData, DataLost, MutationData, RolledBack, Stamped, Turn
 from indexer.folder import NodeFolder
 from indexer.following import Limits
@@ -25,6 +26,8 @@ from indexer.spool import ChunkSpool
 from indexer.store.fold_worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
 from indexer.store.memory import MemorySliceStore
+from indexer.unique import UniqueLimits
+from indexer.unique_watch import KeyShape, UniqueWatch
 from keytide.catalog import (
     BuildRecord,
     BuildState,
@@ -575,7 +578,7 @@ class FullStore(MemorySliceStore):
             raise RetryableError("no space left on device", problem_type="disk-full")
         return super().apply(segments, applied)
 
-    def load(self, puts: Iterable[PutChunk], removals: Any, applied: Applied) -> ApplyResult:
+    def load(self, puts: Collection[PutChunk], removals: Any, applied: Applied) -> ApplyResult:
         if self.full:
             raise RetryableError("no space left on device", problem_type="disk-full")
         return super().load(puts, removals, applied)
@@ -796,3 +799,25 @@ def test_a_store_that_is_found_damaged_is_served_no_more(
     run.runner.feed(DataLost("again"), 0)
     run.runner.look_after(RESTART_MS)
     assert run.runner.status(0).reason == "page 3"
+
+
+def test_sweeps_that_are_due_again_let_the_others_end(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slices whose sweeps are due again as soon as they are over, and one that waits for its first."""
+    monkeypatch.setattr(unique_watch, "SWEEP_ROWS", 1)
+    monkeypatch.setattr(unique_watch, "SWEEP_AGAIN_MS", 0)
+    monkeypatch.setattr(KeyShape, "key_of", lambda self, entry_key: entry_key)
+    watches = [UniqueWatch(KeyShape(1), UniqueLimits()) for _ in range(3)]
+    for number, watch in enumerate(watches):
+        run = Run(tmp_path / str(number), Applied(timestamp=Timestamp({}, TOPIC_ID)))
+        run.hear(0, 0, 3)
+        run.stamp(1, 3)
+        run.runner.unique = watch
+        watch.begin(run.store.snapshot())
+        place.hosting.runners["i", number] = run.runner
+    for now in range(20):
+        for watch in watches[:2]:
+            watch._suspects.full = True  # there is more than the list holds
+        place.hosting.look_after(now)
+    assert not watches[2].sweeping

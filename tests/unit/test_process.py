@@ -97,6 +97,21 @@ def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert child.terminate(timeout=0.2) == -signal.SIGKILL
 
 
+def test_the_number_of_one_that_is_gone_gets_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then another process may have it."""
+    child = Child("sleeper", ["sleep", "60"], log=tmp_path / "log").start()
+    assert child.kill() == -signal.SIGKILL
+    sent: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: sent.append(pid))
+    assert child.kill() == child.terminate() == -signal.SIGKILL
+    assert not sent
+    monkeypatch.undo()
+    assert child.start().running
+    assert child.kill() == -signal.SIGKILL
+
+
 def test_what_the_child_started_is_swept_up(tmp_path: Path) -> None:
     child = python(
         tmp_path,

@@ -26,10 +26,10 @@ from keytide.settings import load_settings
 from keytide.timestamp import Place, Timestamp
 from projector import report
 from projector.core import SourceBatch
-from projector.events import Assigned, Checked, CommitDone, Key, Located, Refused
+from projector.events import Assigned, Checked, CommitDone, Key, Located, Reached, Refused
 from projector.membership import Membership
 from projector.partition import PartitionState
-from projector.pipeline import Columns, Limits, Pipeline, batches_of
+from projector.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
 from projector.places import (
     Committed,
     beginning,
@@ -83,6 +83,18 @@ class TestBatches:
     def test_without_records_it_is_the_range_alone(self) -> None:
         assert batches_of(KEY, 10, 12, 4, []) == [SourceBatch(1, 4, 10, 12, [], [], [], [])]
         assert batches_of(KEY, 10, 10, 4, []) == [SourceBatch(1, 4, 10, 10, [], [], [], [])]
+
+    def test_a_range_above_a_marker_is_of_the_markers_leader(self) -> None:
+        batches = batches_of(KEY, 10, 14, 4, [columns(10, 11, epoch=5)], 6)
+        assert [(b.start, b.end, b.epoch) for b in batches] == [(10, 12, 5), (12, 14, 6)]
+        assert reached_by(batches, 3, 6) == Reached(14, 6), "nothing lies between the marker and the end"
+        (batch,) = batches_of(KEY, 10, 12, 4, [], 6)
+        assert (batch.start, batch.end, batch.epoch) == (10, 12, 6)
+
+    def test_a_range_that_shows_no_leader_is_counted(self) -> None:
+        assert reached_by(batches_of(KEY, 10, 12, 4, []), 3) == Reached(12, 4, 5)
+        assert reached_by(batches_of(KEY, 10, 14, 4, [columns(10, 11, epoch=5)]), 3) == Reached(14, 5, 2)
+        assert reached_by(batches_of(KEY, 12, 12, 4, []), 3) == Reached(12, 4, 3), "a heartbeat"
 
     def test_records_below_the_position_were_sent_before(self) -> None:
         (batch,) = batches_of(KEY, 10, 12, -1, [columns(8, 9, 10, 11)])

@@ -81,6 +81,26 @@ def hear(core: SliceCore, position: int, *segments: Segment) -> list[Instruction
     return core.handle(MutationData(encode(batch(segments)), position))
 
 
+def test_what_was_sent_before_the_index_was_built_anew_is_not_heard() -> None:
+    """The queue of before had the same name: a projector that stood still sends into the new one (R19), and
+    by RANGE other splits may have chosen the slice."""
+    core = SliceCore("i", 0, Applied(timestamp=at()), LIMITS, version=3)
+    core.start()
+    for position, version in enumerate((2, 3)):
+        message = SegmentBatch("i", 0, "p", TOPIC_ID, 0, version, [seg(0, 2 + version)], 0)
+        core.handle(MutationData(encode(message), position))
+        assert core.heard().offsets() == ({} if version == 2 else {0: 5})
+    stamp(core, 1, 5)
+    assert commits(decide(core)) == [(1, {0: 5}, [(0, 5)])]
+    assert core.following is not None
+    assert core.following.outdated == 1
+    again = core.anew(core.applied)
+    again.start()
+    message = SegmentBatch("i", 0, "p", TOPIC_ID, 0, 2, [seg(5, 9)], 0)
+    again.handle(MutationData(encode(message), 2))
+    assert again.heard().offsets() == {0: 5}
+
+
 def stamp(
     core: SliceCore, number: int, *offsets: int, term: int = 1, incarnation: int = 0
 ) -> list[Instruction]:
@@ -107,6 +127,11 @@ def commits(instructions: list[Instruction]) -> list[tuple[int, dict[int, int], 
         for one in instructions
         if isinstance(one, Apply)
     ]
+
+
+def applied_segments(instructions: list[Instruction]) -> list[Segment]:
+    """What commits take in, in order."""
+    return [segment for one in instructions if isinstance(one, Apply) for segment in one.segments]
 
 
 def state(core: SliceCore) -> str:
@@ -736,13 +761,64 @@ def test_a_timestamp_of_what_replaced_the_held_waits_for_it() -> None:
     assert commits(decide(core)) == [(1, {0: 3}, [(0, 2), (2, 3)])]
 
 
+def test_what_made_room_and_an_election_has_lost_makes_the_slice_lost() -> None:
+    """Its sender died before it reported it, so that no rollback cuts it; and it is applied."""
+    core = live(documents=2)
+    hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(5, 1)}, TOPIC_ID), 0, 0)))
+    assert commits(decide(core)) == [(-1, {0: 3}, [(0, 3)])]
+    out = hear(core, 1, segment(0, 2, 3, versions(2, 3), epoch=1))
+    assert [type(one) for one in out] == [Lose]
+    assert "an election has lost records below 3" in core.reason
+
+
+@pytest.mark.parametrize("vouched", [False, True])
+def test_what_made_room_before_an_election_that_lost_nothing_stays(vouched: bool) -> None:
+    core = live(documents=2)
+    hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
+    if vouched:
+        core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(4, 0)}, TOPIC_ID), 0, 0)))
+    core.handle(Stamped(2, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(5, 1)}, TOPIC_ID), 0, 0)))
+    assert commits(decide(core)) == [(-1, {0: 3}, [(0, 3)])]
+    if vouched:  # then its loss is for others to find
+        hear(core, 1, segment(0, 2, 3, versions(2, 3), epoch=1))
+    hear(core, 2, segment(0, 2, 3, versions(2, 3), epoch=0), segment(0, 3, 5, versions(3, 5), epoch=1))
+    assert commits(decide(core)) == [(2, {0: 5}, [(3, 5)])]
+
+
 def test_an_election_that_lost_nothing_takes_nothing_back() -> None:
     core = live()
     hear(core, 0, segment(0, 0, 3, versions(0, 3), epoch=0))
-    hear(core, 1, segment(0, 2, 3, [], epoch=1), segment(0, 0, 3, versions(0, 3), epoch=0))
+    hear(core, 1, segment(0, 3, 3, [], epoch=1), segment(0, 0, 3, versions(0, 3), epoch=0))
     hear(core, 2, segment(0, 3, 5, versions(3, 5), epoch=1))
     hear(core, 3, segment(0, 5, 6, [], epoch=0))  # it does not know of the marker there, of a later leader
+    hear(core, 4, segment(0, 5, 6, [], epoch=2))  # one that does
     assert core.heard().offsets() == {0: 6}
+    assert core.queue_documents == 5
+
+
+def test_a_marker_in_the_place_of_what_is_held_shows_that_it_is_lost() -> None:
+    """Its sender died before it committed; the new log has nothing there that can be read."""
+    core = live()
+    hear(core, 0, segment(0, 0, 2, versions(0, 2), epoch=0), segment(0, 2, 3, versions(2, 3), epoch=1))
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(4, 2)}, TOPIC_ID), 0, 0)))
+    hear(core, 1, segment(0, 2, 4, [], epoch=2))  # two markers of the new leader
+    hear(core, 2, segment(0, 2, 5, versions(2, 5), epoch=1))  # late, of the leader that was replaced
+    assert core.heard().offsets() == {0: 4}
+    out = decide(core)
+    assert commits(out) == [(1, {0: 4}, [(0, 2)])]
+    assert [len(heard_offsets(s.heard, s.start)) for s in applied_segments(out) if s.heard] == [2]
+    assert core.queue_documents == 0
+
+
+def test_a_record_past_a_marker_shows_that_what_is_held_below_it_is_lost() -> None:
+    core = live()
+    hear(core, 0, segment(0, 0, 2, versions(0, 2), epoch=0))
+    hear(core, 1, segment(0, 1, 3, versions(2, 3), epoch=1))  # at 1, a marker of the new leader
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(3, 1)}, TOPIC_ID), 0, 0)))
+    out = decide(core)
+    assert commits(out) == [(1, {0: 3}, [(0, 1), (1, 3)])]
+    assert [list(heard_offsets(s.heard, s.start)) for s in applied_segments(out) if s.heard] == [[0], [2]]
 
 
 def test_of_a_topic_made_anew_the_old_counts_for_nothing_whatever_its_id() -> None:

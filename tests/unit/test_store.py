@@ -239,7 +239,7 @@ def test_snapshots_are_read_on_other_threads_while_the_writer_goes_on(store: Sli
 
 def test_a_micro_batch_is_durable_on_return(store: SliceStore) -> None:
     versions = [put(f"d{number:03}", number, key(f"k{number % 13}"), B) for number in range(60)]
-    result = store.load(iter(chunks(versions)), removals(versions), state(1, p0=60))
+    result = store.load(chunks(versions), removals(versions), state(1, p0=60))
     assert result.counts == Counts(entries=120, documents=60)
     assert store.durable == state(1, p0=60)
     assert len(keys(store)) == 120

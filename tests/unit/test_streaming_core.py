@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from keytide.catalog import BuildRecord
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
@@ -20,6 +21,22 @@ from streaming.workers import without_zips
 
 def share(attempt: str, chunks: dict[int, int], entries: dict[int, int], documents: int = 1) -> ShareSummary:
     return ShareSummary(attempt, documents, chunks, entries, {"i": {"not-json": 1}}, {})
+
+
+def test_a_folder_that_does_not_know_what_was_read_is_another_machines() -> None:
+    def forgotten(first_read_at: int, batches: int, known_at: int, begun: bool) -> bool:
+        record = BuildRecord("b8", "people", [], "BACKFILL", Timestamp(), 1)
+        record = replace(record, first_read_at=first_read_at, batches=batches)
+        return core.forgotten(record, known_at, begun)
+
+    assert forgotten(70, 0, 0, False), "micro-batch 0 may be in slices, and nobody has said so yet"
+    assert forgotten(70, 2, 0, False)
+    assert forgotten(70, 2, 70, False), "the journal alone"
+    assert not forgotten(70, 2, 70, True)
+    assert not forgotten(70, 0, 70, False), "the query has not begun"
+    assert not forgotten(0, 0, 0, False), "nor has anything"
+    assert not forgotten(0, 0, 70, False), "the report was lost"
+    assert not forgotten(0, 1, 0, False), "there was nothing to read"
 
 
 def test_winners_are_the_attempts_that_handed_back_a_summary() -> None:
@@ -101,10 +118,7 @@ def test_every_shuffle_partition_has_a_route_that_leads_there(partitions: int) -
     assert [core.spark_hash(route) % partitions for route in routes] == list(range(partitions))
 
 
-def test_a_rate_limit_spaces_and_shrinks_micro_batches() -> None:
-    assert core.pause_after(1000, 0.5, 0) == 0
-    assert core.pause_after(1000, 0.5, 1000) == 0.5
-    assert core.pause_after(1000, 5.0, 1000) == 0
+def test_a_rate_limit_shrinks_micro_batches() -> None:
     assert core.documents_per_batch(2_000_000, 0) == 2_000_000
     assert core.documents_per_batch(2_000_000, 1_000) == 10_000
 

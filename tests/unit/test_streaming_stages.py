@@ -25,7 +25,7 @@ from keytide.messages import Message, PutChunk, RemovalChunk
 from keytide.settings import load_settings
 from router.core import slices_of
 from streaming import core, runs, tasks, versions
-from streaming.share import Share, heard_pieces, items
+from streaming.share import Share, heard_pieces, items, source_batch
 from streaming.work import Work, plan_of, slots_by_index
 
 TIME = 1_700_000_000_000
@@ -259,7 +259,7 @@ def test_a_document_in_two_partitions_is_noticed_and_resolved(seed: int) -> None
     rows: list[dict[str, Any]] = [
         row
         for share in shares(records)
-        for batch in tasks.find_versions(hashes.tobytes(), arrow_batches(share, 50))
+        for batch in tasks.find_versions(hashes.tobytes(), map(source_batch, arrow_batches(share, 50)))
         for row in batch.to_pylist()
     ]
     losers = versions.losers_of(

@@ -1,0 +1,89 @@
+"""Who uses the processor and the memory while something is measured, processes that come and go among them.
+
+Theory of operation: a thread looks at all parts of the cluster, and at what they have started, twice a
+second, and keeps the most that it saw of each process. What a process uses between the last look and its end
+is lost: half a second of it at most. The driver of a build is a child of the coordinator and is shown apart,
+with its JVM and Python workers, as `driver`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import psutil
+
+INTERVAL_S: Final = 0.5
+DRIVER: Final = "streaming."
+"""In the command line of a driver: `python -m streaming.backfill --build ...`."""
+MB: Final = 1_000_000
+
+
+class Watch:
+    """Samples until `stop`.
+
+    Args:
+        parts: gives name -> process id of the parts that run now.
+
+    Attributes:
+        seconds: name -> processor seconds used since the start.
+        peak_mb: name -> most memory seen, of all its processes together, beyond the page cache (resident less
+            shared).
+    """
+
+    def __init__(self, parts: Callable[[], Mapping[str, int]]) -> None:
+        self._parts = parts
+        self._used: dict[tuple[str, int], float] = {}
+        self._before: dict[int, float] = {}
+        self.peak_mb: dict[str, int] = {}
+        self._end = threading.Event()
+        self._look()
+        self._before = {pid: used for (_, pid), used in self._used.items()}
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for (name, pid), used in self._used.items():
+            found[name] += used - self._before.get(pid, 0.0)
+        return dict(found)
+
+    def stop(self) -> None:
+        """Look once more, and end."""
+        self._end.set()
+        self._thread.join()
+        self._look()
+
+    def _run(self) -> None:
+        while not self._end.wait(INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        memory: dict[str, int] = defaultdict(int)
+        for name, pid in self._parts().items():
+            try:
+                process = psutil.Process(pid)
+                below = [] if pid == os.getpid() else process.children(recursive=True)
+            except psutil.NoSuchProcess:
+                continue
+            drivers: set[int] = set()
+            for one in [process, *below]:  # parents come before their children
+                try:
+                    if one.ppid() in drivers or (one.pid != pid and _is_driver(one)):
+                        drivers.add(one.pid)
+                    group = "driver" if one.pid in drivers else name
+                    times, resident = one.cpu_times(), one.memory_info()
+                except (psutil.NoSuchProcess, psutil.AccessDenied):
+                    continue
+                self._used[group, one.pid] = times.user + times.system
+                memory[group] += (resident.rss - resident.shared) // MB
+        for name, used in memory.items():
+            self.peak_mb[name] = max(used, self.peak_mb.get(name, 0))
+
+
+def _is_driver(process: psutil.Process) -> bool:
+    return any(part.startswith(DRIVER) for part in process.cmdline())

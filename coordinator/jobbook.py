@@ -1,0 +1,142 @@
+"""The book of jobs: their records, what is known beside, and the only way to change a state. Pure.
+
+As with builds (`coordinator.buildbook`): a job is a record in the metadata topic and a `Run`; every change of
+state goes through `TRANSITIONS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from coordinator.dictionary import Dictionary
+from keytide.catalog import JobRecord, JobState
+from keytide.errors import CallerError, invariant
+
+TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
+    "QUEUED": {"start": "RUNNING", "cancel": "CANCELLED"},
+    "RUNNING": {"done": "DONE", "fail": "FAILED", "cancel": "CANCELLED"},
+    "DONE": {},
+    "FAILED": {},
+    "CANCELLED": {},
+}
+FINAL: Final = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
+HARMLESS: Final = frozenset({"UNPROVABLE"})
+"""Classes of differences that say nothing against an index."""
+
+
+class NoSuchJobError(CallerError):
+    """No job has that id."""
+
+    problem_type = "job-not-found"
+    status = 404
+
+
+class JobConflictError(CallerError):
+    """The index or job is in a state in which this cannot be done."""
+
+    problem_type = "conflict"
+    status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Settings of jobs (reasons in `keytide.settings`).
+
+    Attributes:
+        back_off_ms: wait before a dead driver is started again; doubles with each time.
+        interval_ms: between verifications of an index; 0 for none by themselves.
+        waiting: jobs that may be queued or under way at once.
+    """
+
+    concurrent: int = 1
+    restarts: int = 3
+    back_off_ms: int = 1_000
+    interval_ms: int = 0
+    kept: int = 50
+    waiting: int = 100
+
+
+@dataclass(slots=True)
+class Run:
+    """What this coordinator knows of a job beside its record."""
+
+    reported_at: int = 0
+    exited_at: int = 0
+    failing: str = ""
+    no_room: str = ""
+
+
+class JobBook:
+    """All jobs of a cluster."""
+
+    def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
+        self.dictionary = dictionary
+        self._limits = limits
+        self._live: dict[str, JobRecord] = {}
+        self._runs: dict[str, Run] = {}
+
+    def note_progress(self, record: JobRecord) -> None:
+        """Keep a newer state in memory only; `put` writes it."""
+        self._live[record.id] = record
+
+    def all(self) -> list[JobRecord]:
+        """The newest state of all jobs, oldest first."""
+        records = [self._live.get(one.id, one) for one in self.dictionary.catalog.jobs()]
+        return sorted(records, key=lambda one: (len(one.id), one.id))
+
+    def get(self, id_: str) -> JobRecord:
+        """The newest state of one job.
+
+        Raises:
+            NoSuchJobError: there is none.
+        """
+        found = self.find(id_)
+        if found is None:
+            raise NoSuchJobError(
+                f"there is no job {id_!r}", next_step="`keytide job list` shows what there is"
+            )
+        return found
+
+    def find(self, id_: str) -> JobRecord | None:
+        """The newest state of one job; None when there is none."""
+        record = self.dictionary.catalog.job(id_)
+        return None if record is None else self._live.get(id_, record)
+
+    def names(self, record: JobRecord) -> list[str]:
+        """The names of its indexes; the id of one that is gone."""
+        found = [(id_, self.dictionary.catalog.index(id_)) for id_ in record.indexes]
+        return [index.name if index is not None else id_ for id_, index in found]
+
+    def waiting_for(self, record: JobRecord) -> str:
+        """What a job waits for, in words; "" when it works."""
+        if record.state == "QUEUED":
+            return f"its turn: {self._limits.concurrent} at once (setting verify.concurrent)"
+        return self.run(record.id).no_room if record.state == "RUNNING" else ""
+
+    def run(self, id_: str) -> Run:
+        """What is known of a job beside its record."""
+        return self._runs.setdefault(id_, Run())
+
+    def put(self, record: JobRecord) -> None:
+        """Write a newer state."""
+        self._live[record.id] = record
+        self.dictionary.put(record)
+
+    def move(self, record: JobRecord, action: str, **changes: object) -> JobRecord:
+        """Change a job's state, and further fields with it."""
+        state = TRANSITIONS[record.state].get(action)
+        invariant(state, "JobState", lambda: f"job {record.id} cannot {action} in state {record.state}")
+        moved = replace(record, state=state, **changes)
+        self.put(moved)
+        if moved.state in FINAL:
+            self._live.pop(record.id, None)
+            self._runs.pop(record.id, None)
+        return moved
+
+
+def faults_of(counts: dict[str, int]) -> int:
+    """How many differences say that an index is not right."""
+    return sum(count for kind, count in counts.items() if kind not in HARMLESS)

@@ -1,0 +1,291 @@
+"""Jobs: verification and repair of indexes, by drivers of their own, one step at a time. Pure.
+
+Theory of operation. The way of a job:
+
+    QUEUED      waits for its turn (`verify.concurrent`); jobs that a build waits for go first
+    RUNNING     its driver works (`python -m streaming.<kind> --job ID`), and reports
+    DONE        its report is written, whatever it found; FAILED, CANCELLED
+
+A job has no checkpoint: after the death of its driver, or a restart of the coordinator, it begins again, up
+to a limit of times. It ends by itself when what it is for is gone: an index that is no longer READY, the
+build that waited for it. Progress alone is kept in memory; a new leader begins the job again anyway.
+
+With `verify.interval_s`, the READY index that was verified longest ago is verified next, whenever that is
+longer ago than the interval and no other such job is under way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from coordinator.dictionary import Dictionary
+from coordinator.events import (
+    NO_ROOM,
+    DriverExited,
+    Event,
+    Instruction,
+    Note,
+    RemoveJobFolder,
+    Reported,
+    StartDriver,
+    StopDriver,
+    Tick,
+)
+from coordinator.jobbook import FINAL, JobBook, JobConflictError, JobLimits, faults_of
+from keytide.catalog import IndexRecord, JobKind, JobRecord
+from keytide.messages import JobProgress
+
+CHECK_MS: Final = 200
+"""Between looks at all jobs."""
+EXIT_GRACE_MS: Final = 10_000
+"""A driver that has ended well is given this long for its last report to arrive."""
+MAX_BACK_OFF_MS: Final = 30_000
+NO_ROOM_PAUSE_MS: Final = 5_000
+NEVER_AGAIN: Final = 3
+"""Exit status of a driver that knows that its job can never work."""
+
+
+class Jobs(JobBook):
+    """The state machine of all jobs. Records are read from and put into the dictionary, as with builds."""
+
+    def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
+        super().__init__(dictionary, limits)
+        self._checked_at = 0
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def request(
+        self, kind: JobKind, indexes: list[IndexRecord], now: int, *, build: str = "", dry_run: bool = False
+    ) -> JobRecord:
+        """Queue a job over indexes of one keyspace.
+
+        Raises:
+            JobConflictError: one of them is not READY (unless it is for their build), the same is under way,
+                or too many jobs wait.
+        """
+        names = ", ".join(index.name for index in indexes)
+        waiting = [one for one in self.all() if one.state not in FINAL]
+        if not build:
+            for index in indexes:
+                if index.state != "READY":
+                    raise JobConflictError(
+                        f"index {index.name} is {index.state}; only a READY index can be "
+                        + ("verified" if kind == "verify" else "repaired"),
+                        problem_type="index-not-ready",
+                        next_step=f"build it first: keytide index build {index.name}",
+                    )
+            ids = {index.id for index in indexes}
+            same = [one for one in waiting if one.kind == kind and ids & set(one.indexes)]
+            if same:
+                raise JobConflictError(
+                    f"{same[0].kind} {same[0].id} of {names} is under way",
+                    problem_type="job-under-way",
+                    next_step=f"see `keytide job show {same[0].id}`, or cancel it",
+                )
+            if len(waiting) >= self._limits.waiting:
+                raise JobConflictError(
+                    f"{len(waiting)} jobs are queued or under way",
+                    problem_type="too-many-jobs",
+                    next_step="wait for some of them, or cancel some (`keytide job list`)",
+                )
+        keyspace = self.dictionary.catalog.keyspace(indexes[0].keyspace)
+        record = JobRecord(
+            id=f"j{self.dictionary.number()}",
+            kind=kind,
+            keyspace=indexes[0].keyspace,
+            indexes=[index.id for index in indexes],
+            state="QUEUED",
+            created_at=now,
+            build=build,
+            incarnation=keyspace.incarnation if keyspace else 0,
+            dry_run=dry_run,
+        )
+        self.put(record)
+        return record
+
+    def cancel(self, record: JobRecord, reason: str, now: int) -> list[Instruction]:
+        """End a job that is not over.
+
+        Raises:
+            JobConflictError: it is over.
+        """
+        if record.state in FINAL:
+            raise JobConflictError(
+                f"job {record.id} is over, it is {record.state}",
+                problem_type="job-over",
+                next_step="there is nothing to cancel",
+            )
+        names = ", ".join(self.names(record))
+        self.move(record, "cancel", error=reason, finished_at=now)
+        text = f"{record.kind} {record.id} of {names} was cancelled: {reason}"
+        return [StopDriver(record.id), Note("info", "job-cancelled", record.id, text), *self._forget()]
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    def recover(self) -> list[Instruction]:
+        """At the start of a term: what was under way begins again."""
+        return [StartDriver(one.id, 0, one.kind) for one in self.all() if one.state == "RUNNING"]
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """One event; what follows."""
+        match event:
+            case Tick(now):
+                return self._tick(now)
+            case Reported(JobProgress() as message, now):
+                return self._progress(message, now)
+            case DriverExited():
+                return self._exited(event)
+            case _:
+                return []
+
+    def _tick(self, now: int) -> list[Instruction]:
+        if now - self._checked_at < CHECK_MS:
+            return []
+        self._checked_at = now
+        out: list[Instruction] = []
+        for record in self.all():
+            if record.state in FINAL:
+                continue
+            if reason := self._not_wanted(record):
+                out += self.cancel(record, reason, now)
+                continue
+            run = self.run(record.id)
+            if record.state == "RUNNING" and run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
+                out += self._died(record, "it ended without having said what it found", now)
+        self._schedule(now)
+        return out + self._start(now)
+
+    def _not_wanted(self, record: JobRecord) -> str:
+        """Why a job has lost its purpose, "" when it has not."""
+        if record.build:
+            build = self.dictionary.catalog.build(record.build)
+            waits = build is not None and build.state == "CATCHUP" and build.verification == record.id
+            return "" if waits else f"build {record.build} does not wait for it any more"
+        for id_ in record.indexes:
+            index = self.dictionary.catalog.index(id_)
+            if index is None or index.state != "READY":
+                return f"index {index.name if index else id_} is {index.state if index else 'gone'}"
+        return ""
+
+    def _start(self, now: int) -> list[Instruction]:
+        """Begin what may begin."""
+        out: list[Instruction] = []
+        waiting = [one for one in self.all() if one.state == "QUEUED"]
+        running = sum(one.state == "RUNNING" for one in self.all())
+        for record in sorted(waiting, key=lambda one: not one.build):
+            if running >= self._limits.concurrent:
+                break
+            running += 1
+            record = self.move(record, "start", started_at=now, attempts=1)
+            text = f"{record.kind} {record.id} of {', '.join(self.names(record))} begins"
+            out += [StartDriver(record.id, 0, record.kind), Note("info", "job-started", record.id, text)]
+        return out
+
+    def _schedule(self, now: int) -> None:
+        """Queue the next verification that is due by the interval."""
+        interval = self._limits.interval_ms
+        waiting = [one for one in self.all() if one.state not in FINAL]
+        if not interval or len(waiting) >= self._limits.waiting or any(not one.build for one in waiting):
+            return
+        ready = [index for index in self.dictionary.catalog.indexes() if index.state == "READY"]
+        oldest = min(ready, key=lambda index: (self._tried_at(index), index.id), default=None)
+        if oldest is not None and now - self._tried_at(oldest) >= interval:
+            self.request("verify", [oldest], now)
+
+    def _tried_at(self, index: IndexRecord) -> int:
+        """When an index was verified last, or that was tried."""
+        tried = [one.finished_at for one in self.all() if one.kind == "verify" and index.id in one.indexes]
+        return max([index.verified_at or index.created_at, *tried])
+
+    def _progress(self, message: JobProgress, now: int) -> list[Instruction]:
+        record = self.find(message.job)
+        if record is None or record.state != "RUNNING":
+            return []
+        run = self.run(record.id)
+        if message.sent_at < run.reported_at:
+            return []
+        run.reported_at, run.no_room = message.sent_at, ""
+        record = replace(
+            record,
+            snapshot=message.snapshot,
+            percent=round(message.percent, 1),
+            documents=message.documents,
+            documents_total=message.documents_total,
+            counts=message.counts,
+            detail=message.detail,
+        )
+        self.note_progress(record)
+        if message.state == "FAILED":
+            run.failing = message.error or "the driver gave no reason"
+        return self._done(record, now) if message.state == "DONE" else []
+
+    def _done(self, record: JobRecord, now: int) -> list[Instruction]:
+        record = self.move(record, "done", percent=100.0, finished_at=now)
+        names = ", ".join(self.names(record))
+        faults = faults_of(record.counts)
+        found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(record.counts.items())) or "nothing"
+        text = f"{record.kind} {record.id} of {names} is done"
+        if record.kind == "verify":
+            text += f" at snapshot {record.snapshot}: {found}"
+            for id_ in record.indexes:
+                index = self.dictionary.catalog.index(id_)
+                if index is not None:
+                    self.dictionary.put(replace(index, verified_at=now, verification=record.id))
+        elif record.detail:
+            text += f": {record.detail}"
+        out: list[Instruction] = [Note("info", "job-done", record.id, text)]
+        if faults and record.kind == "verify":
+            text = f"{names}: {found}; see GET /v1/jobs/{record.id}/report, or keytide job report {record.id}"
+            out.append(Note("error", "index-differs", record.id, text))
+        return [*out, *self._forget()]
+
+    def _exited(self, event: DriverExited) -> list[Instruction]:
+        record = self.find(event.build)
+        if record is None or record.state != "RUNNING":
+            return []
+        run = self.run(record.id)
+        if event.status == NEVER_AGAIN:
+            return self._fail(record, run.failing or event.tail or "the driver gave no reason", event.now)
+        if event.status == NO_ROOM:
+            run.no_room = event.tail
+            return [StartDriver(record.id, NO_ROOM_PAUSE_MS, record.kind)]
+        if event.status == 0:
+            run.exited_at = event.now
+            return []
+        how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
+        return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+
+    def _died(self, record: JobRecord, story: str, now: int) -> list[Instruction]:
+        run = self.run(record.id)
+        run.exited_at = 0
+        if record.attempts > self._limits.restarts:
+            return self._fail(record, f"its driver died {record.attempts} times; at last: {story}", now)
+        delay = min(self._limits.back_off_ms * 2 ** (record.attempts - 1), MAX_BACK_OFF_MS)
+        self.put(replace(record, attempts=record.attempts + 1, percent=0.0, documents=0, counts={}))
+        text = f"the driver of {record.kind} {record.id} died and begins again in {delay / 1000:g} s: {story}"
+        return [
+            StartDriver(record.id, delay, record.kind),
+            Note("warning", "job-restarted", record.id, text),
+        ]
+
+    def _fail(self, record: JobRecord, reason: str, now: int) -> list[Instruction]:
+        names = ", ".join(self.names(record))
+        self.move(record, "fail", error=reason, finished_at=now)
+        text = f"{record.kind} {record.id} of {names} failed: {reason}"
+        return [StopDriver(record.id), Note("error", "job-failed", record.id, text), *self._forget()]
+
+    def _forget(self) -> list[Instruction]:
+        """Forget the jobs that have been over for longest, with their reports, but for an index's last
+        verification."""
+        catalog = self.dictionary.catalog
+        used = {index.verification for index in catalog.indexes()}
+        used |= {build.verification for build in catalog.builds()}
+        over = sorted((one for one in self.all() if one.state in FINAL), key=lambda one: one.finished_at)
+        out: list[Instruction] = []
+        for old in over[: -self._limits.kept]:
+            if old.id not in used:
+                self.dictionary.delete(f"job/{old.id}")
+                out.append(RemoveJobFolder(old.id))
+        return out

@@ -1,0 +1,117 @@
+"""`GET /v1/indexes/{name}/skipped` and `/violations`: gathered from the nodes that hold the slices.
+
+All nodes are asked at once, each for one page of its slices; what they answer is one page. When a node does
+not answer the whole request fails: a page with holes that nobody sees would be worse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import aiohttp
+import msgspec
+from fastapi import FastAPI, Query
+
+from coordinator import list_views, views
+from coordinator.leader import Leader
+from keytide.catalog import IndexRecord
+from keytide.errors import RetryableError
+from keytide.http_security import reading_token
+from keytide.lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
+
+if TYPE_CHECKING:
+    from coordinator.api import Desk
+
+Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the page, at most")]
+PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
+
+
+def add_lists(app: FastAPI, desk: Desk) -> None:
+    """Add the routes."""
+
+    @app.get(
+        "/v1/indexes/{name}/skipped",
+        tags=["indexes"],
+        dependencies=desk.read,
+        summary="Versions that could not be indexed",
+    )
+    async def skipped(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
+        """The skip ledger, by partition and offset; the first page also counts lines by reason."""
+        index, pages, total = await _gather(desk, name, "skipped", page, limit)
+        return list_views.skipped(index, pages, limit, page is None, total)
+
+    @app.get(
+        "/v1/indexes/{name}/violations",
+        tags=["indexes"],
+        dependencies=desk.read,
+        summary="Keys of a UNIQUE index that several documents have",
+    )
+    async def violations(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
+        """By key, with all documents that have it."""
+        index, pages, total = await _gather(desk, name, "violations", page, limit)
+        return list_views.violations(index, pages, limit, total)
+
+
+async def _gather(
+    desk: Desk, name: str, what: str, page: str | None, limit: int
+) -> tuple[IndexRecord, Sequence[ListPage], int]:
+    """The index, one page of each node that holds slices of it, and the whole list's length."""
+
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], dict[str, str], int]:
+        index = leader.dictionary.index_named(name)
+        known = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
+        live = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["live"] and one["url"]}
+        statuses = views.slice_statuses(leader, index)
+        return index, known, live, list_views.total(statuses, what)
+
+    index, known, live, total = await desk.look(look)
+    asked = list_views.asks(index, what, page, limit, live)
+    settings = desk.service.settings
+    token = reading_token(settings.security)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limits = aiohttp.ClientTimeout(total=float(settings.coordinator.request_timeout_s))
+    async with aiohttp.ClientSession(headers=headers, timeout=limits) as session:
+        tasks = [asyncio.ensure_future(_ask(session, node, known.get(node), ask)) for node, ask in asked]
+        try:
+            return index, await asyncio.gather(*tasks), total
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _ask(session: aiohttp.ClientSession, node: str, url: str | None, ask: ListAsk) -> ListPage:
+    """A node's page.
+
+    Raises:
+        RetryableError: it does not answer, or not with a page.
+    """
+    if url is None:
+        raise _unavailable(node, "it is not known where it is")
+    try:
+        async with session.post(url + LISTS_PATH, data=encoder.encode(ask)) as response:
+            body = await response.read()
+            if response.status == 200:
+                return page_decoder.decode(body)
+    except TimeoutError as error:
+        raise _unavailable(node, "it did not answer in time") from error
+    except (aiohttp.ClientError, msgspec.MsgspecError) as error:
+        raise _unavailable(node, str(error)) from error
+    try:
+        problem = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise _unavailable(node, f"it answered {response.status}") from error
+    raise RetryableError(
+        f"node {node}: {problem.get('detail') or response.status}",
+        problem_type=str(problem.get("type") or "node-unavailable"),
+        next_step=str(problem.get("next_step") or "try again"),
+    )
+
+
+def _unavailable(node: str, why: str) -> RetryableError:
+    return RetryableError(
+        f"node {node}, which holds slices of the index, cannot be asked: {why}",
+        problem_type="node-unavailable",
+        next_step="try again, or see `keytide node list`",
+    )

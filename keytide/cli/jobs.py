@@ -1,0 +1,178 @@
+"""The commands of jobs: `index verify`, and what becomes of verifications and repairs."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from keytide.cli import looks
+from keytide.cli.admin import AWAY_LIMIT_S, Admin, find_url
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.output import facts, friendly_errors, out, print_json, progress, table
+from keytide.errors import CallerError, RetryableError
+
+JOB_COLUMNS = ("id", "kind", "indexes", "state", "percent", "documents_done", "counts", "seconds", "error")
+DIFFERENCE_COLUMNS = ("kind", "index", "id", "expected", "found", "version", "reason")
+FINISHED = frozenset({"DONE", "FAILED", "CANCELLED"})
+SHOWN = 50
+"""Differences that a report shows to people unless they ask for more."""
+DIFFERS = 4
+"""Exit status of a verification that found something wrong."""
+
+Wait = Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")]
+
+job_app = typer.Typer(help="Verifications and repairs.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer, index_app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(job_app, name="job")
+    index_app.command("verify")(index_verify)
+    index_app.command("repair")(index_repair)
+
+
+def index_verify(
+    name: str,
+    wait: Wait = False,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Compare an index with its source. With --wait the exit status is 4 when something is wrong."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        job = admin.call("POST", f"/v1/indexes/{name}/verify")
+        show_job(admin, job, wait, as_json)
+
+
+def index_repair(
+    name: str,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="write nothing: only list what would be done")
+    ] = False,
+    wait: Wait = False,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Put right what an index has wrong. With --wait the exit status is 4 when something is wrong still."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        job = admin.call("POST", f"/v1/indexes/{name}/repair", {"dry_run": dry_run})
+        show_job(admin, job, wait, as_json)
+
+
+def show_job(admin: Admin, job: dict[str, Any], wait: bool, as_json: bool) -> None:
+    """Show a job that was started, when it is over if that is wished."""
+    if wait:
+        job = wait_for_job(admin, str(job["id"]), quiet=as_json)
+    if as_json:
+        print_json(job)
+    else:
+        facts(f"Job {job['id']}", job)
+    if wait and job.get("clean") is False:
+        if not as_json:
+            out.print(f"keytide job report {job['id']} shows what is wrong")
+        raise typer.Exit(DIFFERS)
+
+
+def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
+    """Follow a job with a progress bar until it is over; its last state.
+
+    Raises:
+        CallerError: it failed or was cancelled.
+        RetryableError: the coordinator has not answered for a while.
+    """
+    heard = time.monotonic()
+    with progress(quiet) as bar:
+        task = bar.add_task(f"job {job}", total=None, rate="")
+        while True:
+            try:
+                state: dict[str, Any] = admin.call("GET", f"/v1/jobs/{job}")
+            except RetryableError:  # a coordinator that is started again; the job begins again then
+                if time.monotonic() > heard + AWAY_LIMIT_S:
+                    raise
+                bar.update(task, rate="waiting for the coordinator")
+                time.sleep(0.5)
+                continue
+            heard = time.monotonic()
+            doing = state.get("waiting_for") or state.get("detail") or ""
+            bar.update(
+                task,
+                description=f"{state['kind']} {', '.join(state['indexes'])} {state['state']}",
+                completed=state.get("documents_done") or 0,
+                total=state.get("documents_total") or None,
+                rate=doing,
+            )
+            if state["state"] in FINISHED:
+                break
+            time.sleep(0.2)
+    if state["state"] != "DONE":
+        raise CallerError(
+            f"job {job} is {state['state']}: {state.get('error') or 'no reason given'}",
+            problem_type="job-failed",
+            next_step=f"see `keytide job show {job}`",
+        )
+    return state
+
+
+@job_app.command("list")
+def job_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """All jobs, newest last."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        rows = admin.call("GET", "/v1/jobs")
+        if as_json:
+            print_json(rows)
+        else:
+            table("Jobs", JOB_COLUMNS, [looks.cells(row, JOB_COLUMNS) for row in rows])
+
+
+@job_app.command("show")
+def job_show(job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """One job."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        document = admin.call("GET", f"/v1/jobs/{job}")
+        if as_json:
+            print_json(document)
+        else:
+            facts(f"Job {job}", document)
+
+
+@job_app.command("cancel")
+def job_cancel(
+    job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+) -> None:
+    """Cancel a job; a build that waits for it fails."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        answer = admin.call("POST", f"/v1/jobs/{job}/cancel")
+        if as_json:
+            print_json(answer)
+        else:
+            out.print(f"job {job} is cancelled")
+
+
+@job_app.command("report")
+def job_report(
+    job: str,
+    offset: Annotated[int, typer.Option(min=0, help="leave out so many differences")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="differences at most")] = SHOWN,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """What a job found: counts, and the differences one by one."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        report = admin.call("GET", f"/v1/jobs/{job}/report", offset=offset, limit=limit)
+        if as_json:
+            print_json(report)
+            return
+        differences = report["differences"]
+        hidden = ("differences", "indexes", "offset", "next", "timestamp")
+        facts(f"Report of job {job}", {name: value for name, value in report.items() if name not in hidden})
+        columns = ("name", "entries", "unproven", "not_examined", "counts")
+        table("Indexes", columns, [looks.cells(row, columns) for row in report["indexes"]])
+        if differences:
+            rows = [looks.cells(row, DIFFERENCE_COLUMNS) for row in differences]
+            table("Differences", DIFFERENCE_COLUMNS, rows)
+        if report.get("next") is not None:
+            out.print(f"further ones: keytide job report {job} --offset {report['next']}")

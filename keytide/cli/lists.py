@@ -1,0 +1,101 @@
+"""`keytide index skipped` and `violations`: the lists of an index, read page by page."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from keytide.cli.admin import Admin, find_url
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.output import friendly_errors, out, print_json, table
+
+_PAGE = 1_000
+"""Lines asked for at once: the largest page."""
+
+Limit = Annotated[int, typer.Option(min=1, help="so many at most")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `keytide index`."""
+    app.command("skipped")(index_skipped)
+    app.command("violations")(index_violations)
+
+
+def index_skipped(
+    name: str,
+    limit: Limit = 100,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Versions of documents that could not be indexed: where they are, and why."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        document = _read(admin, f"/v1/indexes/{name}/skipped", "lines", limit)
+        if as_json:
+            print_json(document)
+            return
+        lines, reasons = document["lines"], document["reasons"] or {}
+        columns = ("partition", "offset", "id", "reason", "detail")
+        table(f"Skipped by {name}", columns, [[line[one] for one in columns] for line in lines], exact=True)
+        words = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+        if not document["reasons_complete"]:
+            words = f"{words} (of those that were counted)"
+        out.print(escape(f"{document['skipped']:,} in all{f': {words}' if words else ''}"))
+        _say_more(document)
+
+
+def index_violations(
+    name: str,
+    limit: Limit = 100,
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Keys of a UNIQUE index that several documents have, with all these documents."""
+    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+        document = _read(admin, f"/v1/indexes/{name}/violations", "keys", limit)
+        if as_json:
+            print_json(document)
+            return
+        if not document["unique"]:
+            out.print(escape(f"index {name} is not UNIQUE"))
+            return
+        rows = [
+            [
+                json.dumps(key["key"], ensure_ascii=False) if first else "",
+                one["id"],
+                one["partition"],
+                one["offset"],
+                key["since_snapshot"] if first else "",
+            ]
+            for key in document["keys"]
+            for first, one in _firsts(key["documents"])
+        ]
+        columns = ("key", "document", "partition", "offset", "since snapshot")
+        table(f"Keys of {name} with several documents", columns, rows, exact=True)
+        out.print(escape(f"{document['violations']:,} in all"))
+        _say_more(document)
+
+
+def _firsts(items: list[Any]) -> list[tuple[bool, Any]]:
+    """Each item, and whether it is the first."""
+    return [(at == 0, item) for at, item in enumerate(items)]
+
+
+def _read(admin: Admin, path: str, member: str, limit: int) -> dict[str, Any]:
+    """Pages until there are `limit` lines, as one."""
+    document: dict[str, Any] = admin.call("GET", path, limit=min(limit, _PAGE))
+    while document["page"] and len(document[member]) < limit:
+        most = min(limit - len(document[member]), _PAGE)
+        more = admin.call("GET", path, limit=most, page=document["page"])
+        document[member] += more[member]
+        document["page"] = more["page"]
+    return document
+
+
+def _say_more(document: dict[str, Any]) -> None:
+    if document["page"]:
+        out.print("there are more: --limit shows them")

@@ -1,0 +1,20 @@
+"""`python -m streaming.repair --job ID`: repair the index of one job, then end.
+
+Exit status, settings and environment as those of `python -m streaming.verify`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from streaming.repair.driver import RepairDriver
+from streaming.verify.__main__ import run_job
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the driver until the job is done, has failed, or was stopped."""
+    return run_job("streaming.repair", "Repair an index.", RepairDriver, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Verification: an index at a snapshot against the source up to the snapshot's timestamp.
+
+Public: the classes of differences (`difference`), the comparison (`comparing`), reading slices (`slices`)
+and the source (`source`), the report (`report`), and the driver (`python -m streaming.verify --job ID`).
+"""

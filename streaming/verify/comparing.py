@@ -1,0 +1,180 @@
+"""Judging documents: what slices hold of one against what the source has of it. Pure.
+
+Theory of operation
+===================
+The index at snapshot T must be the projection of the newest versions below T's timestamp, exactly. The source
+is read after T, and may have lost records meanwhile, so a difference is not a fault before it is proven:
+
+* Compaction keeps the newest record of a document. One below T may have gone because a newer one lies past T,
+  or past all that was read. So where the version that the index has was not read, what is found counts only
+  when it is found again, unchanged, at a newer snapshot that covers everything written before the first look
+  was over (`is_proven`): what the cleaner explains has changed by then, in the index or in the source.
+* Compaction keeps a deletion for `delete.retention.ms`. Unless reading took longer than that, an older record
+  is gone before its deletion is. So a document of which nothing is left was deleted, or never was.
+* Retention removes what lies below the first offset (R29). An entry whose version lies there, with nothing
+  newer, stays by design; it is `UNPROVABLE`. So is a row of the table that a build began with.
+* A document in two source partitions is ordered by record times, of which compaction may have removed the
+  largest: where index and source each have the newest version of another partition, nobody can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from keytide.types import TABLE_PARTITION
+from streaming.verify.difference import Difference, Entry, Holding, Kind, Version
+
+UNDECIDED: Final = "undecided"
+"""To be judged again at a newer snapshot."""
+CHANGES_TOO_FAST: Final = (
+    "it is changed, and the source compacted, faster than it can be compared; verify again when it is quieter"
+)
+
+
+class Truth(NamedTuple):
+    """What the source has of one document.
+
+    Attributes:
+        version: the newest below the snapshot; None when there is none.
+        entries: index id -> its entries, sorted.
+        later: whether it has a record past the snapshot.
+        others: the newest versions of other partitions.
+    """
+
+    version: Version | None = None
+    entries: Mapping[str, tuple[Entry, ...]] = {}
+    later: bool = False
+    others: tuple[Version, ...] = ()
+
+
+class Evidence(NamedTuple):
+    """What may have been lost of the source while it was read.
+
+    Attributes:
+        floors: source partition -> first offset that is still there.
+        compacted: whether the cleaner runs.
+        deletions_lost: reading took longer than deletions are kept.
+    """
+
+    floors: Mapping[int, int] = {}
+    compacted: bool = False
+    deletions_lost: bool = False
+
+    def below(self, version: Version) -> bool:
+        """Whether a version lies where nothing is left."""
+        return version.offset < self.floors.get(version.partition, 0)
+
+
+NOTHING: Final = Truth()
+
+
+def judge(
+    index: str, docid: bytes, held: Sequence[Holding], truth: Truth, evidence: Evidence
+) -> Difference | Literal["undecided"] | None:
+    """What is wrong with one document in one index; None when nothing is.
+
+    Args:
+        held: what slices hold of it, those that hold nothing left out; ascending by slice.
+    """
+    expected = truth.entries.get(index, ())
+    found = tuple(sorted(entry for one in held for entry in one.entries))
+    flaw = _record_flaw(held, expected, truth)
+    if found == expected and not flaw:
+        return None
+    versions = {one.slice: one.version for one in held if one.version is not None}
+
+    def difference(kind: Kind, reason: str = "") -> Difference:
+        return Difference(kind, index, docid, expected, found, truth.version, versions, (), reason)
+
+    places = {(version.partition, version.offset) for version in versions.values()}
+    same = truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
+    if evidence.compacted and truth.later and not same:
+        return UNDECIDED
+    if reason := _unproven(versions, expected, truth, evidence, same=same):
+        return difference(Kind.UNPROVABLE, reason)
+    kind, reason = _class(expected, found, flaw)
+    return difference(kind, reason or _ghosts(held))
+
+
+def is_proven(held: Sequence[Holding], truth: Truth, evidence: Evidence) -> bool:
+    """Whether a difference of a document is proven by one look: the cleaner cannot explain it."""
+    if not evidence.compacted:
+        return True
+    places = {(one.version.partition, one.version.offset) for one in held if one.version is not None}
+    return truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
+
+
+def _unproven(
+    versions: Mapping[int, Version],
+    expected: tuple[Entry, ...],
+    truth: Truth,
+    evidence: Evidence,
+    *,
+    same: bool,
+) -> str:
+    """Why the source cannot prove what is right, "" when it can."""
+    if same:
+        return ""
+    if truth.version is None:
+        if any(version.partition == TABLE_PARTITION for version in versions.values()):
+            return "it comes from the table that the build began with, and no record of it is newer"
+        if any(evidence.below(version) for version in versions.values()):
+            return "its record lies below the first offset that the source still holds"
+    elif evidence.below(truth.version):
+        return "the source has removed the record while it was read"
+    others = {(version.partition, version.offset) for version in truth.others}
+    if any((version.partition, version.offset) in others for version in versions.values()):
+        return "it was written to two source partitions, and what is left does not say which write was newer"
+    if evidence.deletions_lost and (truth.version is None or (expected and not versions)):
+        return "reading took longer than the source keeps deletions (delete.retention.ms)"
+    return ""
+
+
+def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[Kind, str]:
+    """The class of a proven difference, and what is to be said beside."""
+    if found == expected:
+        return Kind.WRONG_RECORD, flaw
+    wanted = {(entry.key, entry.slice) for entry in expected}
+    there = {(entry.key, entry.slice) for entry in found}
+    if wanted == there:
+        return Kind.WRONG_INCLUDED, ""
+    if there < wanted:
+        return Kind.MISSING, ""
+    if wanted < there:
+        return Kind.EXTRA, ""
+    if {key for key, _ in wanted} == {key for key, _ in there}:
+        return Kind.WRONG_KEY, "it lies in a slice where nobody looks for it"
+    return Kind.WRONG_KEY, ""
+
+
+def _record_flaw(held: Sequence[Holding], expected: tuple[Entry, ...], truth: Truth) -> str:
+    """What is wrong with what slices remember of the document beside its entries, "" when nothing is."""
+    by_slice: dict[int, list[bytes]] = {}
+    for entry in expected:
+        by_slice.setdefault(entry.slice, []).append(entry.key)
+    for one in held:
+        keys = tuple(sorted(by_slice.pop(one.slice, ())))
+        if one.version is None:
+            if keys:
+                return f"the back index of slice {one.slice} does not know it"
+            continue
+        if one.keys != keys:
+            return f"the back index of slice {one.slice} has other keys"
+        newest = truth.version
+        if newest is None or (one.version.partition, one.version.offset) != (newest.partition, newest.offset):
+            return f"the back index of slice {one.slice} has another version"
+    missing = sorted(by_slice)
+    return f"the back index of slice {missing[0]} does not know it" if missing else ""
+
+
+def _ghosts(held: Sequence[Holding]) -> str:
+    """Slices with entries that their back index does not know: no change will ever remove them."""
+    blind = [
+        one.slice
+        for one in held
+        if any(one.version is None or entry.key not in one.keys for entry in one.entries)
+    ]
+    if not blind:
+        return ""
+    return f"the back index of slice {', '.join(map(str, blind))} does not know what is there"

@@ -1,0 +1,359 @@
+"""Asking nodes what their slices hold, for verification (`keytide.digests`).
+
+Theory of operation
+===================
+`pin` chooses the newest snapshot number that every slice of all indexes has, and holds it on each under one
+id, until `release`; a thread renews the hold. Numbers are shared by all indexes of a keyspace, so one pin is
+one cut through all of them. It works for indexes that are not READY too.
+
+A slice is asked on the first of its nodes that holds the snapshot. When none does any more (a node has
+restarted, the keyspace was rolled back), what was begun is worth nothing: `PinLostError`, and the job begins
+again with a newer snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import httpx
+import msgspec
+import numpy as np
+
+from keytide import digests
+from keytide.catalog import Catalog, IndexRecord
+from keytide.digests import (
+    VERIFY_PATH,
+    Answer,
+    Ask,
+    BackRow,
+    DigestAnswer,
+    DigestAsk,
+    Duplicate,
+    PinAnswer,
+    PinAsk,
+    RowsAnswer,
+    RowsAsk,
+    SlicePin,
+    Sums,
+)
+from keytide.errors import RetryableError
+from keytide.timestamp import Timestamp
+
+log = logging.getLogger(__name__)
+
+LEASE_MS: Final = 120_000
+RENEW_S: Final = 20.0
+PIN_LIMIT_S: Final = 60.0
+"""For a number that all slices hold at once."""
+PIN_PAUSE_S: Final = 0.05
+CALL_LIMIT_S: Final = 60.0
+ROWS_PER_CALL: Final = 100_000
+"""Rows of a slice that one call looks at: some tenths of a second of a node's thread."""
+ROWS_BYTES: Final = 8 << 20
+DUPLICATES: Final = 100_000
+"""Pairs with one key that are taken down of one slice at most."""
+AT_ONCE: Final = 4
+"""Slices that are asked at once."""
+
+AnswerT = TypeVar("AnswerT", PinAnswer, DigestAnswer, RowsAnswer)
+Place = tuple[str, int]
+"""(index id, slice number)."""
+
+
+class NodeAwayError(RetryableError):
+    """A node does not answer."""
+
+    problem_type = "node-unavailable"
+
+
+class PinLostError(RetryableError):
+    """The snapshot is not held any more."""
+
+    problem_type = "snapshot-not-held"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A snapshot that is held on slices.
+
+    Attributes:
+        nodes: (index id, slice) -> the node that is asked.
+        entries: index id -> how many it has there.
+    """
+
+    number: int
+    incarnation: int
+    timestamp: Timestamp
+    hold: str
+    nodes: dict[Place, str]
+    entries: dict[str, int] = field(default_factory=dict)
+
+
+class Slices:
+    """The slices of some indexes of one keyspace.
+
+    Args:
+        catalog: gives the dictionary as it is now (from any thread).
+        indexes: index ids.
+        token: API token, "" for none.
+        transport: how nodes are reached (tests have one of their own).
+    """
+
+    def __init__(
+        self,
+        catalog: Callable[[], Catalog],
+        indexes: Sequence[str],
+        token: str = "",
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._indexes = list(indexes)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(headers=headers, timeout=CALL_LIMIT_S, transport=transport)
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slices")
+        self._renewals: dict[str, threading.Event] = {}
+
+    def close(self) -> None:
+        for ended in self._renewals.values():
+            ended.set()
+        self._pool.shutdown(cancel_futures=True)
+        self._http.close()
+
+    # --- holding ------------------------------------------------------------------------------------------
+
+    def pin(self, stopped: Callable[[], bool] = lambda: False, at_least: Timestamp | None = None) -> Pin:
+        """Hold the newest snapshot that every slice has.
+
+        Args:
+            stopped: asked while waiting.
+            at_least: the snapshot must cover this.
+
+        Raises:
+            RetryableError: not within the limit: slices are missing, or do not keep up.
+        """
+        deadline = time.monotonic() + PIN_LIMIT_S
+        why = "no slice has a snapshot"
+        while not stopped():
+            try:
+                found = self._try_pin(at_least)
+            except RetryableError as error:
+                found = error.message
+            if isinstance(found, Pin):
+                self._keep(found)
+                return found
+            why = found
+            if time.monotonic() > deadline:
+                break
+            time.sleep(PIN_PAUSE_S)
+        raise RetryableError(
+            f"no snapshot could be held on every slice within {PIN_LIMIT_S:.0f} s: {why}",
+            next_step="see `keytide topology`: every slice must be LIVE",
+        )
+
+    def _try_pin(self, at_least: Timestamp | None) -> Pin | str:
+        newest, why = self._ask_pins(-1, -1, "", 0)
+        if why:
+            return why
+        number = min(one.number for _, one in newest.values())
+        sample = next((one for _, one in newest.values() if one.number == number), None)
+        if number < 0 or sample is None:
+            return "a slice has no snapshot yet"
+        if at_least is not None and not sample.timestamp.covers(at_least):
+            return "the newest snapshot is older than what is wanted"
+        hold = f"verify-{uuid.uuid4().hex}"
+        held, why = self._ask_pins(number, sample.incarnation, hold, LEASE_MS)
+        timestamps = [one.timestamp for _, one in held.values()]
+        if any(one.offsets() != sample.timestamp.offsets() for one in timestamps):
+            why = f"slices say different timestamps of snapshot {number}"
+        entries: dict[str, int] = {}
+        for (index, _), (_, one) in held.items():
+            entries[index] = entries.get(index, 0) + one.entries
+        nodes = {place: node for place, (node, _) in held.items()}
+        pin = Pin(number, sample.incarnation, sample.timestamp, hold, nodes, entries)
+        if why:  # (it is tried again at once: what other slices hold would pile up until it runs out)
+            self._lease(pin, 0)
+            return why
+        return pin
+
+    def _ask_pins(
+        self, number: int, incarnation: int, hold: str, lease_ms: int
+    ) -> tuple[dict[Place, tuple[str, SlicePin]], str]:
+        """The answers of slices, each of its first node that holds the snapshot; and why one is missing, ""
+        when none is."""
+        found: dict[Place, tuple[str, SlicePin]] = {}
+        for index in self._records():
+            by_node: dict[str, list[int]] = {}
+            for slice_number, nodes in enumerate(index.placement):
+                for node in nodes:
+                    by_node.setdefault(node, []).append(slice_number)
+            reasons = ""
+            for node, slices in sorted(by_node.items()):
+                ask = PinAsk(index.id, slices, number, incarnation, hold, lease_ms)
+                try:
+                    answer = self._call(node, ask, PinAnswer)
+                except RetryableError as error:
+                    reasons = error.message
+                    continue
+                for one in answer.slices:
+                    if one.held:
+                        found.setdefault((index.id, one.slice), (node, one))
+                    else:
+                        reasons = one.reason or reasons
+            missing = [n for n in range(index.slices) if (index.id, n) not in found]
+            if missing:
+                held = f"snapshot {number}" if number >= 0 else "a snapshot"
+                why = f"slices {missing} of {index.name} do not hold {held}"
+                return found, why + (f" ({reasons})" if reasons else "")
+        return found, ""
+
+    def _keep(self, pin: Pin) -> None:
+        """Renew a hold until it is given back."""
+        ended = self._renewals[pin.hold] = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(RENEW_S):
+                self._lease(pin, LEASE_MS)
+
+        threading.Thread(target=run, name="renew", daemon=True).start()
+
+    def release(self, pin: Pin) -> None:
+        """Give a hold back."""
+        ended = self._renewals.pop(pin.hold, None)
+        if ended is not None:
+            ended.set()
+            self._lease(pin, 0)
+
+    def _lease(self, pin: Pin, lease_ms: int) -> None:
+        grouped: dict[tuple[str, str], list[int]] = {}
+        for (index, number), node in pin.nodes.items():
+            grouped.setdefault((index, node), []).append(number)
+        for (index, node), slices in grouped.items():
+            try:
+                ask = PinAsk(index, slices, pin.number, pin.incarnation, pin.hold, lease_ms)
+                self._call(node, ask, PinAnswer)
+            except RetryableError as error:  # the next read tells, if it is gone
+                log.debug("a hold was not renewed: %s", error.message)
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def digests(
+        self, pin: Pin, bits: int, floors: dict[int, int]
+    ) -> Iterator[tuple[Place, Sums, int, list[Duplicate]]]:
+        """Digests of every slice as they are done: the sums, documents and entries left out, duplicates.
+
+        Raises:
+            PinLostError: a slice does not hold the snapshot any more.
+        """
+        yield from self._pool.map(lambda place: self._digest(pin, place, bits, floors), sorted(pin.nodes))
+
+    def _digest(
+        self, pin: Pin, place: Place, bits: int, floors: dict[int, int]
+    ) -> tuple[Place, Sums, int, list[Duplicate]]:
+        total = digests.no_sums(bits)
+        left_out = 0
+        duplicates: list[Duplicate] = []
+        for stage in ("forward", "back"):
+            after, more = b"", True
+            while more:
+                ask = DigestAsk(
+                    *(place[0], place[1], pin.number, pin.incarnation),
+                    stage=stage,
+                    bits=bits,
+                    floors=floors,
+                    after=after,
+                    limit=ROWS_PER_CALL,
+                )
+                answer = self._read(pin, place, ask, DigestAnswer)
+                total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
+                left_out += answer.left_out if stage == "forward" else 0
+                duplicates += answer.duplicates[: DUPLICATES - len(duplicates)]
+                after, more = answer.reached, answer.more
+        return place, total, left_out, duplicates
+
+    def rows(
+        self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
+    ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
+        """What slices hold of documents in some buckets, or with some ids: entries as (id, key, value), and
+        what the back index has.
+
+        Raises:
+            PinLostError: a slice does not hold the snapshot any more.
+        """
+        yield from self._pool.map(
+            lambda place: self._rows(pin, place, bits, list(buckets), list(ids)), sorted(places)
+        )
+
+    def _rows(
+        self, pin: Pin, place: Place, bits: int, buckets: list[int], ids: list[bytes]
+    ) -> tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]:
+        entries: list[tuple[bytes, bytes, bytes]] = []
+        back: list[BackRow] = []
+        for stage in ("forward", "back"):
+            after, more = b"", True
+            while more:
+                ask = RowsAsk(
+                    *(place[0], place[1], pin.number, pin.incarnation),
+                    stage=stage,
+                    bits=bits,
+                    buckets=buckets,
+                    ids=ids,
+                    after=after,
+                    limit=ROWS_PER_CALL,
+                    bytes_limit=ROWS_BYTES,
+                )
+                answer = self._read(pin, place, ask, RowsAnswer)
+                entries += answer.entries
+                back += answer.back
+                after, more = answer.reached, answer.more
+        return place, entries, back
+
+    def _read(self, pin: Pin, place: Place, ask: Ask, kind: type[AnswerT]) -> AnswerT:
+        """Ask the slice's node; once more when it did not answer at all.
+
+        Raises:
+            PinLostError: it does not hold the snapshot any more.
+        """
+        try:
+            return self._call(pin.nodes[place], ask, kind)
+        except NodeAwayError:  # a connection that broke, say
+            return self._call(pin.nodes[place], ask, kind)
+
+    def _records(self) -> list[IndexRecord]:
+        catalog = self._catalog()
+        found = [catalog.index(index) for index in self._indexes]
+        return [record for record in found if record is not None]
+
+    def _call(self, node: str, ask: Ask, kind: type[AnswerT]) -> AnswerT:
+        url = next((one.url for one in self._catalog().nodes() if one.id == node), None)
+        if url is None:
+            raise RetryableError(f"node {node} is not known", next_step="see `keytide node list`")
+        try:
+            response = self._http.post(url + VERIFY_PATH, content=digests.encode(ask))
+        except httpx.TransportError as error:
+            raise NodeAwayError(f"node {node} cannot be asked: {error}") from error
+        if response.status_code != 200:
+            raise _problem(node, response)
+        try:
+            answer: Answer = digests.decode_answer(response.content)
+        except msgspec.MsgspecError as error:
+            raise RetryableError(f"node {node} answers with something else: {error}") from error
+        if not isinstance(answer, kind):
+            raise RetryableError(f"node {node} answers another question")
+        return answer
+
+
+def _problem(node: str, response: httpx.Response) -> RetryableError:
+    try:
+        problem = response.json()
+        kind, detail = str(problem.get("type", "")), str(problem.get("detail", ""))
+    except (ValueError, AttributeError):
+        kind, detail = "", response.text[:200]
+    family = PinLostError if kind == PinLostError.problem_type else RetryableError
+    return family(f"node {node} answered {response.status_code} {kind}: {detail}")

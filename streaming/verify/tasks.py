@@ -1,0 +1,191 @@
+"""What runs in Spark's Python workers (or, for a small source, in the driver): functions over Arrow batches.
+
+Theory of operation
+===================
+    Kafka rows -> `gather` -> versions by range -> shuffle, ordered by range -> `sum_up` -> digests
+
+A task of the first stage holds one portion of what it has read; a task of the second what one range has,
+thinned out whenever it grows. Both are bounded, whatever the size of the source. What comes back to the
+driver are digests: so many bytes for each slice and bucket, whatever the number of documents.
+
+    Kafka rows -> `find` -> versions of chosen documents
+
+does it for the few documents of buckets that differ.
+
+Nothing is written, so a task may run any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from keytide import digests
+from keytide.columns import hashes_of
+from streaming.share import items, source_batch
+from streaming.verify.newest import (
+    IndexPlan,
+    Versions,
+    by_range,
+    decided,
+    decode,
+    encode,
+    joined,
+    none,
+    reduced,
+    sums_of,
+    versions_of,
+)
+from streaming.work import plan_of
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+PORTION_BYTES = 64 << 20
+"""What a task holds, about, before it thins out and hands on."""
+
+ROW = "route int, place int, body binary"
+_ROW_SCHEMA = pa.schema([("route", pa.int32()), ("place", pa.int32()), ("body", pa.binary())])
+
+
+@dataclass(frozen=True)
+class VerifyWork:
+    """What tasks must know; pickled with them.
+
+    Attributes:
+        definitions: index id -> its definition as JSON.
+        indexes: in the same order.
+        bits: of the buckets.
+        range_bits: of the ranges; not more than `bits`.
+        routes: route of each shuffle partition (`streaming.core.exact_routes`).
+        until: source partition -> the snapshot's next offset: records from there on came later.
+        buckets: with `find`: those that are looked for.
+        ids: further documents that are looked for.
+    """
+
+    definitions: tuple[tuple[str, bytes], ...]
+    indexes: tuple[IndexPlan, ...]
+    bits: int
+    range_bits: int
+    routes: tuple[int, ...]
+    until: dict[int, int]
+    buckets: tuple[int, ...] = ()
+    ids: frozenset[bytes] = field(default_factory=frozenset)
+    portion_bytes: int = PORTION_BYTES
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True):
+    """What one range comes to: for each index the bytes of u64[slices, FIELDS, buckets of the range]."""
+
+    documents: int
+    foreign: int
+    sums: list[bytes]
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True):
+    """Chosen documents of one task: versions below the snapshot, and those that came later."""
+
+    before: bytes
+    later: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_counted = msgspec.msgpack.Decoder(Counted).decode
+decode_found = msgspec.msgpack.Decoder(Found).decode
+
+
+def gather(
+    work: VerifyWork, progress: Accumulator[int] | None, records: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Kafka rows to versions by range (rows of the shuffle)."""
+    plan = plan_of(work.definitions)
+    held: list[Versions] = []
+    size = 0
+    for batch in records:
+        if not batch.num_rows:
+            continue
+        held.append(versions_of(source_batch(batch), plan, work.indexes))
+        size += held[-1].nbytes
+        if progress is not None:
+            progress.add(batch.num_rows)
+        if size >= work.portion_bytes:
+            yield from _hand_on(work, held)
+            held, size = [], 0
+    yield from _hand_on(work, held)
+
+
+def _hand_on(work: VerifyWork, held: list[Versions]) -> Iterator[pa.RecordBatch]:
+    for place, some in by_range(reduced(joined(held)), work.range_bits):
+        yield _row(work.routes[place % len(work.routes)], place, encode(some))
+
+
+def sum_up(work: VerifyWork, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of the shuffle, ordered by range, to the digests of each range."""
+    held: list[Versions] = []
+    size, present = 0, -1
+    for batch in rows:
+        places, bodies = batch.column("place"), batch.column("body")
+        for position in range(batch.num_rows):
+            place = places[position].as_py()
+            if place != present:
+                yield from _count(work, present, held)
+                held, size, present = [], 0, place
+            held.append(decode(bodies[position].as_py()))
+            size += held[-1].nbytes
+            if size >= work.portion_bytes:
+                held = [reduced(joined(held))]
+                size = held[0].nbytes // 2  # what is left is not thinned out by every further row
+    yield from _count(work, present, held)
+
+
+def _count(work: VerifyWork, place: int, held: list[Versions]) -> Iterator[pa.RecordBatch]:
+    if place < 0:
+        return
+    newest, foreign = decided(reduced(joined(held)))
+    width = 1 << (work.bits - work.range_bits)
+    start = place * width
+    sums = [
+        np.ascontiguousarray(one[:, :, start : start + width]).astype("<u8").tobytes()
+        for one in sums_of(newest, work.indexes, work.bits)
+    ]
+    yield _row(0, place, _encode(Counted(len(newest), len(foreign), sums)))
+
+
+def find(work: VerifyWork, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Kafka rows to the versions of chosen documents; one row."""
+    plan = plan_of(work.definitions)
+    wanted = np.zeros(1 << work.bits, np.bool_)
+    wanted[list(work.buckets)] = True
+    before, later = none(), none()
+    for batch in records:
+        rows = _chosen(batch, wanted, work)
+        if not len(rows):
+            continue
+        some = batch.take(pa.array(rows))
+        versions = versions_of(source_batch(some), plan, work.indexes)
+        until = work.until.get(int(versions.column("partition")[0]), 0) if len(versions) else 0
+        below = versions.column("offset") < until
+        before = reduced(joined([before, versions.take(np.flatnonzero(below))]))
+        later = reduced(joined([later, versions.take(np.flatnonzero(~below))]))
+    if len(before) or len(later):
+        yield _row(0, 0, _encode(Found(encode(before), encode(later))))
+
+
+def _chosen(batch: pa.RecordBatch, wanted: Any, work: VerifyWork) -> Any:
+    """The rows of a batch whose documents are looked for."""
+    ids = [docid or b"" for docid in items(batch.column("key"))]
+    mask = wanted[digests.buckets_of(hashes_of(ids, len(ids)), work.bits)]
+    if work.ids:
+        mask |= np.fromiter((docid in work.ids for docid in ids), np.bool_, len(ids))
+    return np.flatnonzero(mask)
+
+
+def _row(route: int, place: int, body: bytes) -> pa.RecordBatch:
+    values: list[Any] = [[route], [place], [body]]
+    columns = [pa.array(value, column.type) for value, column in zip(values, _ROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)

@@ -1,0 +1,166 @@
+"""One verification: indexes of one keyspace at a snapshot against the source, in both directions.
+
+Theory of operation
+===================
+1. A snapshot T is held on every slice (`slices`).
+2. Slices sum up what they hold by bucket of document id, while the source up to T is read, projected and
+   summed up the same way (`source`, `newest`). Only these sums come together here.
+3. Buckets that differ are looked at in groups of bounded size, document by document (`judging`). The same is
+   done for documents that share a key of a UNIQUE index.
+4. What cannot be judged, because a newer record lies past T and the source is compacted, is judged again at a
+   newer snapshot, a few times.
+
+So a clean index costs one read of the source, whatever its size, and nothing is reported that live writes,
+compaction or retention explain. Writes and scans go on meanwhile; nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from keytide import digests
+from keytide.digests import Duplicate, Sums
+from keytide.types import TABLE_PARTITION
+from streaming import core
+from streaming.verify.difference import Kind
+from streaming.verify.judging import IndexOutcome, Judging, Outcome, Scene
+from streaming.verify.newest import IndexPlan
+from streaming.verify.slices import Pin, Place
+from streaming.verify.source import Reading, SourceReader
+from streaming.verify.tasks import VerifyWork
+
+RANGE_DOCUMENTS: Final = 50_000
+"""Of one range of the shuffle, about: what a task holds at once."""
+_ALL_OFFSETS: Final = 1 << 62
+
+
+class Verification:
+    """Verifies indexes of one keyspace.
+
+    Args:
+        reader: makes the reader of the source, told how many records there are.
+        origins: whether a build of one of the indexes began with a table.
+    """
+
+    def __init__(self, scene: Scene, reader: Callable[[int], SourceReader], *, origins: bool = False) -> None:
+        self._scene = scene
+        self._make_reader = reader
+        self._reader: SourceReader | None = None
+        self._origins = origins
+        indexes = scene.indexes
+        self._plans = tuple(IndexPlan(i.id, i.slices, tuple(i.splits)) for i in indexes)
+        self._definitions = tuple((i.id, msgspec.json.encode(i.definition)) for i in indexes)
+
+    @property
+    def documents(self) -> int:
+        """Records read so far."""
+        return self._reader.documents() if self._reader is not None else 0
+
+    def run(self, pin: Pin | None = None) -> Outcome:
+        """Verify.
+
+        Args:
+            pin: the snapshot, held for the caller; else one is chosen and given back.
+
+        Raises:
+            RetryableError: something was away, or changed: nothing is known, begin again.
+        """
+        self._scene.tell("holding a snapshot of every slice", 0.0)
+        held = pin or self._scene.slices.pin(self._scene.stopped)
+        try:
+            return self._verify(held)
+        finally:
+            if pin is None:
+                self._scene.slices.release(held)
+            if self._reader is not None:
+                self._reader.close()
+
+    def _verify(self, pin: Pin) -> Outcome:
+        self._scene.facts.check(pin.timestamp, pin.incarnation)
+        began = time.monotonic()
+        starts = self._scene.facts.earliest()
+        reading = Reading.of(self._scene.keyspace, starts, pin.timestamp.offsets())
+        entries = sum(pin.entries.values())
+        documents = min(reading.documents, 4 * entries + reading.documents // 16)
+        bits = digests.bits_for(max(documents, entries))
+        with ThreadPoolExecutor(1, thread_name_prefix="digests") as pool:
+            floors = {partition: start for partition, start in starts.items() if start > 0}
+            if self._origins:
+                floors[TABLE_PARTITION] = _ALL_OFFSETS
+            summed = pool.submit(lambda: list(self._scene.slices.digests(pin, bits, floors)))
+            self._scene.tell("reading the source", 0.02)
+            reader = self._reader = self._make_reader(reading.documents)
+            work = self._work(reader, bits, documents, pin)
+            expected, distinct = self._expected(reader, reading, work)
+            self._scene.tell("waiting for the sums of slices", 0.9)
+            outcome = Outcome(
+                pin, {i.id: IndexOutcome(i.id, pin.entries.get(i.id, 0)) for i in self._scene.indexes}
+            )
+            found, shared = self._differing(summed.result(), expected, outcome)
+        judging = Judging(self._scene, reader, work, outcome, began)
+        judging.buckets(found, distinct >> bits)
+        judging.shared(shared)
+        judging.again()
+        outcome.documents = reader.documents()
+        self._scene.facts.check(pin.timestamp, pin.incarnation)
+        for index in outcome.indexes.values():
+            if index.unproven:
+                kind = Kind.UNPROVABLE.value
+                index.counts[kind] = index.counts.get(kind, 0) + index.unproven
+        return outcome
+
+    def _work(self, reader: SourceReader, bits: int, documents: int, pin: Pin) -> VerifyWork:
+        range_bits = min(bits, max(0, (documents // RANGE_DOCUMENTS).bit_length()))
+        return VerifyWork(
+            definitions=self._definitions,
+            indexes=self._plans,
+            bits=bits,
+            range_bits=range_bits,
+            routes=tuple(core.exact_routes(reader.partitions)),
+            until=pin.timestamp.offsets(),
+        )
+
+    def _expected(
+        self, reader: SourceReader, reading: Reading, work: VerifyWork
+    ) -> tuple[dict[str, npt.NDArray[np.uint64]], int]:
+        """The sums of the source: index id -> u64[slices, FIELDS, buckets]; and how many documents it has."""
+        distinct = 0
+        total = {
+            plan.id: np.zeros((plan.slices, digests.FIELDS, 1 << work.bits), np.uint64)
+            for plan in self._plans
+        }
+        width = 1 << (work.bits - work.range_bits)
+        for place, counted in reader.sums(reading, work):
+            distinct += counted.documents
+            for plan, sums in zip(self._plans, counted.sums, strict=True):
+                part = np.frombuffer(sums, "<u8").reshape(plan.slices, digests.FIELDS, width)
+                total[plan.id][:, :, place * width : (place + 1) * width] += part
+        return total, distinct
+
+    def _differing(
+        self,
+        summed: Iterable[tuple[Place, Sums, int, list[Duplicate]]],
+        expected: Mapping[str, npt.NDArray[np.uint64]],
+        outcome: Outcome,
+    ) -> tuple[dict[str, dict[int, int]], list[tuple[str, Duplicate]]]:
+        """Index id -> bucket that differs -> about how many entries it has; and keys that are shared."""
+        found: dict[str, dict[int, int]] = {}
+        shared: list[tuple[str, Duplicate]] = []
+        for (index, number), sums, unproven, duplicates in summed:
+            source = expected[index][number]
+            outcome.indexes[index].unproven += unproven
+            shared += [(index, one) for one in duplicates]
+            mine = found.setdefault(index, {})
+            for bucket in digests.differing(sums, source).tolist():
+                size = max(int(sums[digests.ENTRIES, bucket]), int(source[digests.ENTRIES, bucket]), 1)
+                mine[bucket] = mine.get(bucket, 0) + size
+        for index, buckets in found.items():
+            outcome.indexes[index].buckets = len(buckets)
+        return found, shared

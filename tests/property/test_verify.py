@@ -1,0 +1,612 @@
+"""Verification against a naive model: random logs, random faults, compaction and retention in between.
+
+The slices are written by hand from a model that knows neither the projector's code nor the digests; the
+source is read by the very tasks that Spark runs. What is planted must be found, named and nothing else; what
+live writes, compaction and retention explain must not be reported.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.digests import digest, rows
+from indexer.store.interface import Held
+from keytide import digests
+from keytide.catalog import IndexRecord
+from keytide.collation import encode_key, encode_part
+from keytide.definition import CreateIndex, parse_statement
+from keytide.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
+from keytide.entry import pack_value
+from keytide.timestamp import Timestamp
+from streaming.verify import judging
+from streaming.verify.difference import Kind, is_clean
+from streaming.verify.judging import Outcome, Scene
+from streaming.verify.newest import decode
+from streaming.verify.slices import Pin, Place, Slices
+from streaming.verify.source import Counted, Reading
+from streaming.verify.tasks import Found, VerifyWork, decode_counted, decode_found, find, gather, sum_up
+from streaming.verify.verification import Verification
+from tests.unit.test_verify_digests import Snapshot
+
+PARTITIONS = 2
+CITY, TAGS = "city-1", "tags-2"
+STATEMENTS = {
+    CITY: "CREATE INDEX city ON k (city) INCLUDE (n) WITH (slices=3)",
+    TAGS: "CREATE INDEX tags ON k (UNNEST(tags)) WITH (slices=2)",
+}
+_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of the log; a document is (city, tags, n), None a deletion."""
+
+    partition: int
+    offset: int
+    id: bytes
+    document: tuple[str, tuple[int, ...], int] | None
+
+    @property
+    def value(self) -> bytes | None:
+        if self.document is None:
+            return None
+        city, tags, n = self.document
+        return json.dumps({"city": city, "tags": list(tags), "n": n}).encode()
+
+
+def entries_of(
+    index: str, document: tuple[str, tuple[int, ...], int] | None
+) -> dict[int, dict[bytes, bytes]]:
+    """The model: slice -> key -> value of a document's entries."""
+    if document is None:
+        return {}
+    city, tags, n = document
+    made: dict[int, dict[bytes, bytes]] = {}
+    if index == CITY:
+        number = xxhash.xxh3_64_intdigest(encode_part(city)) % 3
+        made[number] = {encode_key([city]): pack_value(b"", b'{"n":%d}' % n)}
+    else:
+        for tag in set(tags):
+            number = xxhash.xxh3_64_intdigest(encode_part(tag)) % 2
+            made.setdefault(number, {})[encode_key([tag])] = b""
+    return made
+
+
+@dataclass
+class Log:
+    """The source, as far as it is still there."""
+
+    records: list[Record]
+    compacted: bool = False
+    floors: dict[int, int] = field(default_factory=dict)
+
+    def ends(self) -> dict[int, int]:
+        found = dict.fromkeys(range(PARTITIONS), 0)
+        for record in self.records:
+            found[record.partition] = max(found[record.partition], record.offset + 1)
+        return found
+
+    def newest(self, until: dict[int, int]) -> dict[bytes, Record]:
+        """The newest version of each document below a timestamp."""
+        found: dict[bytes, Record] = {}
+        for record in sorted(self.records, key=lambda one: one.offset):
+            if record.offset < until[record.partition]:
+                found[record.id] = record
+        return found
+
+    def compact(self, chosen: Sequence[bool]) -> None:
+        """Remove some of the records that a newer one of their document replaces."""
+        last = {record.id: record.offset for record in sorted(self.records, key=lambda one: one.offset)}
+        kept = []
+        for at, record in enumerate(self.records):
+            if record.offset == last[record.id] or not chosen[at % len(chosen)]:
+                kept.append(record)
+        self.records, self.compacted = kept, True
+
+    def expire(self, floors: dict[int, int]) -> None:
+        """Remove what lies below the floors."""
+        self.floors = floors
+        self.records = [one for one in self.records if one.offset >= floors[one.partition]]
+
+
+Held_ = dict[Place, Snapshot]
+
+
+def indexed(log: Log, until: dict[int, int]) -> Held_:
+    """Slices that hold exactly what the log has below a timestamp."""
+    held = {
+        (index, number): Snapshot() for index, slices in ((CITY, 3), (TAGS, 2)) for number in range(slices)
+    }
+    for docid, record in log.newest(until).items():
+        for index in (CITY, TAGS):
+            for number, entries in entries_of(index, record.document).items():
+                slice_ = held[index, number]
+                for key, value in entries.items():
+                    slice_.entries[key + docid] = value
+                slice_.back[docid] = Held(record.partition, record.offset, 1, tuple(sorted(entries)), False)
+    return held
+
+
+def records_of(indexes: Iterable[str]) -> tuple[IndexRecord, ...]:
+    made = []
+    for id_ in indexes:
+        parsed = parse_statement(STATEMENTS[id_])
+        assert isinstance(parsed, CreateIndex)
+        made.append(
+            IndexRecord(id_, parsed.definition, "READY", 1, [["n"]] * parsed.definition.slices, "b", 0)
+        )
+    return tuple(made)
+
+
+class FakeSlices:
+    """Slices by hand; a newer pin is of the log's end."""
+
+    def __init__(
+        self, held: Held_, until: dict[int, int], later: Held_, ends: dict[int, int], limit: int
+    ) -> None:
+        self._states = {1: (held, until), 2: (later, ends)}
+        self._limit = limit
+        self.definitions = {one.id: one.definition for one in records_of(STATEMENTS)}
+        self.pins = 0
+
+    def pin(self, stopped: Any = None, at_least: Timestamp | None = None) -> Pin:
+        number = 1 if at_least is None else 2
+        held, until = self._states[number]
+        entries: dict[str, int] = {}
+        for (index, _), slice_ in held.items():
+            entries[index] = entries.get(index, 0) + len(slice_.entries)
+        self.pins += 1
+        return Pin(number, 0, Timestamp.of(until), "h", dict.fromkeys(held, "n"), entries)
+
+    def release(self, pin: Pin) -> None:
+        self.pins -= 1
+
+    def digests(
+        self, pin: Pin, bits: int, floors: dict[int, int]
+    ) -> Iterator[tuple[Place, Sums, int, list[Duplicate]]]:
+        for place, slice_ in self._states[pin.number][0].items():
+            total, left_out = digests.no_sums(bits), 0
+            for stage in ("forward", "back"):
+                after, more = b"", True
+                while more:
+                    ask = DigestAsk(*place, 1, 0, stage, bits, floors, after, self._limit)
+                    answer = digest(slice_, self.definitions[place[0]], ask)
+                    total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
+                    left_out += answer.left_out if stage == "forward" else 0
+                    after, more = answer.reached, answer.more
+            yield place, total, left_out, []
+
+    def rows(
+        self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
+    ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
+        for place in places:
+            entries, back = [], []
+            for stage in ("forward", "back"):
+                after, more = b"", True
+                while more:
+                    ask = RowsAsk(
+                        *(*place, 1, 0, stage, bits),
+                        buckets=list(buckets),
+                        ids=list(ids),
+                        after=after,
+                        limit=self._limit,
+                        bytes_limit=64,
+                    )
+                    answer = rows(self._states[pin.number][0][place], self.definitions[place[0]], ask)
+                    entries += answer.entries
+                    back += answer.back
+                    after, more = answer.reached, answer.more
+            yield place, entries, back
+
+
+class FakeFacts:
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def earliest(self) -> dict[int, int]:
+        return {partition: self._log.floors.get(partition, 0) for partition in range(PARTITIONS)}
+
+    def ends(self) -> dict[int, int]:
+        return self._log.ends()
+
+    def deletions_kept_ms(self) -> int | None:
+        return 86_400_000 if self._log.compacted else None
+
+    def check(self, timestamp: Timestamp, incarnation: int) -> None:
+        pass
+
+
+class FakeReader:
+    """Runs the tasks over the log, in small batches."""
+
+    def __init__(self, log: Log, partitions: int, portion: int) -> None:
+        self.partitions = partitions
+        self._log, self._portion, self._read = log, portion, 0
+
+    def documents(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        pass
+
+    def _batches(self, reading: Reading, partition: int) -> Iterator[pa.RecordBatch]:
+        start, end = reading.ranges[partition]
+        mine = [r for r in self._log.records if r.partition == partition and start <= r.offset < end]
+        mine.sort(key=lambda record: record.offset)
+        for at in range(0, len(mine), 7):
+            some = mine[at : at + 7]
+            self._read += len(some)
+            columns = [
+                [one.partition for one in some],
+                [one.offset for one in some],
+                [1_000_000 for _ in some],
+                [one.id for one in some],
+                [one.value for one in some],
+            ]
+            arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+    def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+        work = VerifyWork(**{**vars(work), "portion_bytes": self._portion})
+        shuffled: dict[int, list[pa.RecordBatch]] = {}
+        for partition in reading.ranges:
+            for row in gather(work, None, self._batches(reading, partition)):
+                shuffled.setdefault(row.column("route")[0].as_py(), []).append(row)
+        for some in shuffled.values():
+            some.sort(key=lambda row: row.column("place")[0].as_py())
+            for row in sum_up(work, some):
+                yield row.column("place")[0].as_py(), decode_counted(row.column("body")[0].as_py())
+
+    def find(self, reading: Reading, work: VerifyWork) -> list[Found]:
+        return [
+            decode_found(row.column("body")[0].as_py())
+            for partition in reading.ranges
+            for row in find(work, self._batches(reading, partition))
+        ]
+
+
+def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> Outcome:
+    scene = Scene(
+        keyspace="k",
+        indexes=records_of(sorted(STATEMENTS)),
+        slices=cast(Slices, slices),
+        facts=FakeFacts(log),
+        limit=limit,
+        stopped=threading.Event().is_set,
+    )
+    outcome = Verification(scene, lambda _: reader).run()
+    assert slices.pins == 0
+    return outcome
+
+
+documents = st.one_of(
+    st.none(),
+    st.tuples(
+        st.sampled_from(["a", "b", "c", "dd"]),
+        st.lists(st.integers(0, 5), max_size=3).map(tuple),
+        st.integers(0, 3),
+    ),
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn, ids: int = 30, least: int = 1) -> tuple[Log, dict[int, int]]:
+    """A log, and a timestamp somewhere in it. A document stays in its partition."""
+    writes = st.lists(st.tuples(st.integers(0, ids), documents), min_size=least, max_size=80)
+    records: list[Record] = []
+    next_offset = dict.fromkeys(range(PARTITIONS), 0)
+    for number, document in draw(writes):
+        partition = number % PARTITIONS
+        offset = next_offset[partition]
+        next_offset[partition] = offset + draw(st.integers(1, 2))  # markers take offsets, too
+        records.append(Record(partition, offset, b"d%d" % number, document))
+    log = Log(records)
+    until = {p: draw(st.integers(0, end)) for p, end in log.ends().items()}
+    return log, until
+
+
+readers = st.tuples(st.integers(1, 4), st.sampled_from([1, 2_000, 1 << 20]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(logs(), st.lists(st.booleans(), min_size=1, max_size=9), st.booleans(), readers, st.integers(1, 9))
+def test_nothing_is_reported_of_a_right_index(
+    given_: tuple[Log, dict[int, int]],
+    cleaned: list[bool],
+    compacts: bool,
+    shape: tuple[int, int],
+    limit: int,
+) -> None:
+    log, until = given_
+    held, later, ends = indexed(log, until), indexed(log, log.ends()), log.ends()
+    if compacts:
+        log.compact(cleaned)
+    slices = FakeSlices(held, until, later, ends, limit)
+    outcome = verified(log, slices, FakeReader(log, *shape))
+    assert outcome.differences == []
+    assert outcome.counts == {}
+
+
+@settings(deadline=None, max_examples=60)
+@given(logs(), st.tuples(st.integers(0, 20), st.integers(0, 20)), readers)
+def test_what_retention_took_is_counted_and_nothing_else(
+    given_: tuple[Log, dict[int, int]], floors: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    log, until = given_
+    held, later, ends = indexed(log, until), indexed(log, log.ends()), log.ends()
+    floor = dict(enumerate(floors))
+    gone = {docid for docid, one in log.newest(until).items() if one.offset < floor[one.partition]}
+    unproven = sum(
+        sum(held[place].entries.keys() >= {key + docid} for key in one.keys)
+        for place in held
+        for docid, one in held[place].back.items()
+        if docid in gone
+    )
+    log.expire(floor)
+    outcome = verified(log, FakeSlices(held, until, later, ends, 5), FakeReader(log, *shape))
+    assert outcome.differences == []
+    assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
+
+
+FAULTS = ("missing", "ghost", "extra", "wrong key", "included", "wrong slice", "version", "unknown to back")
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    logs(),
+    st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 1_000)), min_size=1, max_size=6),
+    readers,
+    st.integers(1, 9),
+    st.lists(st.booleans(), max_size=9),
+)
+def test_every_planted_fault_is_found_and_rightly_named(
+    given_: tuple[Log, dict[int, int]],
+    faults: list[tuple[str, int]],
+    shape: tuple[int, int],
+    limit: int,
+    cleaned: list[bool],
+) -> None:
+    log, until = given_
+    if cleaned:  # what the index holds at the end is in the source, whatever the cleaner takes
+        until = log.ends()
+    held = indexed(log, until)
+    if cleaned:
+        log.compact(cleaned)
+    expected: dict[tuple[str, bytes], Kind] = {}
+    for fault, chance in faults:
+        planted = _plant(held, fault, chance, expected)
+        if planted is not None:
+            expected[planted[0], planted[1]] = planted[2]
+    slices = FakeSlices(held, until, held, until, limit)
+    outcome = verified(log, slices, FakeReader(log, *shape))
+    found: dict[tuple[str, bytes], Kind] = {}
+    for one in outcome.differences:
+        assert (one.index, one.id) not in found
+        found[one.index, one.id] = one.kind
+    assert found == expected
+    assert sum(outcome.counts.values()) == len(expected)
+
+
+def _plant(
+    held: Held_, fault: str, chance: int, taken: dict[tuple[str, bytes], Kind]
+) -> tuple[str, bytes, Kind] | None:
+    """Plant one fault in a document of CITY that has none yet; what is to be found."""
+    if fault in ("ghost", "extra"):
+        docid, slice_ = b"nobody%d" % chance, held[CITY, chance % 3]
+        if (CITY, docid) in taken:
+            return None
+        slice_.entries[encode_key(["x"]) + docid] = pack_value(b"", b'{"n":0}')
+        if fault == "extra":
+            slice_.back[docid] = Held(0, 0, 1, (encode_key(["x"]),), False)
+        return CITY, docid, Kind.EXTRA
+    places = [(place, docid) for place in held for docid in sorted(held[place].back) if place[0] == CITY]
+    places = [
+        (place, docid) for place, docid in places if (CITY, docid) not in taken and b"nobody" not in docid
+    ]
+    if not places:
+        return None
+    place, docid = places[chance % len(places)]
+    slice_ = held[place]
+    record = slice_.back[docid]
+    (key,) = record.keys
+    value = slice_.entries[key + docid]
+    match fault:
+        case "missing":
+            del slice_.entries[key + docid], slice_.back[docid]
+            return CITY, docid, Kind.MISSING
+        case "wrong key":
+            del slice_.entries[key + docid]
+            slice_.entries[encode_key(["wrong"]) + docid] = value
+            slice_.back[docid] = record._replace(keys=(encode_key(["wrong"]),))
+            return CITY, docid, Kind.WRONG_KEY
+        case "included":
+            slice_.entries[key + docid] = pack_value(b"", b'{"n":77}')
+            return CITY, docid, Kind.WRONG_INCLUDED
+        case "wrong slice":
+            other = held[CITY, (place[1] + 1) % 3]
+            del slice_.entries[key + docid], slice_.back[docid]
+            other.entries[key + docid], other.back[docid] = value, record
+            return CITY, docid, Kind.WRONG_KEY
+        case "version":
+            slice_.back[docid] = record._replace(offset=record.offset + 1)
+            return CITY, docid, Kind.WRONG_RECORD
+        case _:
+            del slice_.back[docid]
+            return CITY, docid, Kind.WRONG_RECORD
+
+
+@settings(deadline=None, max_examples=20)
+@given(logs(), st.integers(1, 5))
+def test_an_index_that_is_wrong_everywhere_is_listed_up_to_the_limit(
+    given_: tuple[Log, dict[int, int]], limit: int
+) -> None:
+    log, until = given_
+    held = indexed(log, until)
+    wrong = 0
+    for place, slice_ in held.items():
+        if place[0] == CITY:
+            wrong += len(slice_.back)
+            slice_.entries.clear()
+            slice_.back.clear()
+    outcome = verified(log, FakeSlices(held, until, held, until, 100), FakeReader(log, 1, 1 << 20), limit)
+    listed = outcome.differences
+    assert len(listed) == min(wrong, limit)
+    assert {one.kind for one in listed} <= {Kind.MISSING}
+    index = outcome.indexes[CITY]
+    assert index.counts.get("MISSING", 0) == len(listed) + index.unlisted
+    assert (index.not_examined + index.unlisted > 0) == (wrong > limit)
+
+
+LAST = max(range(600), key=lambda n: xxhash.xxh3_64_intdigest(b"d%d" % n))
+
+
+def _changed_and_cleaned(count: int) -> tuple[Log, FakeSlices]:
+    """A right index of documents that all were changed after the snapshot; the cleaner has come since. But
+    one is missing, which was not changed, and its bucket comes last."""
+    records = [Record(n % 2, n // 2, b"d%d" % n, ("a", (), n)) for n in range(count)]
+    log = Log(records)
+    until = log.ends()
+    held = indexed(log, until)
+    changed = [Record(n % 2, (count + n) // 2, b"d%d" % n, ("b", (), n)) for n in range(count) if n != LAST]
+    log.records = [*records, *changed]
+    later, missing = indexed(log, log.ends()), b"d%d" % LAST
+    for state in (held, later):
+        for (index, _), slice_ in state.items():
+            if index == CITY and missing in slice_.back:
+                (key,) = slice_.back.pop(missing).keys
+                del slice_.entries[key + missing]
+    log.compact([True])
+    return log, FakeSlices(held, until, later, log.ends(), 500)
+
+
+def test_what_cannot_be_decided_at_once_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "GROUP_DOCUMENTS", 1)
+    log, slices = _changed_and_cleaned(600)
+    outcome = verified(log, slices, FakeReader(log, 1, 1 << 20), 100)
+    assert [(one.kind, one.id) for one in outcome.differences] == [(Kind.MISSING, b"d%d" % LAST)]
+    assert outcome.counts == {"MISSING": 1}
+
+
+def test_what_was_not_examined_is_not_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "GROUP_DOCUMENTS", 1)
+    log, slices = _changed_and_cleaned(600)
+    monkeypatch.setattr(slices, "pin", lambda *_: FakeSlices.pin(slices))  # nothing is ever decided
+    outcome = verified(log, slices, FakeReader(log, 1, 1 << 20), 100)
+    left = outcome.indexes[CITY].not_examined
+    assert left > 0
+    assert outcome.counts == {"NOT_EXAMINED": left, "UNPROVABLE": outcome.indexes[CITY].counts["UNPROVABLE"]}
+    assert not is_clean(outcome.counts)
+
+
+def test_few_entries_of_many_documents_are_looked_at_in_groups_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "GROUP_VERSIONS", 200)
+    log = Log([Record(n % 2, n // 2, b"d%d" % n, ("a", () if n % 20 else (1,), n)) for n in range(600)])
+    until = log.ends()
+    held = indexed(log, until)
+    for (index, _), slice_ in held.items():
+        if index == TAGS:
+            slice_.entries.clear()
+            slice_.back.clear()
+    reader, sizes = FakeReader(log, 1, 1 << 20), []
+
+    def found(reading: Reading, work: VerifyWork) -> list[Found]:
+        versions = FakeReader.find(reader, reading, work)
+        sizes.append(sum(len(decode(one.before)) for one in versions))
+        return versions
+
+    monkeypatch.setattr(reader, "find", found)
+    outcome = verified(log, FakeSlices(held, until, held, until, 500), reader)
+    assert outcome.counts == {"MISSING": 30}
+    assert max(sizes) <= 200
+
+
+class Racing(FakeReader):
+    """Reads a log that is written and cleaned while it is read."""
+
+    def __init__(self, log: Log, history: Log, changes: list[tuple[int, Any, bool]], every: int) -> None:
+        super().__init__(log, 2, 2_000)
+        self._history, self._changes, self._every, self._count = history, changes, every, 0
+
+    def _batches(self, reading: Reading, partition: int) -> Iterator[pa.RecordBatch]:
+        start, end = reading.ranges[partition]
+        offset = start
+        while offset < end:  # a record is what it is when it is reached, if it is still there
+            self._race()
+            mine = sorted(
+                (
+                    one
+                    for one in self._log.records
+                    if one.partition == partition and offset <= one.offset < end
+                ),
+                key=lambda one: one.offset,
+            )
+            if not mine:
+                return
+            offset = mine[0].offset + 1
+            columns = [[partition], [mine[0].offset], [1_000_000], [mine[0].id], [mine[0].value]]
+            arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+    def _race(self) -> None:
+        self._count += 1
+        if not self._changes or self._count % self._every:
+            return
+        number, document, cleans = self._changes.pop()
+        partition = number % PARTITIONS
+        record = Record(partition, self._history.ends()[partition], b"d%d" % number, document)
+        self._history.records.append(record)
+        self._log.records = [*self._log.records, record]
+        if cleans:
+            self._log.compact([True])
+
+
+class RacingSlices(FakeSlices):
+    """Slices that hold whatever was ever written, up to the moment at which they are pinned."""
+
+    def __init__(self, history: Log) -> None:
+        super().__init__({}, {}, {}, {}, 50)
+        self._history = history
+
+    def pin(self, stopped: Any = None, at_least: Timestamp | None = None) -> Pin:
+        until = self._history.ends()
+        number = len(self._states) + 1
+        self._states[number] = (indexed(self._history, until), until)
+        self.pins += 1
+        entries = {CITY: 10, TAGS: 10}
+        return Pin(number, 0, Timestamp.of(until), "h", dict.fromkeys(self._states[number][0], "n"), entries)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    logs(ids=7, least=20),
+    st.lists(st.tuples(st.integers(0, 7), documents, st.booleans()), min_size=20, max_size=80),
+    st.integers(1, 5),
+)
+def test_the_cleaner_racing_with_the_read_makes_no_fault(
+    given_: tuple[Log, dict[int, int]], changes: list[tuple[int, Any, bool]], every: int
+) -> None:
+    log, _ = given_
+    history = Log(list(log.records))
+    log.compacted = True
+    outcome = verified(log, RacingSlices(history), Racing(log, history, changes, every))
+    assert {one.kind for one in outcome.differences} <= {Kind.UNPROVABLE}, outcome.differences
+    assert set(outcome.counts) <= {"UNPROVABLE"}

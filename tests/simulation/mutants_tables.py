@@ -1,0 +1,30 @@
+"""Planted faults in builds that begin with a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator import starting
+from indexer.store import resolve
+from keytide.timestamp import Timestamp
+from keytide.types import TABLE_PARTITION
+from tests.simulation import drivers
+from tests.simulation.mutants import mutant
+from tests.simulation.planting import Patches
+
+
+@mutant("tables", "a table is taken although records that it may hold were lost since")
+def take_any_table(patches: Patches) -> None:
+    patches.put(starting, "refused", lambda origin, facts, rollbacks=(): "")
+    patches.put(drivers, "begins_at", lambda origin: Timestamp())
+
+
+@mutant("tables", "a row of a table is newer than a record")
+def put_rows_over_records(patches: Patches) -> None:
+    def newer(partition: int, offset: int, time: int, held: Any) -> bool:
+        if partition != held.partition == TABLE_PARTITION:
+            return False
+        taken: bool = _newer(partition, offset, time, held)
+        return taken
+
+    _newer = patches.put(resolve, "newer", newer)

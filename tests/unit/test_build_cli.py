@@ -1,0 +1,133 @@
+"""The command's words about builds, and what it asks of the coordinator to steer them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from keytide.cli.admin import Admin, build_words, duration
+from keytide.cli.app import app
+from keytide.errors import CallerError
+
+STATE = {
+    "id": "b7",
+    "indexes": ["by_city"],
+    "state": "BACKFILL",
+    "phase": "reading",
+    "paused": None,
+    "rate": 12_345.6,
+    "rate_limit": None,
+    "eta_s": 200.4,
+    "waiting_for": "",
+    "documents_done": 10,
+    "documents_total": 100,
+    "error": None,
+}
+
+
+class Coordinator:
+    """Answers in place of one; `states` one after the other, the last for ever."""
+
+    def __init__(self, *states: dict[str, Any]) -> None:
+        self.states = list(states)
+        self.asked: list[tuple[str, str, Any]] = []
+
+    def call(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        self.asked.append((method, path, body))
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if state.get("interrupt"):
+            raise KeyboardInterrupt
+        return state
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Coordinator]:
+    """The coordinator that commands speak to: the first of this list."""
+    found: list[Coordinator] = []
+
+    def call(_: Admin, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        return found[0].call(method, path, body, **more)
+
+    monkeypatch.setattr(Admin, "call", call)
+    monkeypatch.setattr("keytide.cli.admin.time.sleep", lambda _: None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "0 s"), (59.4, "59 s"), (200.4, "3 min 20 s"), (3_600, "1 h 0 min"), (90_061, "25 h 1 min")],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_a_build_in_words() -> None:
+    assert build_words(STATE) == "reading, 12,346 documents/s, 3 min 20 s to go"
+    assert build_words({**STATE, "rate": 0.0, "eta_s": None}) == "reading"
+    held = {
+        **STATE,
+        "phase": "waiting-for-transactions",
+        "rate": 0,
+        "eta_s": None,
+        "waiting_for": "partition 3",
+    }
+    assert build_words(held) == "waiting-for-transactions, waits for partition 3"
+    assert build_words({**STATE, "paused": "the disk is full"}) == "pauses: the disk is full"
+    assert build_words({"state": "QUEUED"}) == "", "members that an older coordinator does not have"
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        (("pause", "b7"), ("POST", "/v1/builds/b7/pause", None)),
+        (("resume", "b7"), ("POST", "/v1/builds/b7/resume", None)),
+        (("throttle", "b7", "500"), ("PATCH", "/v1/builds/b7", {"rate_limit": 500})),
+        (("throttle", "b7", "0"), ("PATCH", "/v1/builds/b7", {"rate_limit": None})),
+    ],
+)
+def test_steering(answers: list[Coordinator], command: tuple[str, ...], asked: tuple[str, str, Any]) -> None:
+    answers.append(Coordinator({**STATE, "state": "PAUSED", "paused": "on request", "rate_limit": 500}))
+    told = CliRunner().invoke(app, ["build", *command])
+    assert told.exit_code == 0
+    assert told.stdout.strip() == "build b7 is PAUSED, at most 500 documents/s: on request"
+    assert answers[0].asked == [asked]
+    told = CliRunner().invoke(app, ["build", *command, "--json"])
+    assert json.loads(told.stdout)["paused"] == "on request"
+
+
+def test_a_build_is_waited_for_to_its_end(answers: list[Coordinator]) -> None:
+    answers.append(Coordinator(STATE, {**STATE, "paused": "a [disk] is full"}, {**STATE, "state": "READY"}))
+    told = CliRunner().invoke(app, ["build", "wait", "b7", "--json"])
+    assert json.loads(told.stdout)["state"] == "READY"
+    answers[:] = [Coordinator(STATE, {**STATE, "state": "FAILED", "error": "offsets are gone"})]
+    told = CliRunner().invoke(app, ["build", "wait", "b7"])
+    assert told.exit_code == 1
+    assert "offsets are gone" in told.stderr
+
+
+def test_whoever_goes_away_is_told_how_to_come_back(answers: list[Coordinator]) -> None:
+    answers.append(Coordinator(STATE, {"interrupt": True}))
+    told = CliRunner().invoke(app, ["build", "wait", "b7"])
+    assert told.exit_code == 130
+    assert "build b7 goes on" in told.stderr
+    assert "keytide build wait b7" in told.stderr.replace("\n", " ")
+    assert all(method == "GET" for method, _, _ in answers[0].asked), "the build is left alone"
+    quiet = Coordinator(STATE, {"interrupt": True})
+    answers[:] = [quiet]
+    assert CliRunner().invoke(app, ["build", "wait", "b7", "--json"]).stderr.strip() == ""
+
+
+def test_a_rate_below_nothing_is_refused(answers: list[Coordinator]) -> None:
+    answers.append(Coordinator(STATE))
+    assert CliRunner().invoke(app, ["build", "throttle", "b7", "--", "-1"]).exit_code == 2
+    assert answers[0].asked == []
+
+
+def test_a_build_that_was_cancelled_is_no_success(answers: list[Coordinator]) -> None:
+    answers.append(Coordinator({**STATE, "state": "CANCELLED"}))
+    with Admin("http://127.0.0.1:1") as admin, pytest.raises(CallerError) as caught:
+        admin.wait_for_build("b7", quiet=True)
+    assert caught.value.problem_type == "build-failed"

@@ -1,0 +1,46 @@
+"""How the driver of a sample ends: which errors another start may mend."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytide.catalog import BuildRecord
+from keytide.errors import KeytideError
+from keytide.messages import BuildSampled
+from keytide.settings import Settings
+from streaming import core
+from streaming import sample as driver
+from streaming.failures import BuildImpossibleError
+from streaming.reading import OffsetsLostError
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OffsetsLostError("the log has not all of it any more"), core.EXIT_RETRY),
+        (RuntimeError("PythonException: streaming.reading.OffsetsLostError: [0, 5)"), core.EXIT_RETRY),
+        (BuildImpossibleError("topic users does not exist"), core.EXIT_NEVER),
+    ],
+)
+def test_blocks_that_retention_took_away_are_sampled_again(
+    error: KeytideError | RuntimeError, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Catalog:
+        def __init__(self, settings: Settings) -> None: ...
+
+        def start(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    def sampled(self: Any, build: BuildRecord) -> BuildSampled:
+        raise error
+
+    monkeypatch.setattr(driver, "CatalogReader", Catalog)
+    monkeypatch.setattr(driver.SampleDriver, "_wanted", lambda self: None)
+    monkeypatch.setattr(driver.SampleDriver, "_sampled", sampled)
+    made = driver.SampleDriver(Settings(cluster="test", data_dir=tmp_path), "b1", threading.Event())
+    assert made.run() == status

@@ -1,0 +1,226 @@
+"""UNIQUE in the coordinator: builds wait for the slices' verdict and fail by it; keys of READY indexes are
+told once; timestamps say what they settle."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator import list_views
+from coordinator.buildbook import BuildLimits
+from coordinator.events import Reported, SourceSampled
+from coordinator.list_views import BadPageError
+from coordinator.violations import EVENTS_PER_INDEX, FORGET_MS, in_words
+from keytide.collation import encode_key
+from keytide.lists import ListPage, SkippedLine
+from keytide.messages import Duplicate, DuplicateDocument, NodeHeartbeat, SliceStatus
+from keytide.timestamp import Timestamp
+from tests.unit import leader_world
+from tests.unit.leader_world import World, backfilled, facts
+
+
+def duplicate(value: object, number: int = 1, documents: int = 2, more: bool = False) -> Duplicate:
+    key = encode_key((value,))  # type: ignore[arg-type]
+    found = [DuplicateDocument(b"u%d" % n, n % 2, 7 + n, 1_000 + n) for n in range(documents)]
+    return Duplicate(key, number, found, more)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(leader_world, "CREATE", leader_world.CREATE.replace("INDEX", "UNIQUE INDEX"))
+    return World(BuildLimits(verify=False))
+
+
+def say(
+    world: World,
+    judged: int,
+    *violated: Duplicate,
+    count: int | None = None,
+    nodes: tuple[str, ...] = ("n1", "n2"),
+    state: str = "LIVE",
+) -> None:
+    """Heartbeats of all slices; slice 0 has the violations."""
+    for node in nodes:
+        statuses = [
+            SliceStatus(
+                index.id, number, state, "", Timestamp(), 0, -1, 0, 0, 0, 0, 0, 0, 0,
+                violations=(len(violated) if count is None else count) if number == 0 else 0,
+                judged=judged,
+                violated=list(violated) if number == 0 else [],
+            )
+            for index in world.leader.dictionary.catalog.indexes()
+            for number, placed in enumerate(index.placement)
+            if node in placed
+        ]  # fmt: skip
+        message = NodeHeartbeat(node, f"http://{node}", 1, world.now, statuses, 0, 0, 0)
+        world.handle(Reported(message, world.now))
+
+
+def told(world: World) -> list[str]:
+    return [note.text for note in world.notes if note.kind == "unique-violated"]
+
+
+def test_a_build_waits_until_every_slice_has_judged_its_end(world: World) -> None:
+    backfilled(world)
+    world.common(130, 60)
+    first = world.number
+    assert world.index("by_city").state == "BUILDING"
+    say(world, first - 1)
+    world.common(130, 61)
+    assert world.index("by_city").state == "BUILDING"
+    assert "equal keys of by_city" in world.leader.builds.book.run("b8").waiting_for
+    say(world, first, nodes=("n1",))
+    world.common(130, 62)
+    assert world.index("by_city").state == "BUILDING"
+    say(world, first, state="CATCHUP")
+    world.common(130, 63)
+    assert world.index("by_city").state == "BUILDING"
+    say(world, first)
+    world.common(130, 64)
+    assert world.index("by_city").state == "READY"
+    assert world.build("b8").state == "READY"
+
+
+def test_a_violation_fails_the_build_and_is_named(world: World) -> None:
+    backfilled(world)
+    world.common(130, 60)
+    say(world, world.number, duplicate("Boston", world.number), count=3)
+    world.common(130, 61)
+    record = world.build("b8")
+    assert (record.state, world.index("by_city").state) == ("FAILED", "FAILED")
+    assert "3 of its keys are had" in record.error
+    assert '["Boston"]' in record.error
+    assert "u0 (partition 0, offset 7) and u1 (partition 1, offset 8)" in record.error
+    assert "build again" in record.error
+    assert world.index("by_city").reason == record.error
+    assert not told(world)  # the build's failure says it
+
+
+def test_an_index_that_is_not_unique_waits_for_nothing() -> None:
+    world = backfilled(World(BuildLimits(verify=False)))
+    world.common(130, 60)
+    assert world.index("by_city").state == "READY"
+
+
+def test_another_leader_waits_for_a_verdict_of_its_own(world: World) -> None:
+    backfilled(world)
+    world.common(130, 60)
+    other, _ = world.restart()
+    other.progress(1, 130, 60)
+    other.node("n1", "n2")
+    other.common(130, 61)
+    assert other.index("by_city").state == "BUILDING"
+    say(other, other.number)
+    other.common(130, 62)
+    assert other.index("by_city").state == "READY"
+
+
+def ready(world: World) -> World:
+    backfilled(world)
+    world.common(130, 60)
+    say(world, world.number)
+    world.common(130, 61)
+    assert world.index("by_city").state == "READY"
+    return world
+
+
+def test_keys_of_a_ready_index_are_told_once(world: World) -> None:
+    ready(world)
+    say(world, 9, duplicate("Boston", 5))
+    say(world, 9, duplicate("Boston", 5), duplicate("Oslo", 6))
+    say(world, 9, duplicate("Oslo", 6))
+    assert len(told(world)) == 2
+    assert told(world)[0].startswith('UNIQUE index by_city: key ["Boston"] is had by u0 ')
+    assert told(world)[0].endswith("since snapshot 5 at least")
+    assert world.index("by_city").state == "READY"
+    say(world, 9)
+    say(world, 9, duplicate("Boston", 9))  # of documents that are written all the time
+    say(world, 9)
+    world.now += FORGET_MS - 1
+    say(world, 9, duplicate("Boston", 9))
+    say(world, 9)
+    world.now += FORGET_MS
+    assert len(told(world)) == 2
+    say(world, 9)
+    say(world, 9, duplicate("Boston", 9))  # another violation
+    assert len(told(world)) == 3
+
+
+def test_events_of_one_index_are_limited(world: World) -> None:
+    ready(world)
+    for first in range(0, 3 * EVENTS_PER_INDEX, 10):
+        say(world, 9, *(duplicate(number, 5) for number in range(first, first + 10)))
+    assert len(told(world)) == EVENTS_PER_INDEX + 1
+    assert "more than" in told(world)[-1]
+
+
+def test_timestamps_say_what_they_settle(world: World) -> None:
+    ready(world)
+    before = world.number
+    world.now += 10
+    world.handle(SourceSampled(facts((140, 70), at=world.now), "", world.now))
+    world.common(139, 70)
+    assert world.places[world.number].settled == -1
+    world.common(140, 70)
+    assert world.places[world.number].settled == before
+
+
+def test_words_name_a_few_documents(world: World) -> None:
+    index = ready(world).index("by_city")
+    assert "u2 (partition 0, offset 9) and 4 more, since" in in_words(index, duplicate("x", 3, documents=7))
+    assert "u1 (partition 1, offset 8) and more, since" in in_words(index, duplicate("x", 3, more=True))
+    assert len(in_words(index, duplicate("x" * 10_000))) < 500
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+
+def test_pages_of_several_nodes_are_one_page_in_order(world: World) -> None:
+    index = ready(world).index("by_city")
+    a, b, c, d = (duplicate(value, 4) for value in ("a", "b", "c", "d"))
+    pages = [ListPage(violations=[a, c]), ListPage(violations=[b, d])]
+    whole = list_views.violations(index, pages, 10, 4)
+    assert [one["key"] for one in whole["keys"]] == [["a"], ["b"], ["c"], ["d"]]
+    assert (whole["page"], whole["violations"], whole["unique"]) == (None, 4, True)
+    first = list_views.violations(index, pages, 2, 4)
+    assert [one["key"] for one in first["keys"]] == [["a"], ["b"]]
+    for _, ask in list_views.asks(index, "violations", first["page"], 2, {}):
+        assert ask.after_key == b.key
+    assert whole["keys"][0]["documents"][1] == {"id": "u1", "partition": 1, "offset": 8, "time": 1_001}
+    assert (whole["keys"][0]["since"], whole["keys"][0]["since_snapshot"]) == (1_001, 4)
+
+
+def test_pages_of_the_ledger(world: World) -> None:
+    index = ready(world).index("by_city")
+    lines = [SkippedLine(n % 2, 10 + n, b"\xff%d" % n, "not-json", "line 1") for n in range(4)]
+    pages = [
+        ListPage([lines[0], lines[3]], reasons={"not-json": 2}),
+        ListPage([lines[2], lines[1]], more=True, reasons={"not-json": 1, "bad-id": 1}, counted_all=False),
+    ]
+    page = list_views.skipped(index, pages, 3, True, 4)
+    assert [(line["partition"], line["offset"]) for line in page["lines"]] == [(0, 10), (0, 12), (1, 11)]
+    assert (page["page"], page["reasons"], page["reasons_complete"]) == (
+        "1:11",
+        {"bad-id": 1, "not-json": 3},
+        False,
+    )
+    assert page["lines"][0]["id"] == "\\xff0"
+    later = list_views.skipped(index, [ListPage([lines[3]])], 3, False, 4)
+    assert (later["page"], later["reasons"]) == (None, None)
+    ((node, ask), *_) = list_views.asks(index, "skipped", "1:11", 3, {"n2": "there"})
+    assert (ask.after, ask.reasons, node) == ((1, 11), False, "n1")
+
+
+@pytest.mark.parametrize(
+    ("what", "page"), [("skipped", "x"), ("skipped", "1:-2"), ("skipped", "1"), ("violations", "%%")]
+)
+def test_bad_pages_are_refused(world: World, what: str, page: str) -> None:
+    index = ready(world).index("by_city")
+    with pytest.raises(BadPageError, match="no page of this list"):
+        list_views.asks(index, what, page, 3, {})
+
+
+def test_each_slice_is_asked_of_one_node(world: World) -> None:
+    index = ready(world).index("by_city")
+    asked = list_views.asks(index, "skipped", None, 3, {})
+    assert sorted(number for _, ask in asked for number in ask.slices) == [0, 1, 2]
+    assert all(ask.reasons and ask.after is None for _, ask in asked)

@@ -1,0 +1,179 @@
+"""Verdicts on single documents: what is proven, what is not, and what must be looked at again; and the order
+of versions in two source partitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from keytide.catalog import IndexRecord, JobRecord
+from keytide.collation import encode_key
+from keytide.definition import CreateIndex, parse_statement
+from keytide.entry import pack_value
+from keytide.timestamp import Timestamp
+from keytide.types import TABLE_PARTITION
+from streaming.verify import report
+from streaming.verify.comparing import NOTHING, UNDECIDED, Evidence, Truth, judge
+from streaming.verify.difference import Difference, Entry, Holding, Kind, Version
+from streaming.verify.judging import IndexOutcome, Outcome, truths_of
+from streaming.verify.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
+from streaming.verify.slices import Pin
+
+KEY, OTHER = encode_key(["a"]), encode_key(["b"])
+ENTRY = Entry(KEY, b"", 1)
+COMPACTED = Evidence(compacted=True)
+
+
+def held(offset: int, *, partition: int = 0, key: bytes = KEY, slice_: int = 1) -> list[Holding]:
+    return [Holding(slice_, Version(partition, offset, 5), (key,), (Entry(key, b"", slice_),))]
+
+
+def source(offset: int, *, later: bool = False, entry: bool = True, partition: int = 0) -> Truth:
+    return Truth(Version(partition, offset, 5), {"i": (ENTRY,)} if entry else {}, later)
+
+
+def kind_of(holdings: list[Holding], truth: Truth, evidence: Evidence = Evidence()) -> str | None:
+    verdict = judge("i", b"d", holdings, truth, evidence)
+    return verdict.kind.value if isinstance(verdict, Difference) else verdict
+
+
+def test_what_is_right() -> None:
+    assert kind_of(held(7), source(7)) is None
+    assert kind_of([], NOTHING) is None
+    assert kind_of([], source(7, entry=False)) is None
+    assert kind_of(held(7), source(7, later=True), COMPACTED) is None
+
+
+def test_what_is_wrong_on_a_source_that_keeps_everything() -> None:
+    assert kind_of([], source(7)) == "MISSING"
+    assert kind_of([], source(7, later=True)) == "MISSING"
+    assert kind_of(held(7), NOTHING) == "EXTRA"
+    assert kind_of(held(7), source(9, entry=False)) == "EXTRA"
+    assert kind_of(held(7, key=OTHER), source(7)) == "WRONG_KEY"
+    assert kind_of(held(7, slice_=2), source(7)) == "WRONG_KEY"
+    assert kind_of(held(6), source(7)) == "WRONG_RECORD"
+    assert kind_of(held(7, partition=1), source(7)) == "WRONG_RECORD"
+    twice = [*held(7), *held(7, slice_=2)]
+    assert kind_of(twice, source(7)) == "EXTRA"
+    blind = [Holding(1, None, (), (ENTRY,))]
+    assert kind_of(blind, source(7)) == "WRONG_RECORD"
+    verdict = judge("i", b"d", blind, NOTHING, Evidence())
+    assert isinstance(verdict, Difference)
+    assert verdict.kind is Kind.EXTRA
+    assert "does not know" in verdict.reason
+
+
+def test_a_newer_record_past_the_snapshot_leaves_it_open_on_a_compacted_topic() -> None:
+    """The index may be right by a record that the cleaner has taken since."""
+    assert kind_of(held(9, key=OTHER), source(7, later=True), COMPACTED) == UNDECIDED
+    assert kind_of([], source(7, later=True), COMPACTED) == UNDECIDED
+    assert kind_of(held(7), Truth(later=True), COMPACTED) == UNDECIDED
+    # The very version is still there: proven.
+    assert kind_of(held(7, key=OTHER), source(7, later=True), COMPACTED) == "WRONG_KEY"
+    # Nothing newer: the cleaner keeps the newest.
+    assert kind_of(held(9, key=OTHER), source(7), COMPACTED) == "WRONG_KEY"
+    assert kind_of(held(9), NOTHING, COMPACTED) == "EXTRA"
+
+
+@pytest.mark.parametrize(
+    ("holdings", "truth", "evidence"),
+    [
+        pytest.param(held(7), NOTHING, Evidence(floors={0: 8}), id="expired"),
+        pytest.param([], source(7), Evidence(floors={0: 8}), id="expired while it was read"),
+        pytest.param(held(3, partition=TABLE_PARTITION), NOTHING, Evidence(), id="a row of the table"),
+        pytest.param(held(7), NOTHING, Evidence(compacted=True, deletions_lost=True), id="deletion lost"),
+        pytest.param([], source(7), Evidence(compacted=True, deletions_lost=True), id="deleted meanwhile"),
+        pytest.param(
+            held(3, partition=1, key=OTHER),
+            Truth(Version(0, 7, 5), {"i": (ENTRY,)}, False, (Version(1, 3, 5),)),
+            Evidence(),
+            id="two partitions",
+        ),
+    ],
+)
+def test_what_the_source_cannot_prove(holdings: list[Holding], truth: Truth, evidence: Evidence) -> None:
+    assert kind_of(holdings, truth, evidence) == "UNPROVABLE"
+
+
+def test_a_stale_entry_is_a_fault_even_if_its_own_record_has_expired() -> None:
+    assert kind_of(held(7, key=OTHER), source(9), Evidence(floors={0: 8})) == "WRONG_KEY"
+    assert kind_of(held(3, partition=TABLE_PARTITION, key=OTHER), source(9)) == "WRONG_KEY"
+
+
+# --- versions ---------------------------------------------------------------------------------------------
+
+
+def versions(*rows: tuple[int, int, int, int, bytes]) -> Versions:
+    """(hash, partition, offset, time, id); each has an entry whose key is its offset."""
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(DOCUMENTS)]
+    entries = [
+        pa.array(np.arange(len(rows)), pa.uint32()),
+        pa.array([0] * len(rows), pa.uint16()),
+        pa.array([0] * len(rows), pa.uint16()),
+        pa.array([b"%d" % row[2] for row in rows], pa.binary()),
+        pa.array([b""] * len(rows), pa.binary()),
+    ]
+    return Versions(
+        pa.RecordBatch.from_arrays(columns, schema=DOCUMENTS),
+        pa.RecordBatch.from_arrays(entries, schema=ENTRIES),
+    )
+
+
+def test_the_newest_of_a_partition_by_offset_with_its_largest_time() -> None:
+    found = reduced(
+        versions((1, 0, 3, 90, b"a"), (1, 0, 5, 10, b"a"), (2, 0, 4, 1, b"b"), (1, 0, 1, 5, b"a"))
+    )
+    places = list(zip(found.documents.column("id").to_pylist(), found.column("offset").tolist(), strict=True))
+    assert sorted(places) == [(b"a", 5), (b"b", 4)]
+    assert dict(zip(found.column("offset").tolist(), found.column("time").tolist(), strict=True))[5] == 90
+    assert sorted(found.entries.column("key").to_pylist()) == [b"4", b"5"]
+
+
+def test_between_partitions_by_time_then_partition() -> None:
+    both = reduced(versions((1, 0, 9, 50, b"a"), (1, 1, 2, 60, b"a"), (2, 0, 3, 7, b"b"), (2, 1, 4, 7, b"b")))
+    newest, foreign = decided(both)
+    assert newest.column("offset").tolist() == [2, 4]
+    assert len(foreign) == 2
+    truths = truths_of(both, versions((1, 1, 8, 70, b"a")), ["i"])
+    assert truths[b"a"].version == Version(1, 2, 60)
+    assert truths[b"a"].others == (Version(0, 9, 50),)
+    assert (truths[b"a"].later, truths[b"b"].later) == (True, False)
+    assert truths[b"b"].entries["i"][0].key == b"4"
+
+
+def test_two_ids_with_one_hash_are_two_documents() -> None:
+    found = reduced(versions((1, 0, 3, 1, b"a"), (1, 0, 4, 1, b"z"), (1, 0, 5, 1, b"a"), (1, 0, 6, 1, b"z")))
+    newest, foreign = decided(found)
+    assert sorted(newest.documents.column("id").to_pylist()) == [b"a", b"z"]
+    assert sorted(newest.column("offset").tolist()) == [5, 6]
+    assert len(foreign) == 0
+
+
+# --- report -----------------------------------------------------------------------------------------------
+
+
+def test_the_report_shows_keys_and_columns_as_people_read_them(tmp_path: Path) -> None:
+    parsed = parse_statement("CREATE INDEX i ON k (city, age DESC) INCLUDE (name) WITH (slices=2)")
+    assert isinstance(parsed, CreateIndex)
+    index = IndexRecord("i-1", parsed.definition, "READY", 1, [["n"], ["n"]], "b1", 0)
+    key = encode_key(["Oslo", None], (False, True))
+    good = Entry(key, pack_value(b"", b'{"name":"Eva"}'), 1)
+    bad = Entry(b"\xff\xff", b"", 0)
+    one = Difference(Kind.WRONG_KEY, "i-1", b"d1", (good,), (bad,), Version(0, 7, 5), {0: Version(0, 6, 4)})
+    outcome = Outcome(Pin(9, 0, Timestamp.of({0: 8}), "h", {}), {"i-1": IndexOutcome("i-1", 4, 2)}, 8, [one])
+    outcome.indexes["i-1"].counts = {"WRONG_KEY": 1}
+    job = JobRecord("j1", "verify", "k", ["i-1"], "RUNNING", 0)
+    found = report.summary(job, [index], outcome, 1_000, 3_500)
+    report.write(tmp_path, found, outcome.differences, [index])
+    summary = json.loads((tmp_path / report.REPORT_NAME).read_text())
+    assert (summary["clean"], summary["complete"], summary["seconds"]) == (False, True, 2.5)
+    assert summary["indexes"][0]["counts"] == {"WRONG_KEY": 1}
+    (line,) = (tmp_path / report.DIFFERENCES_NAME).read_text().splitlines()
+    shown = json.loads(line)
+    assert shown["expected"] == [{"key": ["Oslo", None], "slice": 1, "include": {"name": "Eva"}}]
+    assert shown["found"] == [{"key": [], "slice": 0, "bytes": ["ffff", ""]}]
+    assert (shown["version"]["offset"], shown["held"]["0"]["offset"]) == (7, 6)
