@@ -38,7 +38,8 @@ def backfill(documents: int = MILLION, verify: bool = False) -> Result:
     Args:
         verify: whether READY includes the verification.
     """
-    result = Result("backfill" if documents == MILLION else f"backfill-{documents // MILLION}m")
+    size = "" if documents == MILLION else f"-{documents // MILLION}m"
+    result = Result(f"backfill{size}{'-verified' if verify else ''}")
     result.machine = machine_state()
     result.sizes = {
         "documents": documents,
