@@ -145,8 +145,7 @@ class Driver:
         scratch = self._folder / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
         scratch.mkdir()
-        documents = self._status.position.documents_to(self._build.load_timestamp)
-        options = spark.session_options(self._settings, scratch, documents)
+        options = spark.session_options(self._settings, scratch, rows=self._table_left())
         session = spark.start_session(options, self._settings.build.jars)
         try:
             self._stream(session, batches, reporter)

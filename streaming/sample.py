@@ -126,7 +126,7 @@ class SampleDriver:
         scratch = self._folder / "sample"
         shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
         scratch.mkdir(parents=True)
-        options = spark.session_options(self._settings, scratch, self._settings.build.sample_documents)
+        options = spark.session_options(self._settings, scratch)
         session = spark.start_session(
             {**options, "spark.app.name": "keytide-sample"}, self._settings.build.jars
         )

@@ -40,7 +40,6 @@ JARS_VARIABLE = "KEYTIDE_SPARK_JARS"
 HERE = Path(__file__).resolve().parent.parent
 """The folder that Keytide's packages are in."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-SHORT_BUILD_DOCUMENTS = 3_000_000
 _TASK_ATTEMPTS = 4
 _TASKS_PER_CORE = 4
 _PACKAGES = (
@@ -87,24 +86,23 @@ def _jar_list(jars: Iterable[str]) -> str:
     return ",".join(jar if ":" in jar else os.path.abspath(jar) for jar in jars)
 
 
-def java_options(documents: int) -> str:
-    """How the driver's JVM compiles and collects.
+def java_options(rows: bool) -> str:
+    """How a JVM compiles and collects.
 
-    A short build ends before the optimising compiler has earned what it costs (measured on 2 cores: 1 million
-    documents take 11 s of CPU with the quick compiler alone and 16 s with both; 4 million 25 and 23).
+    Tasks read documents past the JVM (ADR 20), and the optimising compiler never earns what it costs: 5 million
+    documents take 19 s of the driver's processor time with the quick compiler alone and 31 s with both (2
+    cores). Rows of a table go through the JVM, so there it may.
     """
-    if documents < SHORT_BUILD_DOCUMENTS:
-        return "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-    return "-XX:+UseParallelGC"
+    return "-XX:+UseParallelGC" if rows else "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
-def session_options(settings: Settings, scratch: Path, documents: int) -> dict[str, str]:
+def session_options(settings: Settings, scratch: Path, *, rows: bool = False) -> dict[str, str]:
     """Spark's configuration, `build.spark_options` last.
 
     Args:
         scratch: folder for shuffle files, absolute; the JVM works in it too, for Spark 4.0 leaves a folder
         `artifacts` wherever it was started.
-        documents: about how many the build has still to read.
+        rows: whether rows of a table go through the JVM.
     """
     master = master_with_retries(settings.build.spark_master)
     local = master.startswith("local")
@@ -119,21 +117,21 @@ def session_options(settings: Settings, scratch: Path, documents: int) -> dict[s
         "spark.speculation": "false",
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "streaming.workers",
-        "spark.driver.extraJavaOptions": f"{java_options(documents)} {_quoted(f'-Duser.dir={scratch}')}",
+        "spark.driver.extraJavaOptions": f"{java_options(rows)} {_quoted(f'-Duser.dir={scratch}')}",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
         "spark.sql.streaming.pollingDelay": "50ms",
-        **(LOOPBACK if local else _executors(settings, documents)),
+        **(LOOPBACK if local else _executors(settings, rows)),
         **settings.build.spark_options,
     }
 
 
-def _executors(settings: Settings, documents: int) -> dict[str, str]:
+def _executors(settings: Settings, rows: bool) -> dict[str, str]:
     """What the executors of a cluster must be told."""
     return {
-        "spark.executor.extraJavaOptions": java_options(documents),
+        "spark.executor.extraJavaOptions": java_options(rows),
         "spark.pyspark.python": settings.build.worker_python or sys.executable,
         "spark.executorEnv.PYTHONPATH": settings.build.worker_path or str(HERE),
         "spark.executorEnv.OPENBLAS_NUM_THREADS": "1",

@@ -230,7 +230,7 @@ class VerifyDriver:
         self._total = documents
         if documents <= self._settings.verify.local_documents:
             return LocalReader(self._settings, self._stop)
-        return SparkReader(self._settings, self.folder / "scratch", documents)
+        return SparkReader(self._settings, self.folder / "scratch")
 
     def _write(self, job: JobRecord, indexes: Sequence[IndexRecord], outcome: Outcome, began: int) -> None:
         found = report.summary(job, indexes, outcome, began, now_ms())

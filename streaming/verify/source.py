@@ -102,15 +102,14 @@ class SparkReader:
 
     Args:
         scratch: folder for shuffle files.
-        documents: about how many are to be read.
     """
 
-    def __init__(self, settings: Settings, scratch: Path, documents: int) -> None:
+    def __init__(self, settings: Settings, scratch: Path) -> None:
         self._settings = settings
         self._scratch = scratch
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        options = {**spark.session_options(settings, scratch, documents), "spark.app.name": "keytide-verify"}
+        options = {**spark.session_options(settings, scratch, rows=True), "spark.app.name": "keytide-verify"}
         self._session: SparkSession = spark.start_session(options)
         self._counter: Accumulator[int] = self._session.sparkContext.accumulator(0)
         self.partitions = 2 * max(2, self._session.sparkContext.defaultParallelism)

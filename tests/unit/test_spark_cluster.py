@@ -10,7 +10,7 @@ from streaming import spark
 
 
 def test_a_local_master_stays_on_loopback_and_needs_no_executors(tmp_path: Path) -> None:
-    options = spark.session_options(load_settings(build={"spark_master": "local[2]"}), tmp_path, 10)
+    options = spark.session_options(load_settings(build={"spark_master": "local[2]"}), tmp_path)
     assert options["spark.driver.host"] == "127.0.0.1"
     assert not [name for name in options if name.startswith("spark.executor")]
     assert "spark.pyspark.python" not in options
@@ -18,14 +18,14 @@ def test_a_local_master_stays_on_loopback_and_needs_no_executors(tmp_path: Path)
 
 def test_executors_of_a_cluster_are_told_what_settings_say(tmp_path: Path) -> None:
     build = {"spark_master": "spark://a:7077", "spark_options": {"spark.driver.host": "10.0.0.10"}}
-    options = spark.session_options(load_settings(build=build), tmp_path, 10)
+    options = spark.session_options(load_settings(build=build), tmp_path)
     assert options["spark.master"] == "spark://a:7077"
     assert options["spark.driver.host"] == "10.0.0.10"
     assert "spark.driver.bindAddress" not in options
     assert options["spark.pyspark.python"] == sys.executable
     assert options["spark.executorEnv.PYTHONPATH"] == str(Path(spark.__file__).parent.parent)
     more = {**build, "worker_python": "/opt/py/bin/python", "worker_path": "/opt/keytide"}
-    options = spark.session_options(load_settings(build=more), tmp_path, 10)
+    options = spark.session_options(load_settings(build=more), tmp_path)
     assert options["spark.pyspark.python"] == "/opt/py/bin/python"
     assert options["spark.executorEnv.PYTHONPATH"] == "/opt/keytide"
 

@@ -16,7 +16,7 @@ from streaming import core, spark
 from streaming.checkpoint import Checkpoint, CheckpointError, parse_offsets
 from streaming.core import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
 from streaming.failures import diagnose, source_changed
-from streaming.workers import without_zips
+from streaming.workers import without_archives
 
 
 def share(attempt: str, chunks: dict[int, int], entries: dict[int, int], documents: int = 1) -> ShareSummary:
@@ -261,12 +261,12 @@ def test_options_of_the_operator_win(tmp_path: Path) -> None:
     settings = load_settings(
         build={"spark_master": "local[2]", "spark_options": {"spark.ui.enabled": "true"}}
     )
-    short = spark.session_options(settings, tmp_path, 10)
-    assert short["spark.ui.enabled"] == "true"
-    assert short["spark.sql.adaptive.enabled"] == "false"
-    assert short["spark.master"] == "local[2,4]"
-    long = spark.session_options(settings, tmp_path, 10_000_000)
-    assert short["spark.driver.extraJavaOptions"] != long["spark.driver.extraJavaOptions"]
+    tasks_read = spark.session_options(settings, tmp_path)
+    assert tasks_read["spark.ui.enabled"] == "true"
+    assert tasks_read["spark.sql.adaptive.enabled"] == "false"
+    assert tasks_read["spark.master"] == "local[2,4]"
+    of_a_table = spark.session_options(settings, tmp_path, rows=True)
+    assert tasks_read["spark.driver.extraJavaOptions"] != of_a_table["spark.driver.extraJavaOptions"]
 
 
 def test_jars_come_from_the_environment_or_from_maven() -> None:
@@ -285,5 +285,12 @@ def test_tasks_of_the_shuffle_are_as_many_as_slots_but_bounded() -> None:
 
 
 def test_workers_do_without_the_zipped_packages() -> None:
-    path = ["", "/s/python/lib/pyspark.zip", "/s/python/lib/py4j-0.10.9.9-src.zip", "/v/site", "/x/my.zip"]
-    assert without_zips(path) == ["", "/v/site", "/x/my.zip"]
+    path = [
+        "",
+        "/s/python/lib/pyspark.zip",
+        "/s/python/lib/py4j-0.10.9.9-src.zip",
+        "/s/jars/spark-core_2.13-4.0.1.jar",
+        "/v/site",
+        "/x/my.zip",
+    ]
+    assert without_archives(path) == ["", "/v/site", "/x/my.zip"]
