@@ -89,9 +89,9 @@ def _jar_list(jars: Iterable[str]) -> str:
 def java_options(rows: bool) -> str:
     """How a JVM compiles and collects.
 
-    Tasks read documents past the JVM (ADR 20), and the optimising compiler never earns what it costs: 5 million
-    documents take 19 s of the driver's processor time with the quick compiler alone and 31 s with both (2
-    cores). Rows of a table go through the JVM, so there it may.
+    Tasks read documents past the JVM (ADR 20), and the optimising compiler never earns what it costs: 5
+    million documents take 19 s of the JVM's processor time with the quick compiler alone and 31 s with both
+    (2 cores). Rows of a table go through the JVM, so there it may.
     """
     return "-XX:+UseParallelGC" if rows else "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
