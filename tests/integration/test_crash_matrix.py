@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,16 +44,26 @@ FOLD_WORKER = frozenset(
     }
 )
 """Places in the fold worker: the node lives, and starts another."""
-OF_REPAIRS = frozenset(name for name in POINTS if name.startswith(("repair-", "verify-")))
+OF_JOBS = frozenset(name for name in POINTS if name.startswith("verify-"))
+ELSEWHERE = frozenset(name for name in POINTS if name.startswith(("repair-", "sample-")))
+"""Places that need more than a live scene: `test_repair.py` and `test_range.py` strike there."""
 OF_ROLLBACKS = frozenset(name for name in POINTS if "roll" in name or "step-back" in name)
 ONCE = frozenset(
-    {"coordinator-build-end", "driver-passed", "coordinator-rollback-decided", "projector-rolled-back"}
+    {
+        *("coordinator-build-end", "driver-passed", "coordinator-rollback-decided", "projector-rolled-back"),
+        *OF_JOBS,
+    }
 )
-"""Places that one process reaches once in a build, or in a rollback."""
+"""Places that one process reaches once in a build, in a rollback, or in a verification."""
+AT_THE_END = ("switch-over", "snapshot-acknowledged", "coordinator-build-end")
+"""Places near which a build may get READY before it is looked at."""
 OF_BUILDS = frozenset(name for name in POINTS if name.startswith(("driver-", "load-"))) | {
     "switch-over",
     "coordinator-build-end",
 }
+DRIVERS = ("driver", "verify")
+"""How places in processes that the coordinator starts, and starts again, are called."""
+LIVE = POINTS - OF_ROLLBACKS - OF_BUILDS - OF_JOBS - ELSEWHERE
 SAMPLE_LIVE = [
     ("projector-acknowledged", 1),
     ("delta-committed", 2),
@@ -60,13 +71,12 @@ SAMPLE_LIVE = [
     ("fold-settled", 1),
 ]
 SAMPLE_BUILDING = [
-    *(
-        ("driver-before-batch-end", 2),
-        ("load-committed", 1),
-        ("switch-over", 2),
-        ("coordinator-build-end", 1),
-    ),
+    ("driver-before-batch-end", 2),
+    ("load-committed", 1),
+    ("switch-over", 2),
+    ("coordinator-build-end", 1),
 ]
+SAMPLE_JOBS = [("verify-done", 1)]
 SAMPLE_ROLLBACK = [("step-back-half", 1)]
 ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
 
@@ -78,9 +88,8 @@ def _cells(points: Iterable[str]) -> list[tuple[str, int]]:
 def part_of(point: str) -> str:
     """The part of the cluster that is armed for a place: the one that reaches it, or starts what does."""
     first = point.split("-")[0]
-    return {"projector": "projector-1", "coordinator": "coordinator", "driver": "coordinator"}.get(
-        first, "node-1"
-    )
+    parts = {"projector": "projector-1", **dict.fromkeys(("coordinator", *DRIVERS), "coordinator")}
+    return parts.get(first, "node-1")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +134,7 @@ class Strike:
     def recover(self) -> None:
         """After the strike: the part is started again if it died; what is only below it comes by itself."""
         child = self._cluster.services[self._part]
-        if self._point not in FOLD_WORKER and not self._point.startswith("driver-"):
+        if self._point not in FOLD_WORKER and not self._point.startswith(DRIVERS):
             wait_for(lambda: not child.running, f"{self._part} is dead", 10)
         self._scene.run.note(f"{self._point} was struck")
         self._cluster.arm(self._part, "")
@@ -161,9 +170,7 @@ def _recovered(scene: Scene, strike: Strike, point: str, count: int) -> None:
         strike.recover()
 
 
-@pytest.mark.parametrize(
-    ("point", "count"), _cells(POINTS - OF_ROLLBACKS - OF_BUILDS - OF_REPAIRS) if ALL else SAMPLE_LIVE
-)
+@pytest.mark.parametrize(("point", "count"), _cells(LIVE) if ALL else SAMPLE_LIVE)
 def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path: Path) -> None:
     strike = Strike(scene, point, count, tmp_path)
     strike.arm()
@@ -172,9 +179,7 @@ def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path
     print(f"{point}:{count} fresh again after {took:.1f} s")
 
 
-@pytest.mark.parametrize(
-    ("point", "count"), _cells(POINTS - OF_ROLLBACKS - OF_REPAIRS) if ALL else SAMPLE_BUILDING
-)
+@pytest.mark.parametrize(("point", "count"), _cells(LIVE | OF_BUILDS) if ALL else SAMPLE_BUILDING)
 def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
     with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=6_000, per_second=150) as scene:
         (target,) = scene.index("by_id")
@@ -190,10 +195,29 @@ def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, t
             struck_in = scene.run.build_state(build)["state"]
             scene.ready(build, [target])
             assert batches.again() <= 1, f"done again after a crash: {batches.runs}"
-        assert struck_in != "READY" or point in ("switch-over", "snapshot-acknowledged"), "struck too late"
+        assert struck_in != "READY" or point in AT_THE_END, "struck too late"
         scene.look(f"after a crash at {point} in a build")
         scene.run.withdraw(target)
         scene.builder.drop(target.name)
+
+
+@pytest.mark.parametrize(("point", "count"), _cells(OF_JOBS) if ALL else SAMPLE_JOBS)
+def test_a_crash_during_a_verification(scene: Scene, point: str, count: int, tmp_path: Path) -> None:
+    """Another driver does the work of the one that died; what it held is let go."""
+    strike = Strike(scene, point, count, tmp_path)
+    strike.arm()
+    target = scene.run.targets()[0]
+    job = scene.run.admin("POST", f"/v1/indexes/{target.name}/verify", {})["id"]
+    _recovered(scene, strike, point, count)
+    seen: dict[str, Any] = {}
+
+    def over() -> bool:
+        seen.update(scene.run.admin("GET", f"/v1/jobs/{job}"))
+        return seen["state"] in ("DONE", "FAILED", "CANCELLED")
+
+    wait_for(over, "the verification is over", 240)
+    assert (seen["state"], seen["clean"]) == ("DONE", True), seen
+    scene.look(f"after a crash at {point}")
 
 
 @pytest.mark.parametrize(("point", "count"), [("", 0), *_cells(OF_ROLLBACKS)] if ALL else SAMPLE_ROLLBACK)

@@ -114,6 +114,27 @@ def test_acceptance_14_differences_go_while_writers_race(world: World) -> None:
     assert world.admin.call("GET", f"/v1/indexes/{INDEX}")["lost"] == []
 
 
+@pytest.mark.parametrize("point", ["repair-watched", "repair-corrected"])
+def test_a_driver_that_dies_within_a_round_is_followed_by_another(
+    world: World, point: str, tmp_path: Path
+) -> None:
+    """The slices still watch for the one that died, and may have half of its corrections."""
+    _plant(world)
+    struck = tmp_path / "struck"
+    world.cluster.arm("coordinator", f"{point}:once={struck}")
+    world.cluster.restart("coordinator")
+    try:
+        with Writer(world.bootstrap, TOPIC, 4, _person, per_second=200) as writer:
+            writer.written = HOT + QUIET
+            status, job = _command(world)
+        assert struck.exists(), "no driver was at the place"
+        assert (status, job["state"], job["clean"], job["counts"]) == (0, "DONE", True, {}), job
+        world.check_at_end(INDEX, TOPIC, _keys)
+    finally:
+        world.cluster.arm("coordinator", "")
+        world.cluster.restart("coordinator")
+
+
 def test_a_node_that_dies_within_a_round_does_no_harm(world: World, tmp_path: Path) -> None:
     _plant(world)
     hold = tmp_path / "go"
