@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from deploy.cluster import LocalCluster
 from deploy.java import find_java
 from keytide.errors import KeytideError
+from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
 from tests.oracle import Source
 
@@ -137,8 +138,7 @@ def test_a_table_stands_for_records_that_are_gone(world: World, tmp_path: Path) 
         writer.write(4_000)
         build = _start(world, names, origin)
         wait_for(lambda: world.build_state(build)["batches"] > 0, "the table is read")
-        for process in world.spark():
-            os.kill(process.pid, signal.SIGKILL)
+        send(world.spark(), signal.SIGKILL)
         state = world.wait_ready(build)
         assert state["origin"]["path"] == origin["path"]
         assert {int(p): place["offset"] for p, place in state["earliest"].items()} == offsets

@@ -4,7 +4,6 @@ documents that move from range to range; scans that ask the slices of their span
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from kafka import KafkaProducer
 
 from deploy.cluster import LocalCluster
+from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -209,8 +209,7 @@ def test_a_sample_may_be_cancelled_and_an_empty_source_is_told(built: World, tmp
     built.sql(f"CREATE INDEX again ON {TOPIC} (n) PARTITION BY RANGE(n) WITH (slices=3)")
     build = shown(built, "again")["build"]
     wait_for(lambda: bool(built.processes("streaming.sample")), "the driver of the sample runs")
-    for process in built.processes("streaming.sample"):
-        os.kill(process.pid, signal.SIGKILL)
+    send(built.processes("streaming.sample"), signal.SIGKILL)
     built.admin.call("POST", f"/v1/builds/{build}/cancel")
     wait_for(lambda: not built.processes("streaming.sample"), "nothing of it is left")
     assert shown(built, "again")["splits"] is None

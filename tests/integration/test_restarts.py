@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.cluster import LocalCluster
+from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
@@ -112,8 +114,7 @@ def test_each_process_killed_once_during_a_build(world: World) -> None:
         for part in ("spark", *PARTS):
             done = world.build_state(build)["documents_done"]
             if part == "spark":
-                for process in world.spark():
-                    process.kill()
+                send(world.spark(), signal.SIGKILL)
             else:
                 _kill_and_restart(world, part)
             wait_for(partial(_goes_on, world, build, done), f"the build goes on after {part} was killed")
