@@ -79,7 +79,7 @@ def _command(world: World, *arguments: str) -> tuple[int, dict[str, Any]]:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.stdout, done.stderr

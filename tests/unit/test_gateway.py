@@ -223,7 +223,7 @@ async def ask_all(url: str, equals: list[str], count: int, statuses: list[int]) 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def ask() -> None:
-            body = {"equals": equals, "timeout_ms": 10_000}
+            body = {"equals": equals, "timeout_ms": 20_000}
             async with session.post(f"{url}/v1/indexes/by_city/scan", json=body) as answer:
                 statuses.append(answer.status)
 
