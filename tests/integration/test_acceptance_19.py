@@ -160,7 +160,7 @@ def test_an_election_that_loses_records_is_rolled_back(brokers: ThreeBrokers, wo
         def lost() -> None:
             brokers.write("orders", 0, documents(2_000, 300, "lost"))
             ends = {"0": world.ends("orders")[0]}
-            page = after.page("orders_by_city", limit=50, low=["lost"], at_least=ends, timeout_ms=30_000)
+            page = after.page("orders_by_city", limit=50, low=["lost"], at_least=ends, timeout_ms=120_000)
             assert page.rows[0].key[0].startswith("lost"), "it is served before it is lost"
             told["page"], told["snapshot"] = page.page, page.snapshot
             told["at_least"] = {p: dict(place) for p, place in page.timestamp.items()}
@@ -217,7 +217,7 @@ def test_an_election_that_loses_records_is_rolled_back(brokers: ThreeBrokers, wo
         brokers.write("orders", 0, documents(8_000, 200, "lost-too"))
         ends = {"0": world.ends("orders")[0]}
         with world.client() as client:
-            assert client.count("orders_by_city", low=["lost-too"], at_least=ends, timeout_ms=30_000).count
+            assert client.count("orders_by_city", low=["lost-too"], at_least=ends, timeout_ms=120_000).count
 
     brokers.lose("orders", 0, lost_too)
     brokers.write("orders", 0, documents(9_000, 300, "newest"))

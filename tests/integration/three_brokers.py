@@ -120,7 +120,8 @@ class ThreeBrokers:
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self._dir / f"node-{node}" / "data"),
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "broker.session.timeout.ms": 2000,
+            # Longer than a busy machine holds up a broker that lives: an election too many is another story.
+            "broker.session.timeout.ms": 6000,
             "broker.heartbeat.interval.ms": 300,
             "auto.create.topics.enable": "false",
         }
@@ -140,7 +141,7 @@ class ThreeBrokers:
             "message.max.bytes": MESSAGE_MAX_BYTES,
             "replica.fetch.max.bytes": MESSAGE_MAX_BYTES,
             # A follower that does not answer leaves the in-sync replicas soon.
-            "replica.lag.time.max.ms": 2000,
+            "replica.lag.time.max.ms": 6000,
             "log.retention.ms": -1,
             "offsets.topic.replication.factor": 3,
             "offsets.topic.num.partitions": 3,
