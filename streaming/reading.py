@@ -9,7 +9,8 @@ same process: two thirds of the processor time of a build (ADR 20).
 
 What Spark's source guarantees (`failOnDataLoss`) holds here too: only committed records are read; a position
 that the log does not have, or no longer, is an error that fails the build (`OffsetsLostError`), never a
-silent jump. Records that a reader never sees (transaction markers, aborted and cleaned records) move the
+silent jump. (Verification reads what there is still, `whole` is false: it looks at the first offsets once
+more afterwards.) Records that a reader never sees (transaction markers, aborted and cleaned records) move the
 position all the same: a record at or past `end` shows it, or the event that tells the partition's end.
 
 Memory: librdkafka's queue (`QUEUE_KBYTES`) and one batch (`BATCH_BYTES`, by the size of the records before).
@@ -18,7 +19,7 @@ Memory: librdkafka's queue (`QUEUE_KBYTES`) and one batch (`BATCH_BYTES`, by the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
@@ -73,8 +74,20 @@ class SourceStalledError(RetryableError):
     problem_type = "source-stalled"
 
 
-def read_extent(settings: Settings, topic: str, extent: Extent) -> Iterator[SourceBatch]:
+def read_extent(
+    settings: Settings,
+    topic: str,
+    extent: Extent,
+    *,
+    whole: bool = True,
+    heed: Callable[[], None] = lambda: None,
+) -> Iterator[SourceBatch]:
     """The committed records of an extent, in offset order.
+
+    Args:
+        whole: whether the log must have all its offsets; else what retention removes, before or while it is
+            read, is left out.
+        heed: called before each wait for Kafka, of a second at most; what it raises ends the reading.
 
     Raises:
         OffsetsLostError: some of its offsets are not in the log.
@@ -90,23 +103,27 @@ def read_extent(settings: Settings, topic: str, extent: Extent) -> Iterator[Sour
         fetch_max_bytes=16 << 20,
         fetch_wait_max_ms=20,
         socket_receive_buffer_bytes=1 << 20,
+        auto_offset_reset="error" if whole else "earliest",
     )
     try:
         reader.assign([TopicPartition(topic, extent.partition, extent.start)])
-        yield from _read(reader, topic, extent)
+        yield from _read(reader, topic, extent, heed)
     except KafkaException as error:
         raise SourceStalledError(f"{_name(topic, extent)} cannot be read: {error}") from error
     finally:
         reader.close()
 
 
-def _read(reader: Consumer, topic: str, extent: Extent) -> Iterator[SourceBatch]:
+def _read(reader: Consumer, topic: str, extent: Extent, heed: Callable[[], None]) -> Iterator[SourceBatch]:
     position, limit = extent.start, FIRST_DOCUMENTS
     heard_at = time.monotonic()
     trouble = ""
     while position < extent.end:
+        heed()
         messages = drain(reader, limit, 1.0, LINGER_S)
         records = [message for message in messages if message.error() is None]
+        if records and (records[0].offset() or 0) < position:  # the log ends below, and was begun again
+            raise SourceStalledError(f"{_name(topic, extent)}: the log has not come as far any more")
         if len(records) < len(messages):
             reached, trouble = _events(messages, topic, extent)
             position = max(position, reached)

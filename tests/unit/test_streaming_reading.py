@@ -46,6 +46,7 @@ class FakeConsumer:
         self.assigned: list[Any] = []
         self.closed = False
         self.broken = False
+        self.overrides: dict[str, Any] = {}
 
     def assign(self, places: list[Any]) -> None:
         self.assigned = places
@@ -66,13 +67,23 @@ def attributes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(
-    monkeypatch: pytest.MonkeyPatch, messages: list[Record], start: int, end: int, broken: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    messages: list[Record],
+    start: int,
+    end: int,
+    broken: bool = False,
+    **changes: Any,
 ) -> tuple[list[SourceBatch], FakeConsumer]:
     fake = FakeConsumer(messages)
     fake.broken = broken
-    monkeypatch.setattr(reading, "consumer", lambda *_, **__: fake)
+
+    def made(*_: Any, **overrides: Any) -> FakeConsumer:
+        fake.overrides = overrides
+        return fake
+
+    monkeypatch.setattr(reading, "consumer", made)
     try:
-        batches = list(reading.read_extent(load_settings(), "people", Extent(2, start, end)))
+        batches = list(reading.read_extent(load_settings(), "people", Extent(2, start, end), **changes))
     finally:
         assert fake.closed or start >= end
     return batches, fake
@@ -121,6 +132,34 @@ def test_what_is_gone_or_refused_fails_the_build_and_another_log_is_read_anew(
     # Spark hands on the text of what a task raised.
     text = f"Job aborted: Traceback ...\nstreaming.reading.{kind.__name__}: {raised.value}"
     assert failures.diagnose(text)[::2] == (reason, never)
+
+
+def test_what_retention_removed_is_left_out_when_not_all_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka goes to the first offset that is there, and says nothing."""
+    batches, fake = read(monkeypatch, [Record(n) for n in range(400, 600)], 0, 500, whole=False)
+    assert offsets(batches) == list(range(400, 500))
+    assert fake.overrides["auto_offset_reset"] == "earliest"
+    batches, _ = read(monkeypatch, [Record(600)], 0, 500, whole=False)
+    assert not batches, "all of it is gone"
+    _, fake = read(monkeypatch, [Record(7, KafkaError._PARTITION_EOF)], 0, 7)
+    assert fake.overrides["auto_offset_reset"] == "error"
+
+
+def test_a_log_that_is_begun_again_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends below the position: the first offset that is there lies before it."""
+    with pytest.raises(reading.SourceStalledError, match="not come as far"):
+        read(monkeypatch, [Record(n) for n in range(10)], 400, 500, whole=False)
+
+
+def test_a_reading_is_ended_from_outside_while_kafka_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(range(3))
+
+    def heed() -> None:
+        if next(looks, None) is None:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        read(monkeypatch, [Record(0)], 0, 500, heed=heed)
 
 
 def test_what_passes_is_waited_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
