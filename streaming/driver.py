@@ -51,7 +51,7 @@ from keytide.timestamp import Timestamp
 from streaming import core, failures, footing, spark
 from streaming.batches import Batches, BuildPlan
 from streaming.checkpoint import Checkpoint, CheckpointLostError
-from streaming.meter import Gate
+from streaming.meter import Gate, gate_of
 from streaming.origin import begins_at, read_table, starting_offsets
 from streaming.progress import Reporter, Status, StoppedError
 
@@ -280,15 +280,14 @@ class Driver:
     def _stream(self, session: SparkSession, batches: Batches, reporter: Reporter) -> None:
         """Run the query until the build has passed."""
         partitions = spark.shuffle_partitions(len(self._plan.slots), session.sparkContext.defaultParallelism)
-        host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
-        gate = Gate(host or "127.0.0.1", bind or "")
+        gate = gate_of(session)
         gate.limit(self._build.rate_limit)
         batches.prepare(partitions, gate)
         session.conf.set("spark.sql.shuffle.partitions", str(partitions))
         self._status.gate = gate
         if self._build.origin is not None and self._table_left():
             self._status.begin_reading(now_ms())
-            self._read_table(session, batches, self._build.origin)
+            self._read_table(session, batches, self._build.origin, gate)
         warming = spark.warm_up(session, partitions)
         query = self._start_query(session, batches)
         per_batch = self._per_batch
@@ -322,7 +321,7 @@ class Driver:
         """Documents per micro-batch."""
         return core.documents_per_batch(self._settings.build.batch_documents, self._build.rate_limit)
 
-    def _read_table(self, session: SparkSession, batches: Batches, origin: TableOrigin) -> None:
+    def _read_table(self, session: SparkSession, batches: Batches, origin: TableOrigin, gate: Gate) -> None:
         """Read the table that the build begins with, while the metadata is followed."""
         table = read_table(session, origin, self._settings.build.origin_options)
         reading = threading.Thread(
@@ -332,6 +331,7 @@ class Driver:
         try:
             while reading.is_alive():
                 self._follow()
+                gate.limit(self._build.rate_limit)
         finally:
             if reading.is_alive():  # the build is not wanted any more
                 session.sparkContext.cancelAllJobs()

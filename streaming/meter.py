@@ -22,8 +22,12 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from streaming.pacing import Bucket
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +211,12 @@ class Gate:
             if left <= 0:
                 return
             self._end.wait(_PAUSE_S)
+
+
+def gate_of(session: SparkSession) -> Gate:
+    """A gate that listens, and is found by tasks, where Spark's driver is."""
+    host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
+    return Gate(host or "127.0.0.1", bind or "")
 
 
 def _receive(line: socket.socket, size: int) -> bytes:

@@ -8,10 +8,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_record
 
+from keytide.catalog import BuildRecord, TableOrigin
+from keytide.settings import load_settings
 from keytide.timestamp import Timestamp
+from streaming import driver as driving
 from streaming import meter as metering
 from streaming.core import Outcome
 from streaming.meter import Gate
@@ -102,6 +108,32 @@ def test_a_new_limit_is_felt_by_a_task_that_waits(gate: Gate) -> None:
     reading.join(LIMIT_S)
     assert not reading.is_alive()
     assert gate.documents == 10_000
+
+
+def test_a_new_limit_is_felt_while_the_table_is_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver of a build follows the metadata there, too."""
+    made: Any = driving.Driver.__new__(driving.Driver)
+    made._settings = load_settings()
+    made._build = BuildRecord("b8", "users", ["i-1"], "BACKFILL", Timestamp(), 0, rate_limit=10)
+    gate.begin(10_000, 1)
+    gate.limit(10)
+
+    def follow() -> None:
+        if gate.documents:
+            made._build = replace_record(made._build, rate_limit=0)
+        time.sleep(0.01)
+
+    def on_table(table: object, begin: Timestamp) -> None:
+        gate.meter.read(10_000, 0)
+
+    made._follow = follow
+    monkeypatch.setattr(driving, "read_table", lambda *_: None)
+    batches: Any = SimpleNamespace(on_table=on_table, error=None)
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelAllJobs=lambda: None))
+    began = time.monotonic()
+    made._read_table(session, batches, TableOrigin("parquet", {0: 1}), gate)
+    assert gate.documents == 10_000
+    assert time.monotonic() - began < LIMIT_S
 
 
 def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: Gate) -> None:
