@@ -38,7 +38,8 @@ def prepare() -> None:
     else:
         for entry in set(given) - set(sys.path):
             sys.path_importer_cache.pop(entry, None)
-    import streaming.tasks  # noqa: F401
+    import streaming.tasks
+    import streaming.verify.tasks  # noqa: F401
 
     gc.freeze()
     gc.disable()

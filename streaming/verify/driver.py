@@ -5,6 +5,9 @@ Theory of operation
 The main thread verifies (`verification`). One thread follows the metadata, so that nodes that move are found
 and a job that is cancelled ends; one reports twice a second. The report is written before DONE is said. There
 is no checkpoint: a driver that is started again begins again, with a newer snapshot.
+
+A driver that is asked to end has three seconds, and holds something on slices. So it ends what it does at
+once, gives back what it holds, and only then ends Spark. The same order holds for every other end.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +34,15 @@ from streaming import core, failures
 from streaming.progress import Reporter, StoppedError
 from streaming.verify import report
 from streaming.verify.judging import Outcome, Scene
-from streaming.verify.slices import Slices
-from streaming.verify.source import LocalReader, SourceReader, SparkReader
+from streaming.verify.slices import Pin, Slices
+from streaming.verify.source import Engine, LocalReader, SourceReader, SparkReader
 from streaming.verify.verification import Verification
 
 log = logging.getLogger(__name__)
 
 FOLLOW_S: Final = 0.2
+STOP_S: Final = 0.1
+"""How soon a driver that is asked to end begins to."""
 
 
 class Following:
@@ -71,6 +76,12 @@ class Following:
         if record is None or record.state != "RUNNING":
             raise StoppedError
         return record
+
+    def rate_limit(self) -> int:
+        """Documents per second that the build may read that waits for the job; 0 for no limit."""
+        job = self._catalog.job(self._job)
+        build = self._catalog.build(job.build) if job is not None else None
+        return build.rate_limit if build is not None else 0
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -151,6 +162,8 @@ class VerifyDriver:
         self._snapshot, self._total = -1, 0
         self._counts: dict[str, int] = {}
         self._verification: Verification | None = None
+        self._engine: Engine | None = None
+        self._rate: Callable[[], int] = lambda: 0
 
     def run(self) -> int:
         """Run to the end; returns the exit status (`streaming.core`)."""
@@ -173,6 +186,14 @@ class VerifyDriver:
             return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
         finally:
             reporter.close()
+            self._end_spark()
+
+    def _end_spark(self) -> None:
+        if self._engine is not None:
+            try:
+                self._engine.close()
+            except Exception as error:  # its JVM has died: the job is over, whatever it came to
+                log.debug("job %s: Spark had ended before", self._id, exc_info=error)
 
     def _report(self) -> JobProgress:
         verification = self._verification
@@ -202,6 +223,7 @@ class VerifyDriver:
             following = Following(self._settings, self._id, self._stop)
             stack.callback(following.close)
             job = following.wanted()
+            self._rate = following.rate_limit
             indexes = indexes_of(following.catalog(), job)
             token = os.environ.get("KEYTIDE_TOKEN", "")
             slices = Slices(following.catalog, [index.id for index in indexes], token)
@@ -220,17 +242,40 @@ class VerifyDriver:
             self._verification = Verification(scene, self._reader, origins=origins)
             pin = slices.pin(self._stop.is_set)
             self._snapshot = pin.number
-            stack.callback(slices.release, pin)
+            stack.enter_context(self._held(slices, pin))
             reach("verify-pinned")
             outcome = self._verification.run(pin)
             reach("verify-compared")
             self._write(job, indexes, outcome, began)
 
+    @contextmanager
+    def _held(self, slices: Slices, pin: Pin) -> Iterator[None]:
+        """Hold a snapshot, until the end or until the driver is asked to end: what slices are being asked of
+        it ends then, too."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(STOP_S):
+                if self._stop.is_set():
+                    slices.release(pin)
+                    return
+
+        watching = threading.Thread(target=watch, name="stop", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+            slices.release(pin)
+
     def _reader(self, documents: int) -> SourceReader:
         self._total = documents
         if documents <= self._settings.verify.local_documents:
-            return LocalReader(self._settings, self._stop)
-        return SparkReader(self._settings, self.folder / "scratch")
+            return LocalReader(self._settings, self._stop, self._rate)
+        if self._engine is None:
+            self._engine = Engine(self._settings, self.folder / "scratch", self._stop, self._rate)
+        return SparkReader(self._engine)
 
     def _write(self, job: JobRecord, indexes: Sequence[IndexRecord], outcome: Outcome, began: int) -> None:
         found = report.summary(job, indexes, outcome, began, now_ms())

@@ -4,53 +4,70 @@ Theory of operation
 ===================
 A *reading* is over exact offsets of each partition, `read_committed`, from the earliest that there is: the
 ends are the snapshot's timestamp (or, for a second look, the end of the log), so what is read is what the
-index was made of. Offsets that retention removes meanwhile are left out (`failOnDataLoss` is off): whoever
-judges looks at the first offsets once more afterwards.
+index was made of. Offsets that retention removes meanwhile are left out: whoever judges looks at the first
+offsets once more afterwards.
 
+Spark's tasks get *extents*, parts of partitions, and read them as those of builds do (`streaming.reading`).
 Starting Spark takes some seconds; a source with few records is read, projected and summed up by the driver
 itself within that time, by the very same functions.
+
+A job has one Spark session at most (`Engine`), for all its readings. Whatever is waited for, the rate limit
+of the build that waits for the job is followed, and a driver that is asked to end is heard: it still has to
+give back what it holds on slices, and only then ends Spark, which takes longer.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, TopicPartition
 
-from keytide.errors import RetryableError
-from keytide.kafka import consumer, drain
-from keytide.settings import Settings
+from keytide.settings import SecuritySettings, Settings
+from projector.core import SourceBatch
 from streaming import spark
-from streaming.verify.tasks import ROW, Found, VerifyWork, decode_counted, decode_found, find, gather, sum_up
+from streaming.checkpoint import Extent
+from streaming.meter import gate_of
+from streaming.pacing import Bucket
+from streaming.progress import StoppedError
+from streaming.reading import read_extent
+from streaming.verify.tasks import (
+    ROW,
+    Found,
+    Shares,
+    VerifyWork,
+    decode_counted,
+    decode_found,
+    find,
+    gather,
+    read_and_find,
+    read_and_gather,
+    sum_up,
+)
 from streaming.verify.tasks import Counted as Counted
 
 if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.2
-BATCH = 20_000
-SILENCE_LIMIT_S = 60.0
-_SCHEMA = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
+POLL_S: Final = 0.1
+TASKS_PER_CORE: Final = 4
+LEAST_EXTENT: Final = 50_000
+"""Offsets: with fewer, starting a reader takes longer than reading."""
+MOST_EXTENT: Final = 500_000
+"""Offsets: what a task that fails reads again, and about what it holds at once (`PORTION_BYTES`)."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,17 @@ class Reading:
         """How many offsets that are."""
         return sum(end - start for start, end in self.ranges.values())
 
+    def extents(self, tasks: int) -> list[Extent]:
+        """The same in parts, as even as can be: about one for each of so many tasks, or more when these would
+        be long, fewer when short."""
+        size = min(MOST_EXTENT, max(LEAST_EXTENT, -(-self.documents // tasks)))
+        found: list[Extent] = []
+        for partition, (start, end) in self.ranges.items():
+            parts = -(-(end - start) // size)
+            edges = [start + (end - start) * part // parts for part in range(parts + 1)]
+            found += [Extent(partition, *edge) for edge in pairwise(edges)]
+        return found
+
 
 class SourceReader(Protocol):
     """Reads and projects a source."""
@@ -97,40 +125,100 @@ class SourceReader(Protocol):
     def close(self) -> None: ...
 
 
-class SparkReader:
-    """By Spark, as a backfill.
+class Engine:
+    """Spark, for all readings of one job. Its actions run in another thread, so that the caller's is free as
+    soon as the driver is asked to end.
 
     Args:
         scratch: folder for shuffle files.
+        stop: set when the driver is to end.
+        rate: documents per second that may be read now, 0 for no limit; asked all the time.
+
+    Raises:
+        StoppedError: the driver is asked to end.
     """
 
-    def __init__(self, settings: Settings, scratch: Path) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, scratch: Path, stop: threading.Event, rate: Callable[[], int]
+    ) -> None:
+        self._stop = stop
+        self._rate = rate
         self._scratch = scratch
+        self._threads = ThreadPoolExecutor(1, "spark")
+        self.settings = settings.model_copy(update={"security": SecuritySettings()})
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        options = {**spark.session_options(settings, scratch, rows=True), "spark.app.name": "keytide-verify"}
-        self._session: SparkSession = spark.start_session(options)
-        self._counter: Accumulator[int] = self._session.sparkContext.accumulator(0)
-        self.partitions = 2 * max(2, self._session.sparkContext.defaultParallelism)
-        self._warming = spark.warm_up(self._session, self.partitions)
-        self._session.conf.set("spark.sql.shuffle.partitions", str(self.partitions))
+        options = {
+            "spark.jars": "",  # no connector: tasks read Kafka themselves
+            **spark.session_options(settings, scratch),
+            "spark.app.name": "keytide-verify",
+        }
+        self.session = self._wait(lambda: spark.start_session(options), lambda: None)
+        self.parallelism: int = self.session.sparkContext.defaultParallelism
+        self.partitions = 2 * max(2, self.parallelism)
+        self.gate = gate_of(self.session)
+        self._warming = spark.warm_up(self.session, self.partitions)
+        self.session.conf.set("spark.sql.shuffle.partitions", str(self.partitions))
+
+    def collect(self, made: Callable[[], DataFrame]) -> list[Row]:
+        """Run an action; its rows.
+
+        Raises:
+            StoppedError: the driver is asked to end; so are the tasks.
+        """
+        try:
+            return self._wait(lambda: made().collect(), lambda: self.gate.limit(self._rate()))
+        except StoppedError:
+            self.session.sparkContext.cancelAllJobs()
+            raise
+
+    def _wait(self, action: Callable[[], T], meanwhile: Callable[[], None]) -> T:
+        meanwhile()
+        work = self._threads.submit(action)
+        while not wait([work], POLL_S).done:
+            if self._stop.is_set():
+                raise StoppedError
+            meanwhile()
+        return work.result()
+
+    def close(self) -> None:
+        """End Spark: some seconds."""
+        self.gate.close()
+        self._warming.join()
+        self.session.stop()
+        self._threads.shutdown()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+class SparkReader:
+    """By Spark's tasks, within the rate limit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._before = 0
+        self.partitions = engine.partitions
+        engine.gate.begin(0, 0)
 
     def documents(self) -> int:
-        return self._counter.value
+        return self._before + self._engine.gate.documents
+
+    def close(self) -> None:
+        """Spark stays, for other readings of the job."""
 
     def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         if not reading.ranges:
             return
-        gathered: Any = functools.partial(gather, work, self._counter)
+        shares = self._begin(reading)
+        gathered: Any = functools.partial(read_and_gather, work, shares)
         summed: Any = functools.partial(sum_up, work)
-        rows = (
-            self._frame(reading)
-            .mapInArrow(gathered, ROW)
-            .repartition(len(work.routes), "route")
-            .sortWithinPartitions("place")
-            .mapInArrow(summed, ROW)
-            .collect()
+        rows = self._engine.collect(
+            lambda: (
+                self._numbers(shares)
+                .mapInArrow(gathered, ROW)
+                .repartition(len(work.routes), "route")
+                .sortWithinPartitions("place")
+                .mapInArrow(summed, ROW)
+            )
         )
         for row in rows:
             yield row["place"], decode_counted(bytes(row["body"]))
@@ -138,31 +226,23 @@ class SparkReader:
     def find(self, reading: Reading, work: VerifyWork) -> list[Found]:
         if not reading.ranges:
             return []
-        found: Any = functools.partial(find, work)
-        return [
-            decode_found(bytes(row["body"])) for row in self._frame(reading).mapInArrow(found, ROW).collect()
-        ]
+        shares = self._begin(reading)
+        found: Any = functools.partial(read_and_find, work, shares)
+        rows = self._engine.collect(lambda: self._numbers(shares).mapInArrow(found, ROW))
+        return [decode_found(bytes(row["body"])) for row in rows]
 
-    def _frame(self, reading: Reading) -> DataFrame:
-        """Spark's batch source over exactly these offsets."""
-        options = spark.source_options(self._settings, reading.topic, 1)
-        for name in ("subscribe", "maxOffsetsPerTrigger"):
-            options.pop(name, None)
-        starts = {str(partition): start for partition, (start, _) in reading.ranges.items()}
-        ends = {str(partition): end for partition, (_, end) in reading.ranges.items()}
-        options |= {
-            "assign": json.dumps({reading.topic: sorted(reading.ranges)}),
-            "startingOffsets": json.dumps({reading.topic: starts}),
-            "endingOffsets": json.dumps({reading.topic: ends}),
-            "failOnDataLoss": "false",
-        }
-        frame = self._session.read.format("kafka").options(**options).load()
-        return frame.select("partition", "offset", "timestamp", "key", "value")
+    def _begin(self, reading: Reading) -> Shares:
+        """Count a reading from now on; what its tasks read."""
+        gate = self._engine.gate
+        self._before += gate.documents
+        extents = reading.extents(TASKS_PER_CORE * self._engine.parallelism)
+        gate.begin(reading.documents, len(extents))
+        return Shares(self._engine.settings, reading.topic, extents, gate.meter)
 
-    def close(self) -> None:
-        self._warming.join()
-        self._session.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+    def _numbers(self, shares: Shares) -> DataFrame:
+        """The numbers of extents, one in each partition."""
+        tasks = len(shares.extents)
+        return self._engine.session.range(0, tasks, 1, tasks)
 
 
 class LocalReader:
@@ -170,11 +250,14 @@ class LocalReader:
 
     Args:
         stop: set to end a reading.
+        rate: as of `Engine`.
     """
 
-    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+    def __init__(self, settings: Settings, stop: threading.Event, rate: Callable[[], int]) -> None:
         self._settings = settings
         self._stop = stop
+        self._rate = rate
+        self._bucket = Bucket(time.monotonic())
         self._read = 0
         self.partitions = 1
 
@@ -187,7 +270,7 @@ class LocalReader:
     def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
-            for row in gather(work, None, self._records(reading, partition)):
+            for row in gather(work, self._records(reading, partition)):
                 shuffled.setdefault(row.column("place")[0].as_py(), []).append(row)
         for place in sorted(shuffled):
             for row in sum_up(work, shuffled.pop(place)):
@@ -200,46 +283,31 @@ class LocalReader:
             for row in find(work, self._records(reading, partition))
         ]
 
-    def _records(self, reading: Reading, partition: int) -> Iterator[pa.RecordBatch]:
-        """The records of one partition, as Spark gives them.
+    def _records(self, reading: Reading, partition: int) -> Iterator[SourceBatch]:
+        """The records of one partition, as fast as they may be read.
 
         Raises:
-            RetryableError: Kafka does not answer, or the driver was asked to end.
+            RetryableError: Kafka does not answer.
+            StoppedError: the driver is asked to end.
         """
-        start, end = reading.ranges[partition]
-        source = consumer(self._settings, auto_offset_reset="earliest")
-        silent = 0.0
-        try:
-            source.assign([TopicPartition(reading.topic, partition, start)])
-            position = start
-            while position < end:
-                if self._stop.is_set():
-                    raise RetryableError("the driver was asked to end")
-                messages = drain(source, BATCH, POLL_S)
-                silent = 0.0 if messages else silent + POLL_S
-                if silent >= SILENCE_LIMIT_S:
-                    raise RetryableError(f"partition {partition} of {reading.topic} gives nothing more")
-                columns: list[list[Any]] = [[], [], [], [], []]
-                for message in messages:
-                    error, offset = message.error(), message.offset()
-                    if error is not None:
-                        if error.code() == KafkaError._PARTITION_EOF:
-                            position = max(position, offset or 0)
-                            continue
-                        raise RetryableError(f"{reading.topic} cannot be read: {error}")
-                    if offset is None or offset >= end:
-                        position = end
-                        continue
-                    position = offset + 1
-                    for column, value in zip(
-                        columns,
-                        (partition, offset, message.timestamp()[1] * 1000, message.key(), message.value()),
-                        strict=True,
-                    ):
-                        column.append(value)
-                self._read += len(columns[0])
-                if columns[0]:
-                    arrays = [pa.array(c, field.type) for c, field in zip(columns, _SCHEMA, strict=True)]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
-        finally:
-            source.close()
+        extent = Extent(partition, *reading.ranges[partition])
+        for batch in read_extent(self._settings, reading.topic, extent, whole=False, heed=self._heed):
+            self._pass(len(batch.offsets))
+            yield batch
+
+    def _pass(self, documents: int) -> None:
+        """Return when the rate limit has let so many through."""
+        while True:
+            self._heed()
+            now = time.monotonic()
+            self._bucket.limit(self._rate(), now)
+            granted = self._bucket.take(documents, now)
+            self._read += granted
+            documents -= granted
+            if not documents:
+                return
+            self._stop.wait(POLL_S)
+
+    def _heed(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError

@@ -1,14 +1,15 @@
-"""What runs in Spark's Python workers (or, for a small source, in the driver): functions over Arrow batches.
+"""What runs in Spark's Python workers (or, for a small source, in the driver): functions over batches.
 
 Theory of operation
 ===================
-    Kafka rows -> `gather` -> versions by range -> shuffle, ordered by range -> `sum_up` -> digests
+    an extent -> `gather` -> versions by range -> shuffle, ordered by range -> `sum_up` -> digests
 
-A task of the first stage holds one portion of what it has read; a task of the second what one range has,
-thinned out whenever it grows. Both are bounded, whatever the size of the source. What comes back to the
-driver are digests: so many bytes for each slice and bucket, whatever the number of documents.
+A task of the first stage reads an extent itself, as those of builds do (ADR 20), and holds one portion of
+what it has read; a task of the second what one range has, thinned out whenever it grows. Both are bounded,
+whatever the size of the source. What comes back to the driver are digests: so many bytes for each slice and
+bucket, whatever the number of documents.
 
-    Kafka rows -> `find` -> versions of chosen documents
+    an extent -> `find` -> versions of chosen documents
 
 does it for the few documents of buckets that differ.
 
@@ -17,9 +18,9 @@ Nothing is written, so a task may run any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +28,12 @@ import pyarrow as pa
 
 from keytide import digests
 from keytide.columns import hashes_of
-from streaming.share import items, source_batch
+from keytide.settings import Settings
+from projector.core import SourceBatch
+from streaming.checkpoint import Extent
+from streaming.meter import Meter
+from streaming.reading import read_extent
+from streaming.tasks import amount, chosen
 from streaming.verify.newest import (
     IndexPlan,
     Versions,
@@ -42,9 +48,6 @@ from streaming.verify.newest import (
     versions_of,
 )
 from streaming.work import plan_of
-
-if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
 
 PORTION_BYTES = 64 << 20
 """What a task holds, about, before it thins out and hands on."""
@@ -79,6 +82,29 @@ class VerifyWork:
     portion_bytes: int = PORTION_BYTES
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What the tasks of one reading read; pickled with them.
+
+    Attributes:
+        settings: without secrets that only other parts need.
+        extents: one for each task.
+        meter: is told what is read, and has the task wait while no more may be.
+    """
+
+    settings: Settings = field(repr=False)
+    topic: str
+    extents: Sequence[Extent]
+    meter: Meter
+
+    def read(self, rows: Iterable[pa.RecordBatch]) -> Iterator[SourceBatch]:
+        """What is left of the extents whose numbers are in the first column of `rows`."""
+        for extent in chosen(self.extents, rows):
+            for batch in read_extent(self.settings, self.topic, extent, whole=False):
+                self.meter.read(*amount(batch))
+                yield batch
+
+
 class Counted(msgspec.Struct, frozen=True, array_like=True):
     """What one range comes to: for each index the bytes of u64[slices, FIELDS, buckets of the range]."""
 
@@ -99,20 +125,28 @@ decode_counted = msgspec.msgpack.Decoder(Counted).decode
 decode_found = msgspec.msgpack.Decoder(Found).decode
 
 
-def gather(
-    work: VerifyWork, progress: Accumulator[int] | None, records: Iterable[pa.RecordBatch]
+def read_and_gather(
+    work: VerifyWork, shares: Shares, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Kafka rows to versions by range (rows of the shuffle)."""
+    """Read the extent whose number is in the one row of this task, and `gather` it."""
+    return gather(work, shares.read(rows))
+
+
+def read_and_find(
+    work: VerifyWork, shares: Shares, rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Read the extent whose number is in the one row of this task, and `find` documents in it."""
+    return find(work, shares.read(rows))
+
+
+def gather(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
+    """Records to versions by range (rows of the shuffle)."""
     plan = plan_of(work.definitions)
     held: list[Versions] = []
     size = 0
     for batch in records:
-        if not batch.num_rows:
-            continue
-        held.append(versions_of(source_batch(batch), plan, work.indexes))
+        held.append(versions_of(batch, plan, work.indexes))
         size += held[-1].nbytes
-        if progress is not None:
-            progress.add(batch.num_rows)
         if size >= work.portion_bytes:
             yield from _hand_on(work, held)
             held, size = [], 0
@@ -156,18 +190,17 @@ def _count(work: VerifyWork, place: int, held: list[Versions]) -> Iterator[pa.Re
     yield _row(0, place, _encode(Counted(len(newest), len(foreign), sums)))
 
 
-def find(work: VerifyWork, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Kafka rows to the versions of chosen documents; one row."""
+def find(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
+    """Records to the versions of chosen documents; one row."""
     plan = plan_of(work.definitions)
     wanted = np.zeros(1 << work.bits, np.bool_)
     wanted[list(work.buckets)] = True
     before, later = none(), none()
     for batch in records:
-        rows = _chosen(batch, wanted, work)
-        if not len(rows):
+        some = _looked_for(batch, wanted, work)
+        if not some.ids:
             continue
-        some = batch.take(pa.array(rows))
-        versions = versions_of(source_batch(some), plan, work.indexes)
+        versions = versions_of(some, plan, work.indexes)
         until = work.until.get(int(versions.column("partition")[0]), 0) if len(versions) else 0
         below = versions.column("offset") < until
         before = reduced(joined([before, versions.take(np.flatnonzero(below))]))
@@ -176,13 +209,21 @@ def find(work: VerifyWork, records: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         yield _row(0, 0, _encode(Found(encode(before), encode(later))))
 
 
-def _chosen(batch: pa.RecordBatch, wanted: Any, work: VerifyWork) -> Any:
-    """The rows of a batch whose documents are looked for."""
-    ids = [docid or b"" for docid in items(batch.column("key"))]
+def _looked_for(batch: SourceBatch, wanted: Any, work: VerifyWork) -> SourceBatch:
+    """The records of a batch whose documents are looked for."""
+    ids = [docid or b"" for docid in batch.ids]
     mask = wanted[digests.buckets_of(hashes_of(ids, len(ids)), work.bits)]
     if work.ids:
         mask |= np.fromiter((docid in work.ids for docid in ids), np.bool_, len(ids))
-    return np.flatnonzero(mask)
+    rows = np.flatnonzero(mask)
+    numbers = rows.tolist()
+    return replace(
+        batch,
+        offsets=np.asarray(batch.offsets, np.int64)[rows],
+        ids=[batch.ids[row] for row in numbers],
+        values=[batch.values[row] for row in numbers],
+        times=np.asarray(batch.times, np.int64)[rows],
+    )
 
 
 def _row(route: int, place: int, body: bytes) -> pa.RecordBatch:

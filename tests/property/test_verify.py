@@ -29,6 +29,7 @@ from keytide.definition import CreateIndex, parse_statement
 from keytide.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
 from keytide.entry import pack_value
 from keytide.timestamp import Timestamp
+from streaming.share import source_batch
 from streaming.verify import judging
 from streaming.verify.difference import Kind, is_clean
 from streaming.verify.judging import Outcome, Scene
@@ -269,7 +270,7 @@ class FakeReader:
         work = VerifyWork(**{**vars(work), "portion_bytes": self._portion})
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
-            for row in gather(work, None, self._batches(reading, partition)):
+            for row in gather(work, map(source_batch, self._batches(reading, partition))):
                 shuffled.setdefault(row.column("route")[0].as_py(), []).append(row)
         for some in shuffled.values():
             some.sort(key=lambda row: row.column("place")[0].as_py())
@@ -280,7 +281,7 @@ class FakeReader:
         return [
             decode_found(row.column("body")[0].as_py())
             for partition in reading.ranges
-            for row in find(work, self._batches(reading, partition))
+            for row in find(work, map(source_batch, self._batches(reading, partition)))
         ]
 
 

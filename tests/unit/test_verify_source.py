@@ -1,0 +1,461 @@
+"""Reading the source for verification: in which parts, how fast, and what becomes of it when the driver is
+asked to end: what is held on slices is given back before Spark ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from keytide.catalog import BuildRecord, JobRecord
+from keytide.errors import RetryableError
+from keytide.settings import Settings, load_settings
+from keytide.timestamp import Timestamp
+from projector.core import SourceBatch
+from streaming import core
+from streaming import meter as metering
+from streaming.checkpoint import Extent
+from streaming.progress import StoppedError
+from streaming.verify import driver, source, tasks
+from streaming.verify.newest import IndexPlan, decode
+from streaming.verify.slices import Pin
+from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, Engine, LocalReader, Reading, SparkReader
+from streaming.verify.tasks import Shares, VerifyWork, decode_found
+from tests.unit.scan_world import World
+
+LIMIT_S = 20.0
+TOPIC = "users"
+
+
+def no_limit() -> int:
+    return 0
+
+
+def world() -> World:
+    return World(f"CREATE INDEX i ON {TOPIC} (city) WITH (slices=2)")
+
+
+def work(**changes: Any) -> VerifyWork:
+    index = world().index("i")
+    fields = {
+        "definitions": ((index.id, msgspec.json.encode(index.definition)),),
+        "indexes": (IndexPlan(index.id, index.slices),),
+        "bits": 4,
+        "range_bits": 1,
+        "routes": (0, 1),
+        "until": {0: 1_000, 1: 1_000},
+    }
+    return VerifyWork(**{**fields, **changes})
+
+
+def batch(partition: int, start: int, end: int) -> SourceBatch:
+    """A record at each offset, of a document of its own; every fifth one is a deletion."""
+    numbers = range(start, end)
+    return SourceBatch(
+        *(partition, -1, start, end, list(numbers)),
+        ids=[b"d%d-%d" % (partition, n) for n in numbers],
+        values=[None if n % 5 == 4 else b'{"city":"c%d"}' % (n % 7) for n in numbers],
+        times=[1_700_000_000_000 + n for n in numbers],
+    )
+
+
+class Log:
+    """Takes the place of Kafka: what was asked for, and how."""
+
+    def __init__(self) -> None:
+        self.extents: list[Extent] = []
+        self.batch = 100
+
+    def __call__(
+        self,
+        settings: Settings,
+        topic: str,
+        extent: Extent,
+        *,
+        whole: bool = True,
+        heed: Callable[[], None] = lambda: None,
+    ) -> Iterator[SourceBatch]:
+        assert (topic, whole) == (TOPIC, False)
+        self.extents.append(extent)
+        for start in range(extent.start, extent.end, self.batch):
+            heed()
+            yield batch(extent.partition, start, min(extent.end, start + self.batch))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    made = Log()
+    monkeypatch.setattr(source, "read_extent", made)
+    monkeypatch.setattr(tasks, "read_extent", made)
+    return made
+
+
+# --- parts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "parts"),
+    [
+        ({0: 10}, [1]),
+        ({0: 8 * LEAST_EXTENT}, [8]),
+        ({0: 8 * LEAST_EXTENT + 1}, [8]),
+        ({0: 4 * LEAST_EXTENT, 1: 4 * LEAST_EXTENT, 3: 7}, [4, 4, 1]),
+        ({0: 100 * MOST_EXTENT}, [100]),
+        ({}, []),
+    ],
+)
+def test_partitions_are_read_in_parts_that_keep_all_cores_busy(
+    ends: dict[int, int], parts: list[int]
+) -> None:
+    starts = dict.fromkeys(ends, 3)
+    reading = Reading.of(TOPIC, starts, {partition: end + 3 for partition, end in ends.items()})
+    extents = reading.extents(8)
+    by_partition = [[one for one in extents if one.partition == partition] for partition in ends]
+    assert [len(some) for some in by_partition] == parts
+    for partition, some in zip(ends, by_partition, strict=True):
+        edges = [(one.start, one.end) for one in some]
+        assert edges[0][0] == 3
+        assert edges[-1][1] == ends[partition] + 3
+        assert all(before[1] == after[0] for before, after in pairwise(edges))
+        assert max(end - start for start, end in edges) <= MOST_EXTENT
+
+
+class Told:
+    """A meter."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+
+    def read(self, documents: int, size: int) -> None:
+        assert size > 0
+        self.documents += documents
+
+
+def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
+    meter: Any = Told()
+    shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(1, 100, 300)], meter)
+    number = [pa.RecordBatch.from_arrays([pa.array([1])], names=["id"])]
+    rows = list(tasks.read_and_gather(work(), shares, number))
+    versions = [decode(row.column("body")[0].as_py()) for row in rows]
+    assert log.extents == [Extent(1, 100, 300)]
+    assert sorted(n for some in versions for n in some.column("offset").tolist()) == list(range(100, 300))
+    assert {row.column("place")[0].as_py() for row in rows} == {0, 1}
+    assert meter.documents == 200
+    ids = frozenset({b"d1-150", b"d1-299", b"d1-154"})
+    (row,) = tasks.read_and_find(work(ids=ids, until={1: 200}), shares, number)
+    found = decode_found(row.column("body")[0].as_py())
+    before, later = decode(found.before), decode(found.later)
+    assert before.column("offset").tolist() == [150, 154]
+    assert before.entries.num_rows == 1, "the other one is a deletion"
+    assert later.column("offset").tolist() == [299]
+    assert meter.documents == 400
+
+
+def test_the_driver_reads_alone_what_the_tasks_would(log: Log) -> None:
+    reader = LocalReader(load_settings(), threading.Event(), no_limit)
+    reading = Reading(TOPIC, {0: (0, 250), 1: (100, 300)})
+    counted = dict(reader.sums(reading, work()))
+    assert sum(one.documents for one in counted.values()) == reader.documents() == 450
+    (found,) = reader.find(reading, work(ids=frozenset({b"d1-150"})))
+    assert decode(found.before).column("offset").tolist() == [150]
+    assert log.extents == 2 * [Extent(0, 0, 250), Extent(1, 100, 300)]
+
+
+# --- the rate limit ---------------------------------------------------------------------------------------
+
+
+def test_the_driver_alone_keeps_the_limit_and_feels_a_new_one(log: Log) -> None:
+    limit = 200
+    reader = LocalReader(load_settings(), threading.Event(), lambda: limit)
+    reading = threading.Thread(
+        target=lambda: list(reader.sums(Reading(TOPIC, {0: (0, 100_000)}), work())), daemon=True
+    )
+    reading.start()
+    time.sleep(1.0)
+    assert 0 < reader.documents() <= 1_000
+    limit = 0
+    reading.join(LIMIT_S)
+    assert not reading.is_alive()
+    assert reader.documents() == 100_000
+
+
+def test_a_job_has_the_limit_of_the_build_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world()
+    build = BuildRecord("b8", TOPIC, ["i-1"], "CATCHUP", Timestamp(), 0, rate_limit=5_000)
+
+    class Catalog:
+        def __init__(self, settings: Settings) -> None: ...
+
+        def start(self) -> None: ...
+
+        def poll(self, timeout: float) -> bool:
+            time.sleep(0.01)
+            return True
+
+        def snapshot(self) -> Any:
+            return made.catalog
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(driver, "CatalogReader", Catalog)
+    made.record(build)
+    for job, limit in (("j1", 5_000), ("j2", 0), ("j3", 0)):
+        if job != "j3":
+            wanted_by = build.id if job == "j1" else ""
+            made.record(JobRecord(job, "verify", TOPIC, ["i-1"], "RUNNING", 0, build=wanted_by))
+        following = driver.Following(load_settings(), job, threading.Event())
+        try:
+            assert following.rate_limit() == limit
+        finally:
+            following.close()
+
+
+# --- Spark ------------------------------------------------------------------------------------------------
+
+
+class FakeSpark:
+    """A session, its context, its configuration; and frames whose action is a function."""
+
+    def __init__(self) -> None:
+        self.cancelled, self.stopped = threading.Event(), threading.Event()
+        self.conf = self
+        self.sparkContext = SimpleNamespace(defaultParallelism=2, cancelAllJobs=self.cancelled.set)
+
+    def get(self, name: str, default: str) -> str:
+        return {"spark.driver.host": "127.0.0.1"}.get(name, default)
+
+    def set(self, name: str, value: str) -> None: ...
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    @staticmethod
+    def frame(action: Callable[[], list[Any]]) -> Any:
+        return SimpleNamespace(collect=action)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
+    made = FakeSpark()
+
+    def start(options: dict[str, str], jars: Any = ()) -> FakeSpark:
+        assert "TieredStopAtLevel=1" in options["spark.driver.extraJavaOptions"], "no rows go through the JVM"
+        return made
+
+    def warm_up(session: Any, partitions: int) -> threading.Thread:
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        return thread
+
+    monkeypatch.setattr("streaming.spark.start_session", start)
+    monkeypatch.setattr("streaming.spark.warm_up", warm_up)
+    metering.hang_up()
+    yield made
+    metering.hang_up()
+
+
+def later(seconds: float, action: Callable[[], None]) -> None:
+    threading.Timer(seconds, action).start()
+
+
+def test_an_action_ends_as_soon_as_the_driver_is_asked_to(session: FakeSpark, tmp_path: Path) -> None:
+    stop = threading.Event()
+    engine = Engine(load_settings(), tmp_path / "scratch", stop, no_limit)
+
+    def action() -> list[Any]:
+        assert session.cancelled.wait(LIMIT_S)
+        raise RuntimeError("Job 0 cancelled")
+
+    later(0.2, stop.set)
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        engine.collect(lambda: session.frame(action))
+    assert time.monotonic() - began < 2.0
+    assert session.cancelled.is_set()
+    assert not session.stopped.is_set(), "that takes longer: others have to be told first"
+    engine.close()
+    assert session.stopped.is_set()
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_driver_that_is_asked_to_end_does_not_wait_for_the_start_of_spark(
+    session: FakeSpark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    go, stop = threading.Event(), threading.Event()
+    monkeypatch.setattr("streaming.spark.start_session", lambda options: go.wait(LIMIT_S) and session)
+    later(0.2, stop.set)
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        Engine(load_settings(), tmp_path / "scratch", stop, no_limit)
+    assert time.monotonic() - began < 2.0
+    go.set()
+
+
+def test_what_an_action_brings_or_raises_is_the_callers(session: FakeSpark, tmp_path: Path) -> None:
+    engine = Engine(load_settings(), tmp_path / "scratch", threading.Event(), no_limit)
+    try:
+        rows: list[Any] = engine.collect(lambda: session.frame(lambda: [1, 2]))
+        assert rows == [1, 2]
+        with pytest.raises(ZeroDivisionError):
+            engine.collect(lambda: session.frame(lambda: [1 // 0]))
+        assert not session.cancelled.is_set()
+    finally:
+        engine.close()
+
+
+def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tmp_path: Path) -> None:
+    limit = 200
+    engine = Engine(load_settings(), tmp_path / "scratch", threading.Event(), lambda: limit)
+    reader = SparkReader(engine)
+    seen: list[int] = []
+
+    def read(meter: Any) -> list[Any]:
+        meter.read(40_000, 1)
+        return []
+
+    def faster() -> None:
+        nonlocal limit
+        seen.append(reader.documents())
+        limit = 0
+
+    try:
+        for number in range(2):
+            shares = reader._begin(Reading(TOPIC, {0: (0, 40_000)}))
+            if not number:
+                later(1.0, faster)
+            engine.collect(lambda shares=shares: session.frame(lambda: read(shares.meter)))  # type: ignore[misc]
+        assert 0 < seen[0] <= 1_000
+        assert reader.documents() == 80_000, "of all readings"
+        assert SparkReader(engine).documents() == 0
+    finally:
+        engine.close()
+
+
+# --- the end of the driver --------------------------------------------------------------------------------
+
+
+class Ending:
+    """A driver whose parts take down in which order they end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.told: list[str] = []
+        self.released = threading.Event()
+        self.reading = threading.Event()
+        self.stop = threading.Event()
+        made, ending = world(), self
+        index = made.index("i")
+        job = JobRecord("j1", "verify", TOPIC, [index.id], "RUNNING", 0)
+
+        class Following:
+            def __init__(self, *_: Any) -> None: ...
+
+            def catalog(self) -> Any:
+                return made.catalog
+
+            def wanted(self) -> JobRecord:
+                return job
+
+            rate_limit = staticmethod(no_limit)
+
+            def close(self) -> None: ...
+
+        class Slices:
+            def __init__(self, *_: Any) -> None: ...
+
+            def pin(self, stopped: Any) -> Pin:
+                return Pin(7, 0, Timestamp(), "h", {})
+
+            def release(self, pin: Pin) -> None:
+                if not ending.released.is_set():
+                    ending.told.append("given back")
+                    ending.released.set()
+
+            def close(self) -> None: ...
+
+        class Verification:
+            documents = 0
+
+            def __init__(self, scene: Any, reader: Callable[[int], Any], **_: Any) -> None:
+                self._reader = reader
+
+            def run(self, pin: Pin) -> Any:
+                assert self._reader(10**9) is not None
+                ending.reading.set()
+                return ending.run()
+
+        class Spark:
+            partitions, gate = 4, SimpleNamespace(documents=0, begin=lambda *_: None)
+
+            def __init__(self, *_: Any) -> None: ...
+
+            def close(self) -> None:
+                ending.told.append("Spark ended")
+
+        class Reporter:
+            def __init__(self, settings: Settings, report: Callable[[], Any]) -> None:
+                self._report = report
+
+            def close(self) -> None:
+                ending.told.append(f"said {self._report().state}")
+
+        for name, fake in (
+            ("Following", Following),
+            ("Slices", Slices),
+            ("Verification", Verification),
+            ("Engine", Spark),
+            ("Reporter", Reporter),
+            ("admin", lambda _: None),
+        ):
+            monkeypatch.setattr(driver, name, fake)
+        self.run: Callable[[], Any] = lambda: None
+        self.driver = driver.VerifyDriver(load_settings(data_dir=str(tmp_path)), "j1", self.stop)
+
+
+def test_what_is_held_is_given_back_before_spark_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ending = Ending(monkeypatch, tmp_path)
+
+    def stopped() -> None:
+        assert ending.stop.wait(LIMIT_S)
+        raise StoppedError
+
+    ending.run = stopped
+    later(0.1, ending.stop.set)
+    assert ending.driver.run() == core.EXIT_STOPPED
+    assert ending.told == ["given back", "said RUNNING", "Spark ended"]
+
+
+def test_what_is_held_is_given_back_while_something_else_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slices that are being asked answer until the snapshot is gone."""
+    ending = Ending(monkeypatch, tmp_path)
+
+    def asked() -> None:
+        assert ending.released.wait(LIMIT_S)
+        raise RetryableError("the snapshot is not held")
+
+    ending.run = asked
+    later(0.1, ending.stop.set)
+    assert ending.driver.run() == core.EXIT_STOPPED
+    assert ending.told == ["given back", "said RUNNING", "Spark ended"]
+
+
+def test_a_failure_gives_back_and_ends_spark_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ending = Ending(monkeypatch, tmp_path)
+
+    def failed() -> None:
+        raise RetryableError("a node is away")
+
+    ending.run = failed
+    assert ending.driver.run() == core.EXIT_RETRY
+    assert ending.told == ["given back", "said RUNNING", "Spark ended"]
