@@ -24,15 +24,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.errors import CallerError, ConfigurationError, KeytideError, RetryableError
 from keytide.parent_death import die_with_parent
 
 _POLL_S = 0.05
 _GUARDIAN = 'read -r _; kill -9 -- "-$0"'  # `read` returns when the pipe breaks: the parent is gone
+_PORTS = "20000-32699"
+_given: set[int] = set()
+"""Ports that this process was given: who asked for them may not listen there yet."""
 
 
 class ChildDiedError(KeytideError):
@@ -222,17 +226,42 @@ class Child:
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """Loopback ports that nobody listens on, all different.
+    """Loopback ports that nobody listens on, all different, and others than before while there are any.
 
     From below the range that the kernel gives to outgoing connections (32768 and up on Linux), so that a
-    server which is restarted finds its port still free.
+    server which is restarted finds its port still free. `KEYTIDE_PORTS=20000-26349` in the environment names
+    another range, of which both are part. It is for running several clusters side by side, each with a range
+    of its own: a port is bound only some time after it was found free.
+
+    Raises:
+        ConfigurationError: `KEYTIDE_PORTS` is no range of ports, or too few of them are free.
     """
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_700)
-        if port not in found and is_free(port):
-            found.append(port)
+    first, last = port_range()
+    ports = random.sample(range(first, last + 1), last + 1 - first)
+    ports.sort(key=_given.__contains__)
+    found = list(islice(filter(is_free, ports), count))
+    if len(found) < count:
+        raise ConfigurationError(
+            f"of the ports from {first} to {last} only {len(found)} are free, {count} are needed",
+            next_step="stop what listens there, or name a wider range in KEYTIDE_PORTS",
+        )
+    _given.update(found)
     return found
+
+
+def port_range() -> tuple[int, int]:
+    """The first and the last port that `free_ports` gives.
+
+    Raises:
+        ConfigurationError: `KEYTIDE_PORTS` is no range of ports.
+    """
+    text = os.environ.get("KEYTIDE_PORTS") or _PORTS
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65_536):
+        raise ConfigurationError(
+            f"KEYTIDE_PORTS={text} is no range of ports", next_step=f"give one like {_PORTS}"
+        )
+    return int(first), int(last)
 
 
 def is_free(port: int) -> bool:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from deploy.process import Child, ChildDiedError, NotReadyError, free_ports, is_free
-from keytide.errors import CallerError
+from keytide.errors import CallerError, ConfigurationError
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 
@@ -163,3 +163,20 @@ def test_free_ports_are_different_and_free() -> None:
     assert len(set(ports)) == 20
     assert all(is_free(port) for port in ports)
     assert max(ports) < 32_768
+
+
+def test_free_ports_come_from_a_range_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYTIDE_PORTS", "25000-25049")
+    ports = [port for _ in range(5) for port in free_ports(4)]
+    assert all(25_000 <= port <= 25_049 for port in ports)
+    assert len(set(ports)) == 20, "a port that was given may be bound only later"
+    with pytest.raises(ConfigurationError, match="25000 to 25049 only"):
+        free_ports(51)
+    assert len(set(free_ports(40))) == 40, "then those that were given before"
+
+
+@pytest.mark.parametrize("text", ["x", "25000", "25000-", "25010-25000", "0-10", "25000-65536", "1-2-3"])
+def test_a_range_of_ports_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYTIDE_PORTS", text)
+    with pytest.raises(ConfigurationError, match="no range of ports"):
+        free_ports()
