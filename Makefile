@@ -51,7 +51,7 @@ check: $(STAMP)
 
 test: check jars
 	$(PYTEST) -n 2 -m slow tests/unit tests/property tests/simulation
-	$(PYTEST) -n 2 --dist loadfile tests/integration tests/browser
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=40 tests/integration tests/browser
 
 demo: jars
 	@$(BIN)/keytide demo $(ARGS)

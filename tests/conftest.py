@@ -1,7 +1,9 @@
-"""What all tests share: a run in which a skipped test is a failure.
+"""What all tests share: a run in which a skipped test is a failure, an order that keeps all workers busy,
+ports that no other worker takes, and examples of Hypothesis that may take their time.
 
 With `KEYTIDE_NO_SKIPS=1` (CI), a run with any skipped test ends with exit status 1 and names them, so that a
-part that is missing on the machine can never look like success.
+part that is missing on the machine can never look like success; and Hypothesis tries the same examples in
+every run, so that a failure comes from what was changed.
 """
 
 from __future__ import annotations
@@ -9,12 +11,59 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from deploy.process import port_range
+
+NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
+LONGEST_FIRST = (
+    *("crash_matrix", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "acceptance_sources"),
+    *("restarts", "acceptance_7", "verify", "origin", "range", "acceptance", "acceptance_8", "history"),
+    *("backfill", "demo", "repair", "catch_up", "bulk", "up", "acceptance_16", "standalone", "gateway"),
+    *("spark_source", "clients", "validation", "coordinator", "projector", "indexer", "scan_rollback"),
+    *("page", "kafka_embedded"),
+)
+"""Files of `integration/` and `browser/`, by how long they take. A long one that comes last leaves the other
+workers with nothing to do."""
+
+# Here, before any test module is read: `@settings` takes over what is loaded when it is written.
+settings.register_profile(
+    "keytide", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=NO_SKIPS
+)
+settings.load_profile("keytide")
+
+
+def pytest_configure() -> None:
+    """Each worker of pytest-xdist, and what it starts, has ports of its own."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        os.environ["KEYTIDE_PORTS"] = ports_of(int(worker.removeprefix("gw")), count)
+
+
+def ports_of(worker: int, count: int) -> str:
+    """A worker's part of the ports, in the words of `KEYTIDE_PORTS`. A worker that comes in the place of one
+    that died has a number past the others': there are parts for as many again."""
+    first, last = port_range()
+    size = (last + 1 - first) // (2 * count)
+    first += worker % (2 * count) * size
+    return f"{first}-{first + size - 1}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=place)
+
+
+def place(item: pytest.Item) -> int:
+    """Where a test stands in the order: tests of files that are not listed come first, as they were."""
+    name = item.path.stem.removeprefix("test_")
+    listed = item.path.parent.name in ("integration", "browser") and name in LONGEST_FIRST
+    return LONGEST_FIRST.index(name) if listed else -1
 
 
 def _skipped(config: pytest.Config) -> list[str]:
     """Tests that were skipped in this run (by any worker), in the words of their reports; empty when skips
     are allowed."""
-    if os.environ.get("KEYTIDE_NO_SKIPS") != "1":
+    if not NO_SKIPS:
         return []
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     reports = reporter.stats.get("skipped", []) if reporter is not None else []

@@ -148,7 +148,11 @@ def test_in_memory(history: list[Step]) -> None:
     run(MemorySliceStore(Applied(), check=True), history)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps)
 def test_on_lmdb(folds: FoldWorker, history: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:
