@@ -14,6 +14,7 @@ from keytide.client import Row as Answered
 from keytide.errors import KeytideError
 from tests.chaos.run import ANSWER_MS, Run, Target
 from tests.chaos.truth import Places, Row, Selection, TooOldError, difference, row_text, story
+from tests.chaos.writing import GIVES_UP
 from tests.oracle import MISSING, compare
 
 WAITS = frozenset({410, 429, 502, 503, 504})
@@ -58,11 +59,7 @@ class Reader:
                         f"{sort} of {target.name} was answered {error.status} {error.problem_type}: {error}"
                     )
                 self._run.pause(0.1)
-            except KafkaError:
-                with suppress(KafkaError):
-                    if self._producer is not None:
-                        self._producer.close(timeout=1)
-                self._producer = None
+            except KafkaError:  # the truth cannot be read
                 self._run.pause(0.5)
 
     def check(self, client: Client, target: Target, **demands: Any) -> None:
@@ -126,6 +123,21 @@ class Reader:
 
     def _own_write(self, client: Client, target: Target) -> None:
         """Write a document, and see it in the next scan that demands it."""
+        try:
+            partition, offset = self._write(target)
+        except GIVES_UP:
+            with suppress(*GIVES_UP):
+                if self._producer is not None:
+                    self._producer.close(timeout=1)
+            self._producer = None
+            self._run.pause(0.5)
+            return
+        self._run.count(written=1, own_writes=1)
+        demands = {"at_least": {str(partition): offset + 1}}
+        self._scan(client, target, "scan", Selection(), demands)
+
+    def _write(self, target: Target) -> tuple[int, int]:
+        """Write a document; its partition and offset."""
         if self._producer is None:
             self._producer = KafkaProducer(
                 bootstrap_servers=self._run.bootstrap,
@@ -138,9 +150,7 @@ class Reader:
         value = b'{"city": "own", "n": %d, "mood": "own", "tags": ["own"]}' % self._chance.randrange(400)
         future = self._producer.send(target.keyspace, key=b"own%d" % number, value=value)
         written = future.get(12)
-        self._run.count(written=1, own_writes=1)
-        demands = {"at_least": {str(written.partition): written.offset + 1}}
-        self._scan(client, target, "scan", Selection(), demands)
+        return written.partition, written.offset
 
     def _selection(self, sort: str) -> Selection:
         """Some way to select entries; often all of them."""

@@ -4,6 +4,7 @@ whether all is right after that."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -13,10 +14,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from deploy.cluster import LocalCluster
+from keytide.errors import KeytideError
 from keytide.messages import BatchEnd, UnreadableMessageError, decode
 from tests.chaos.building import Builder
 from tests.chaos.faults import fresh_again
-from tests.chaos.reading import Reader
+from tests.chaos.reading import WAITS, Reader
 from tests.chaos.run import Run, Target
 from tests.chaos.shapes import SHAPES
 from tests.chaos.truth import Truth
@@ -93,13 +95,27 @@ class Scene:
     def look(self, when: str, limit: float = LIMIT_S) -> float:
         """Everything that was written until now shows within a limit, and every index is whole and what its
         source says; seconds that it took to show."""
+        deadline = time.monotonic() + limit
         took = fresh_again(self.run, when, limit)
         self.right()
         for number, target in enumerate(self.run.targets()):
-            with self.run.client(number) as client:
-                self._reader.check(client, target)
+            self._check(number, target, deadline)
         self.right()
         return took
+
+    def _check(self, number: int, target: Target, deadline: float) -> None:
+        """Compare an index with its source through one node, which need not be the one that showed
+        everything: it may say for a while that it cannot answer."""
+        while True:
+            try:
+                with self.run.client(number) as client:
+                    self._reader.check(client, target)
+                return
+            except KeytideError as error:
+                if error.status not in WAITS or time.monotonic() > deadline:
+                    raise
+            self.right()
+            self.run.pause(0.2)
 
     def renew(self) -> None:
         """The source is another one than it was: read it anew. Only with no readers."""

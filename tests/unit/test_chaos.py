@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 
 from keytide.cli.admin import Admin
-from keytide.errors import RetryableError
-from tests.chaos.run import Run, StoppedError
+from keytide.client import Client
+from keytide.errors import CallerError, KeytideError, RetryableError
+from tests.chaos import reading, scene
+from tests.chaos.reading import Reader
+from tests.chaos.run import Run, StoppedError, Target
+from tests.chaos.scene import Scene
 from tests.chaos.shapes import SHAPES, Changes, entries_of
 from tests.chaos.truncating import Cut, batches, cut
 from tests.chaos.truth import Row, Selection, difference, row_text
@@ -123,3 +128,77 @@ def test_the_first_problem_ends_a_run_and_is_told(monkeypatch: pytest.MonkeyPatc
     assert "nobody there" in run.problem.what
     assert "seed 7" in run.report(None)[0]
     assert run.summary()["differences"] == 1
+
+
+# --- what waits, and what is wrong at once ------------------------------------------------------------------
+
+TARGET = Target("by_city", "people", SHAPE)
+
+
+class Answers(Reader):
+    """A reader to whom a node gives these answers, in place of a scan; None is one that is right."""
+
+    def __init__(self, run: Run, *answers: KeytideError | str | None) -> None:
+        super().__init__(run, 1)
+        self.left = list(answers)
+
+    def check(self, client: Client, target: Target, **demands: Any) -> None:
+        answer = self.left.pop(0)
+        if isinstance(answer, str):
+            self._run.fail(answer)
+        elif answer is not None:
+            raise answer
+
+
+def looking(monkeypatch: pytest.MonkeyPatch, *answers: KeytideError | str | None) -> Scene:
+    """A scene, without a cluster, whose one index shows everything by now."""
+    made = Scene.__new__(Scene)
+    made.run = Run("http://127.0.0.1:1", "127.0.0.1:1", "keytide", 7)
+    made.run.offer(TARGET)
+    made._reader = Answers(made.run, *answers)
+    monkeypatch.setattr(made.run, "nodes", lambda: ["http://127.0.0.1:1"])
+    monkeypatch.setattr(made, "told", lambda: str(made.run.problem))
+    monkeypatch.setattr(scene, "fresh_again", lambda *_: 1.5)
+    return made
+
+
+def test_a_node_that_cannot_answer_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = RetryableError("away"), RetryableError("late", status=504)
+    made = looking(monkeypatch, *away, None)
+    assert made.look("after all") == 1.5
+    with pytest.raises(RetryableError, match="away"):
+        looking(monkeypatch, *away, None).look("after all", 0.0)
+
+
+def test_what_is_wrong_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CallerError, match="no such index"):
+        looking(monkeypatch, CallerError("no such index"), None).look("after all")
+    with pytest.raises(AssertionError, match="a row is missing"):
+        looking(monkeypatch, "a row is missing", None).look("after all")
+
+
+@pytest.mark.parametrize("error", [KafkaTimeoutError(), AssertionError(), OSError()])
+def test_a_reader_whose_producer_gives_up_makes_another(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    class Producer:
+        def __init__(self, **_: Any) -> None:
+            made.append(self)
+
+        def send(self, *_: Any, **__: Any) -> None:
+            raise error
+
+        def close(self, timeout: float) -> None:
+            raise error
+
+    run = Run("http://127.0.0.1:1", "127.0.0.1:1", "keytide", 7)
+    monkeypatch.setattr(run, "pause", lambda _: None)
+    monkeypatch.setattr(reading, "KafkaProducer", Producer)
+    reader = Reader(run, 1)
+    with Client("http://127.0.0.1:1") as client:
+        for _ in range(2):
+            reader._own_write(client, TARGET)
+    assert len(made) == 2
+    assert run.problem is None
