@@ -12,9 +12,13 @@ is read after T, and may have lost records meanwhile, so a difference is not a f
 * Compaction keeps a deletion for `delete.retention.ms`. Unless reading took longer than that, an older record
   is gone before its deletion is. So a document of which nothing is left was deleted, or never was.
 * Retention removes what lies below the first offset (R29). An entry whose version lies there, with nothing
-  newer, stays by design; it is `UNPROVABLE`. So is a row of the table that a build began with.
-* A document in two source partitions is ordered by record times, of which compaction may have removed the
-  largest: where index and source each have the newest version of another partition, nobody can tell.
+  newer, stays by design; it is `UNPROVABLE`. So is a row of the table that a build began with; where one did,
+  its offsets are the first that count (`Scene.starts`).
+* A document in two source partitions is ordered by record times, of which compaction or retention may have
+  removed the largest: where index and source each have the newest version of another partition, nobody can
+  tell. From a log that has everything all can be told: there an older write that was met after the newer one,
+  and taken for it, is a fault like any other. (The order of versions is settled, so what the index has is not
+  the projection; a slice that did not know better does not make it right.)
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class Evidence(NamedTuple):
     """What may have been lost of the source while it was read.
 
     Attributes:
-        floors: source partition -> first offset that is still there.
+        floors: source partition -> the first offset that counts: nothing that lies below is read.
         compacted: whether the cleaner runs.
         deletions_lost: reading took longer than deletions are kept.
     """
@@ -64,6 +68,10 @@ class Evidence(NamedTuple):
     def below(self, version: Version) -> bool:
         """Whether a version lies where nothing is left."""
         return version.offset < self.floors.get(version.partition, 0)
+
+    def thinned(self, *versions: Version) -> bool:
+        """Whether older versions of their partitions may be gone, which had larger times."""
+        return self.compacted or any(self.floors.get(one.partition, 0) > 0 for one in versions)
 
 
 NOTHING: Final = Truth()
@@ -94,7 +102,7 @@ def judge(
     if reason := _unproven(versions, expected, truth, evidence, same=same):
         return difference(Kind.UNPROVABLE, reason)
     kind, reason = _class(expected, found, flaw)
-    return difference(kind, reason or _ghosts(held))
+    return difference(kind, reason or _ghosts(held) or _met_last(versions, truth))
 
 
 def is_proven(held: Sequence[Holding], truth: Truth, evidence: Evidence) -> bool:
@@ -120,15 +128,26 @@ def _unproven(
         if any(version.partition == TABLE_PARTITION for version in versions.values()):
             return "it comes from the table that the build began with, and no record of it is newer"
         if any(evidence.below(version) for version in versions.values()):
-            return "its record lies below the first offset that the source still holds"
+            return "its record lies below the first offset that the source still holds, or below the table's"
     elif evidence.below(truth.version):
         return "the source has removed the record while it was read"
-    others = {(version.partition, version.offset) for version in truth.others}
-    if any((version.partition, version.offset) in others for version in versions.values()):
+    elif any(_may_be_newer(version, truth.version, truth, evidence) for version in versions.values()):
         return "it was written to two source partitions, and what is left does not say which write was newer"
     if evidence.deletions_lost and (truth.version is None or (expected and not versions)):
         return "reading took longer than the source keeps deletions (delete.retention.ms)"
     return ""
+
+
+def _may_be_newer(held: Version, newest: Version, truth: Truth, evidence: Evidence) -> bool:
+    """Whether a version that a slice has may be newer than the newest that was read: one of another partition
+    that is gone from there, or older ones are, whose times would tell."""
+    if held.partition in (newest.partition, TABLE_PARTITION):
+        return False
+    return evidence.below(held) or (_is_among(held, truth.others) and evidence.thinned(held, newest))
+
+
+def _is_among(version: Version, others: Sequence[Version]) -> bool:
+    return any((version.partition, version.offset) == (one.partition, one.offset) for one in others)
 
 
 def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[Kind, str]:
@@ -178,3 +197,14 @@ def _ghosts(held: Sequence[Holding]) -> str:
     if not blind:
         return ""
     return f"the back index of slice {', '.join(map(str, blind))} does not know what is there"
+
+
+def _met_last(versions: Mapping[int, Version], truth: Truth) -> str:
+    """Slices whose version is the newest of another partition than the newest of all."""
+    late = [number for number, version in versions.items() if _is_among(version, truth.others)]
+    if not late:
+        return ""
+    return (
+        "it was written to two source partitions, and the write that is older was met last, in slice "
+        f"{', '.join(map(str, late))}"
+    )

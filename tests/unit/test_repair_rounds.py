@@ -13,8 +13,10 @@ from indexer.core import SliceCore
 from indexer.events import Apply, Correct, Done, Event, MutationData, Stamped, Turn
 from indexer.following import Limits
 from indexer.status import running
-from indexer.store.interface import Applied
+from indexer.store.correcting import Moments, correct
+from indexer.store.interface import Applied, Held
 from indexer.store.memory import MemorySliceStore
+from indexer.store.resolve import step
 from keytide.catalog import IndexRecord
 from keytide.correction import Correction
 from keytide.errors import RetryableError
@@ -380,6 +382,22 @@ def test_slices_that_are_right_are_left_out() -> None:
     stale = [*held, Holding(1, version, (b"b",), (Entry(b"b", b"", 1),)), Holding(2, version, (b"c",), ())]
     [one] = planned(b"d", "i", 3, stale, truth)
     assert (one.slice, one.action, one.correction.values) == (2, "record", {})
+
+
+def test_a_deleted_document_of_two_partitions_goes_and_its_deletion_is_remembered() -> None:
+    """Deleted in partition 0; an older write to partition 1 was met after that."""
+    held = [Holding(1, Place(1, 3, 5), (b"a",), (Entry(b"a", b"", 1),))]
+    truth = Truth(Place(0, 7, 9), {}, False, (Place(1, 3, 5),))
+    verdict = judge("i", b"d", held, truth, Evidence())
+    assert isinstance(verdict, Difference)
+    assert wanted([verdict]) == {b"d"}
+    [one] = planned(b"d", "i", 2, held, truth)
+    assert (one.slice, one.action) == (1, "remove")
+    at = Timestamp.of({0: 8, 1: 4})
+    made = correct(one.correction, Held(1, 3, 5, (b"a",), False), False, Moments(at, at), lambda _: b"")
+    assert made is not None
+    assert (made.record, made.removed) == (Held(0, 7, 9, (), True), [b"a"])
+    assert step(made.record, 1, 3, 5, [b"a"]) == (made.record, False), "it does not come back"
 
 
 def test_corrections_are_cut_into_messages() -> None:

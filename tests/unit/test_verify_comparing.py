@@ -79,6 +79,11 @@ def test_a_newer_record_past_the_snapshot_leaves_it_open_on_a_compacted_topic() 
     assert kind_of(held(9), NOTHING, COMPACTED) == "EXTRA"
 
 
+STALE = held(3, partition=1, key=OTHER)
+MOVED = Truth(Version(0, 7, 5), {"i": (ENTRY,)}, False, (Version(1, 3, 5),))
+"""Written to partition 1 first, and to partition 0 then; the index has the older one."""
+
+
 @pytest.mark.parametrize(
     ("holdings", "truth", "evidence"),
     [
@@ -87,16 +92,32 @@ def test_a_newer_record_past_the_snapshot_leaves_it_open_on_a_compacted_topic() 
         pytest.param(held(3, partition=TABLE_PARTITION), NOTHING, Evidence(), id="a row of the table"),
         pytest.param(held(7), NOTHING, Evidence(compacted=True, deletions_lost=True), id="deletion lost"),
         pytest.param([], source(7), Evidence(compacted=True, deletions_lost=True), id="deleted meanwhile"),
-        pytest.param(
-            held(3, partition=1, key=OTHER),
-            Truth(Version(0, 7, 5), {"i": (ENTRY,)}, False, (Version(1, 3, 5),)),
-            Evidence(),
-            id="two partitions",
-        ),
+        pytest.param(STALE, MOVED, COMPACTED, id="two partitions, compacted"),
+        pytest.param(STALE, MOVED, Evidence(floors={0: 1}), id="two partitions, one has lost its beginning"),
+        pytest.param(STALE, MOVED, Evidence(floors={0: 0, 1: 2}), id="two partitions, the other one has"),
+        pytest.param(STALE, source(7), Evidence(floors={1: 4}), id="two partitions, the record is gone"),
     ],
 )
 def test_what_the_source_cannot_prove(holdings: list[Holding], truth: Truth, evidence: Evidence) -> None:
     assert kind_of(holdings, truth, evidence) == "UNPROVABLE"
+
+
+@pytest.mark.parametrize("floors", [{}, {0: 0, 1: 0, 2: 9}])
+def test_from_a_log_that_has_everything_the_newer_of_two_partitions_is_told(floors: dict[int, int]) -> None:
+    """As after a build that read the older write in a later micro-batch."""
+    deleted = Truth(MOVED.version, {}, False, MOVED.others)
+    right = held(7)
+    for holdings, truth, kind in (
+        (STALE, MOVED, Kind.WRONG_KEY),
+        (STALE, deleted, Kind.EXTRA),
+        ([*right, *held(3, partition=1, key=OTHER, slice_=2)], MOVED, Kind.EXTRA),
+        (held(3, partition=1), MOVED, Kind.WRONG_RECORD),
+    ):
+        verdict = judge("i", b"d", holdings, truth, Evidence(floors=floors))
+        assert isinstance(verdict, Difference)
+        assert verdict.kind is kind
+        assert ("older was met last" in verdict.reason) is (kind is not Kind.WRONG_RECORD)
+    assert kind_of(right, MOVED) is None
 
 
 def test_a_stale_entry_is_a_fault_even_if_its_own_record_has_expired() -> None:
