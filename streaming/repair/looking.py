@@ -52,15 +52,15 @@ class LiveLooks:
     ) -> tuple[Mapping[bytes, Truth], Mapping[bytes, Sequence[Holding]], Evidence]:
         index, began = self._index, time.monotonic()
         self._scene.facts.check(pin.timestamp, pin.incarnation)
-        starts = self._scene.facts.earliest()
-        documents = Reading.of(self._scene.keyspace, starts, pin.timestamp.offsets()).documents
+        starts, ends = self._scene.starts(), pin.timestamp.offsets()
+        documents = Reading.of(self._scene.keyspace, starts, ends).documents
         work = VerifyWork(
             definitions=((index.id, msgspec.json.encode(index.definition)),),
             indexes=(IndexPlan(index.id, index.slices, tuple(index.splits)),),
             bits=digests.bits_for(documents),
             range_bits=0,
             routes=(),
-            until=pin.timestamp.offsets(),
+            until=ends,
         )
         reader = self._reader(documents)
         try:

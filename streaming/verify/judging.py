@@ -138,6 +138,16 @@ class Scene:
     tell: Callable[[str, float], None] = lambda _, __: None
     stopped: Callable[[], bool] = lambda: False
 
+    def starts(self) -> dict[int, int]:
+        """Source partition -> from where index and source are compared: the first offset that is there, but
+        not below a table that the index began with. Of the records that it stands for some may be there
+        still; the index has its rows in their place."""
+        taken = self.slices.tables_taken_at()
+        return {
+            partition: max(start, taken.get(partition, 0))
+            for partition, start in self.facts.earliest().items()
+        }
+
 
 class Judging:
     """Looks at documents one by one.
@@ -218,6 +228,11 @@ class Judging:
             for docid in sorted(ids):
                 self._suspects.pop((index, docid), None)
                 self._add(Difference(Kind.UNPROVABLE, index, docid, reason=CHANGES_TOO_FAST))
+        shared, self._shared = self._shared, {}
+        for (index, _), some in sorted(shared.items()):
+            first, *others = sorted(some)
+            reason = f"{len(some)} documents may have one key: {CHANGES_TOO_FAST}"
+            self._add(Difference(Kind.UNPROVABLE, index, first, others=tuple(others), reason=reason))
 
     def _add(self, difference: Difference) -> None:
         index = self._outcome.indexes[difference.index]
@@ -306,7 +321,7 @@ class Judging:
             }
         )
         ends = self._scene.facts.ends()
-        reading = Reading.of(self._scene.keyspace, self._scene.facts.earliest(), ends)
+        reading = Reading.of(self._scene.keyspace, self._scene.starts(), ends)
         found = self._reader.find(reading, work)
         before = reduced(joined([decode(one.before) for one in found]))
         later = joined([decode(one.later) for one in found])
@@ -333,7 +348,7 @@ class Judging:
         """What may have been lost up to now."""
         kept = self._scene.facts.deletions_kept_ms()
         took = (time.monotonic() - self._began) * 1000
-        return Evidence(self._scene.facts.earliest(), kept is not None, kept is not None and took >= kept)
+        return Evidence(self._scene.starts(), kept is not None, kept is not None and took >= kept)
 
 
 def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict[bytes, Truth]:

@@ -126,6 +126,21 @@ class Slices:
         self._pool.shutdown(cancel_futures=True)
         self._http.close()
 
+    def tables_taken_at(self) -> dict[int, int]:
+        """Source partition -> the offset at which the table was taken that an index began with (the largest,
+        of several): what its slices hold of records below is the table's. Empty when all began with the log,
+        as they do with a topic that was made anew since."""
+        catalog = self._catalog()
+        found: dict[int, int] = {}
+        for index in self._records():
+            build, keyspace = catalog.build(index.build or ""), catalog.keyspace(index.keyspace)
+            origin = build.origin if build is not None else None
+            if origin is None or keyspace is None or origin.topic_id != keyspace.topic_id:
+                continue
+            for partition, offset in origin.offsets.items():
+                found[partition] = max(found.get(partition, 0), offset)
+        return found
+
     # --- holding ------------------------------------------------------------------------------------------
 
     def pin(self, stopped: Callable[[], bool] = lambda: False, at_least: Timestamp | None = None) -> Pin:

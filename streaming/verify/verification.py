@@ -85,7 +85,7 @@ class Verification:
     def _verify(self, pin: Pin) -> Outcome:
         self._scene.facts.check(pin.timestamp, pin.incarnation)
         began = time.monotonic()
-        starts = self._scene.facts.earliest()
+        starts = self._scene.starts()
         reading = Reading.of(self._scene.keyspace, starts, pin.timestamp.offsets())
         entries = sum(pin.entries.values())
         documents = min(reading.documents, 4 * entries + reading.documents // 16)

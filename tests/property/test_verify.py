@@ -29,9 +29,12 @@ from keytide.definition import CreateIndex, parse_statement
 from keytide.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
 from keytide.entry import pack_value
 from keytide.timestamp import Timestamp
+from keytide.types import TABLE_PARTITION
+from streaming.repair.looking import LiveLooks
 from streaming.share import source_batch
 from streaming.verify import judging
-from streaming.verify.difference import Kind, is_clean
+from streaming.verify.comparing import CHANGES_TOO_FAST, NOTHING, judge
+from streaming.verify.difference import Difference, Kind, is_clean
 from streaming.verify.judging import Outcome, Scene
 from streaming.verify.newest import decode
 from streaming.verify.slices import Pin, Place, Slices
@@ -168,6 +171,10 @@ class FakeSlices:
         self._limit = limit
         self.definitions = {one.id: one.definition for one in records_of(STATEMENTS)}
         self.pins = 0
+        self.taken: dict[int, int] = {}
+
+    def tables_taken_at(self) -> dict[int, int]:
+        return self.taken
 
     def pin(self, stopped: Any = None, at_least: Timestamp | None = None) -> Pin:
         number = 1 if at_least is None else 2
@@ -285,16 +292,20 @@ class FakeReader:
         ]
 
 
-def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> Outcome:
-    scene = Scene(
+def scene_of(log: Log, slices: FakeSlices, indexes: Iterable[str], limit: int = 10_000) -> Scene:
+    return Scene(
         keyspace="k",
-        indexes=records_of(sorted(STATEMENTS)),
+        indexes=records_of(sorted(indexes)),
         slices=cast(Slices, slices),
         facts=FakeFacts(log),
         limit=limit,
         stopped=threading.Event().is_set,
     )
-    outcome = Verification(scene, lambda _: reader).run()
+
+
+def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> Outcome:
+    scene = scene_of(log, slices, STATEMENTS, limit)
+    outcome = Verification(scene, lambda _: reader, origins=bool(slices.taken)).run()
     assert slices.pins == 0
     return outcome
 
@@ -366,6 +377,52 @@ def test_what_retention_took_is_counted_and_nothing_else(
     outcome = verified(log, FakeSlices(held, until, later, ends, 5), FakeReader(log, *shape))
     assert outcome.differences == []
     assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    logs(),
+    st.tuples(st.integers(0, 10), st.integers(0, 10)),
+    st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    st.sets(st.integers(0, 30)),
+    readers,
+)
+def test_records_that_a_table_stands_for_are_not_compared(
+    given_: tuple[Log, dict[int, int]],
+    tenths: tuple[int, int],
+    floors: tuple[int, int],
+    heard: set[int],
+    shape: tuple[int, int],
+) -> None:
+    """The log still holds some records from before the table that the index began with. The index has rows in
+    their place, or the records themselves, which projectors read later than the table was taken."""
+    log, until = given_
+    taken = {partition: end * tenths[partition] // 10 for partition, end in until.items()}
+    held, later, ends = indexed(log, until), indexed(log, log.ends()), log.ends()
+    for slice_ in (*held.values(), *later.values()):
+        for row, (docid, one) in enumerate(sorted(slice_.back.items())):
+            if one.offset < taken[one.partition] and int(docid[1:]) not in heard:
+                slice_.back[docid] = one._replace(partition=TABLE_PARTITION, offset=row, time=0)
+    log.expire(dict(enumerate(floors)))
+    starts = {partition: max(floor, taken[partition]) for partition, floor in enumerate(floors)}
+    unproven = sum(
+        len(one.keys)
+        for slice_ in held.values()
+        for one in slice_.back.values()
+        if one.partition == TABLE_PARTITION or one.offset < starts[one.partition]
+    )
+    slices = FakeSlices(held, until, later, ends, 5)
+    slices.taken = taken
+    outcome = verified(log, slices, FakeReader(log, *shape))
+    assert outcome.differences == []
+    assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
+    assert outcome.documents <= sum(max(0, end - starts[partition]) for partition, end in ends.items())
+
+    looks = LiveLooks(scene_of(log, slices, [CITY]), lambda _: FakeReader(log, *shape), origins=True)
+    ids = {b"d%d" % number for number in range(31)}
+    truths, there, evidence = looks.some(slices.pin(), ids)
+    found = [judge(CITY, one, there.get(one, ()), truths.get(one, NOTHING), evidence) for one in ids]
+    assert {one.kind for one in found if isinstance(one, Difference)} <= {Kind.UNPROVABLE}
 
 
 FAULTS = ("missing", "ghost", "extra", "wrong key", "included", "wrong slice", "version", "unknown to back")
@@ -538,6 +595,37 @@ def test_few_entries_of_many_documents_are_looked_at_in_groups_too(monkeypatch: 
     outcome = verified(log, FakeSlices(held, until, held, until, 500), reader)
     assert outcome.counts == {"MISSING": 30}
     assert max(sizes) <= 200
+
+
+class Sharing(FakeSlices):
+    """Slices in which d0 and d1 have one key; they never get to a newer snapshot."""
+
+    def pin(self, stopped: Any = None, at_least: Timestamp | None = None) -> Pin:
+        return super().pin(stopped)
+
+    def digests(
+        self, pin: Pin, bits: int, floors: dict[int, int]
+    ) -> Iterator[tuple[Place, Sums, int, list[Duplicate]]]:
+        key = encode_key(["a"])
+        for place, total, left_out, _ in super().digests(pin, bits, floors):
+            mine = place[0] == CITY and key + b"d0" in self._states[1][0][place].entries
+            yield place, total, left_out, [Duplicate(key, (b"d0", b"d1"))] if mine else []
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_shared_key_of_documents_that_are_always_written_is_not_forgotten(compacted: bool) -> None:
+    log = Log([Record(n, 0, b"d%d" % n, ("a", (), n)) for n in (0, 1)], compacted)
+    until = log.ends()
+    held = indexed(log, until)
+    outcome = verified(log, Sharing(held, until, held, until, 9), FakeReader(log, 1, 1 << 20))
+    (one,) = outcome.differences
+    assert (one.kind, one.id, one.others) == (Kind.DUPLICATE_UNIQUE, b"d0", (b"d1",))
+    log.records += [Record(n, 1, b"d%d" % n, ("a", (), n)) for n in (0, 1)]
+    outcome = verified(log, Sharing(held, until, held, until, 9), FakeReader(log, 1, 1 << 20))
+    (one,) = outcome.differences
+    assert (one.kind, one.id, one.others) == (Kind.UNPROVABLE, b"d0", (b"d1",))
+    assert CHANGES_TOO_FAST in one.reason
+    assert outcome.counts == {"UNPROVABLE": 1}
 
 
 class Racing(FakeReader):

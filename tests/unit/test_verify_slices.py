@@ -10,12 +10,14 @@ import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
+from coordinator.buildbook import FINISHED_KEPT
 from indexer import digests as node_side
 from indexer.api import create_app
 from keytide import digests
-from keytide.catalog import NodeRecord
+from keytide.catalog import BuildRecord, KeyspaceRecord, NodeRecord, TableOrigin
 from keytide.collation import encode_key
 from keytide.digests import VERIFY_PATH, DigestAsk, PinAsk
 from keytide.errors import RetryableError
@@ -24,6 +26,7 @@ from keytide.timestamp import Timestamp
 from streaming.verify import slices as asking
 from streaming.verify.slices import PinLostError, Slices
 from tests.unit.scan_world import Doc, FakeSnapshot, World
+from tests.unit.test_origin import begun
 
 SLICES = 3
 
@@ -157,6 +160,38 @@ def test_a_snapshot_that_is_gone_and_a_slice_that_is_damaged_end_it() -> None:
         with pytest.raises(RetryableError, match="is damaged"):
             list(slices.digests(pin, 2, {}))
     assert (index, 0) in made.views["n0"].damaged
+
+
+def test_where_the_table_was_taken_that_an_index_began_with() -> None:
+    made = World(*(f"CREATE INDEX {name} ON users (city) WITH (slices=1)" for name in "ij"))
+    made.change("j", build="b2", slice_builds={0: "b3"})
+    slices = Slices(lambda: made.catalog, [made.index(name).id for name in "ij"])
+
+    def began(build: str, origin: TableOrigin | None) -> None:
+        made.record(BuildRecord(build, "users", [], "READY", Timestamp(), 0, origin=origin))
+
+    assert slices.tables_taken_at() == {}
+    began("b1", None)
+    assert slices.tables_taken_at() == {}
+    began("b2", TableOrigin("parquet", {0: 40, 1: 20}, topic_id="t"))
+    assert slices.tables_taken_at() == {0: 40, 1: 20}
+    began("b1", TableOrigin("parquet", {0: 30, 1: 21}, topic_id="t"))
+    assert slices.tables_taken_at() == {0: 40, 1: 21}
+    made.record(KeyspaceRecord("users", "t2", 2, 1))
+    assert slices.tables_taken_at() == {}, "the topic was made anew: all of it is in the log"
+    slices.close()
+
+
+def test_the_record_that_says_so_is_kept_as_long_as_the_index() -> None:
+    made = begun()
+    book, first = made.leader.builds.book, replace(made.build("b8"), state="READY")
+    book.put(first)
+    for number in range(FINISHED_KEPT + 1):
+        book.put(replace(first, id=f"b{100 + number}", state="CANCELLED"))
+    book.finish(first)
+    kept = {one.id for one in book.all()}
+    assert "b8" in kept
+    assert "b100" not in kept
 
 
 def test_the_route_of_a_node() -> None:
