@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from deploy.kafka import EmbeddedKafka
 
-VERIFIED = ("acceptance", "verify", "repair", "demo")
+VERIFIED = ("acceptance", "verify", "repair", "demo", "origin")
 """Modules with one of these in their names build with verification, as users do. Others leave it out: it
 would read each of their sources once more."""
 

@@ -80,13 +80,17 @@ def _create(world: World, topic: str) -> list[str]:
     return [f"{topic}_city", f"{topic}_tag"]
 
 
-def _take(world: World, topic: str) -> tuple[dict[int, int], list[tuple[str, dict[str, Any]]]]:
+def _take(
+    world: World, topic: str, *, keep: bool = False
+) -> tuple[dict[int, int], list[tuple[str, dict[str, Any]]]]:
     """Everything that the topic stands for now, as (id, document), and where it ends; then its records are
-    deleted. The oracle has read them."""
+    deleted, unless they are to be kept. The oracle has read them."""
     offsets = world.ends(topic)
     source = world.sources[topic] = Source(world.bootstrap, topic)
     newest = source.newest(offsets)
     rows = [(id_.decode(), json.loads(value)) for id_, value in newest.items() if value is not None]
+    if keep:
+        return offsets, rows
     admin = AdminClient({"bootstrap.servers": world.bootstrap})
     cut = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
     for future in admin.delete_records(cut).values():
@@ -168,6 +172,44 @@ def _lose_a_slice(world: World, name: str, index: str) -> None:
     assert rebuild["slices"] == {name: [1]}
     assert rebuild["origin"] is not None
     world.wait_ready(rebuild["id"])
+
+
+def test_records_that_the_table_stands_for_may_be_there_still(world: World, tmp_path: Path) -> None:
+    """The index has rows of the table in their place, and that is no fault: not to the build's verification,
+    nor to one by hand or a repair."""
+    topic = "kept"
+    names = _create(world, topic)
+    with Writer(world.bootstrap, topic, 4, _order) as writer:
+        writer.write(1_500)
+    offsets, rows = _take(world, topic, keep=True)
+    columns = {"id": [id_ for id_, _ in rows], "doc": [json.dumps(document) for _, document in rows]}
+    pq.write_table(pa.table(columns), tmp_path / "kept.parquet")
+    origin = {
+        "format": "parquet",
+        "path": str(tmp_path / "kept.parquet"),
+        "document_column": "doc",
+        "offsets": offsets,
+    }
+    with Writer(world.bootstrap, topic, 5, _order, per_second=100) as writer:
+        writer.write(500)
+        state = world.wait_ready(_start(world, names, origin))
+        _check(world, topic)
+    jobs = [_over(world, state["verification"])]
+    for doing, body in (("verify", None), ("repair", {"dry_run": True})):
+        job = world.admin.call("POST", f"/v1/indexes/{names[0]}/{doing}", body)["id"]
+        jobs.append(_over(world, job))
+    for one in jobs:
+        assert (one["state"], one["clean"]) == ("DONE", True), one
+        assert set(one["counts"]) == {"UNPROVABLE"}, one
+
+
+def _over(world: World, job: str) -> dict[str, Any]:
+    """A job when it is over."""
+    path = f"/v1/jobs/{job}"
+    over = ("DONE", "FAILED", "CANCELLED")
+    wait_for(lambda: world.admin.call("GET", path)["state"] in over, f"job {job} is over")
+    found: dict[str, Any] = world.admin.call("GET", path)
+    return found
 
 
 def test_columns_become_documents_and_ids_must_differ(world: World, tmp_path: Path) -> None:
