@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +20,7 @@ from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import RetryableError
+from tests.chaos.processes import stopped
 from tests.oracle import Keys, Row, Source, difference, rows_of
 
 LIMIT_S = 300.0
@@ -68,9 +67,15 @@ class World:
         answer: dict[str, Any] = self.admin.call("POST", "/v1/statements", {"statement": statement})
         return answer
 
-    def build(self, *names: str) -> str:
-        """Start a build; its id."""
-        return str(self.admin.call("POST", "/v1/builds", {"indexes": list(names)})["id"])
+    def build(self, *names: str, rate_limit: int | None = None) -> str:
+        """Start a build, of so many documents per second at most; its id."""
+        body = {"indexes": list(names), "rate_limit": rate_limit}
+        return str(self.admin.call("POST", "/v1/builds", body)["id"])
+
+    def throttle(self, build: str, rate_limit: int | None) -> dict[str, Any]:
+        """Set the rate limit of a build (documents per second, None for none); the build."""
+        state: dict[str, Any] = self.admin.call("PATCH", f"/v1/builds/{build}", {"rate_limit": rate_limit})
+        return state
 
     def build_state(self, build: str) -> dict[str, Any]:
         """The build, waiting out a coordinator that is away."""
@@ -87,7 +92,7 @@ class World:
         return state
 
     def wait_ready(self, build: str, limit: float = LIMIT_S) -> dict[str, Any]:
-        """Wait until a build is READY, and every node has read that its indexes are."""
+        """Wait until a build is READY, and every node that runs has read that its indexes are."""
 
         def over() -> bool:
             state = self.build_state(build)
@@ -96,9 +101,17 @@ class World:
 
         wait_for(over, f"build {build} is READY", limit)
         state = self.build_state(build)
-        nodes = range(len(self.cluster.node_urls))
-        wait_for(lambda: all(self._answers(node, state["indexes"]) for node in nodes), "all nodes know it")
+        wait_for(
+            lambda: all(self._answers(node, state["indexes"]) for node in self._running()),
+            "all nodes know it",
+        )
         return state
+
+    def _running(self) -> list[int]:
+        """The nodes whose processes run, by their places in `node_urls`."""
+        services = self.cluster.services
+        names = sorted(name for name in services if name.startswith("node-"))
+        return [place for place, name in enumerate(names) if services[name].running]
 
     def _answers(self, node: int, indexes: Iterable[str]) -> bool:
         with self.client(node) as client:
@@ -171,13 +184,8 @@ class World:
         """Everything of Spark stopped (SIGSTOP) while the block runs."""
         held = self.spark()
         assert held, "no Spark driver runs"
-        for process in held:
-            os.kill(process.pid, signal.SIGSTOP)
-        try:
+        with stopped(held):
             yield
-        finally:
-            for process in held:
-                os.kill(process.pid, signal.SIGCONT)
 
 
 class Writer:
