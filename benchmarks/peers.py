@@ -56,7 +56,8 @@ INDEX: Final = (
 def peers(documents: int = MILLION) -> Result:
     """Documents in Kafka until one index over all of them is complete: Keytide's build, PostgreSQL's COPY and
     CREATE INDEX."""
-    result = Result("peers", machine=machine_state())
+    size = "" if documents == MILLION else f"-{documents // MILLION}m"
+    result = Result(f"peers{size}", machine=machine_state())
     result.sizes = {"documents": documents, "partitions": PARTITIONS, "postgresql_clients": CLIENTS}
     with Bench() as bench:
         bench.make_topic(TOPIC, PARTITIONS)

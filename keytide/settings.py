@@ -179,7 +179,7 @@ class BuildSettings(Section):
         "longer; how often a build that lost its footing begins again before it fails",
     )
     nice: int = Field(
-        10,
+        15,
         ge=0,
         le=19,
         description="how much a driver, with all that it starts, stands back behind other processes of its "
