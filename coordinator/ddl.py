@@ -14,6 +14,7 @@ from coordinator.buildbook import FINAL
 from coordinator.builds import Builds
 from coordinator.dictionary import Dictionary
 from coordinator.events import Instruction, Note, SourceFacts
+from coordinator.jobbook import FINAL as JOB_FINAL
 from coordinator.origins import refused
 from coordinator.pausing import BY_OPERATOR
 from coordinator.retire import retire
@@ -222,7 +223,8 @@ class Ddl:
         return Outcome(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
 
     def pause(self, build: str, now: int) -> Outcome:
-        """Have a build pause until it is resumed; nothing happens to one that pauses on request already.
+        """Have a build pause until it is resumed; nothing happens to one that pauses on request already. One
+        that verifies keeps its state: its job is held (`coordinator.jobs`).
 
         Raises:
             NoSuchBuildError: there is none.
@@ -244,6 +246,11 @@ class Ddl:
         record = self._reading(build, "resume")
         if not record.paused:
             return Outcome(f"build {build} does not pause", None, record)
+        if record.state == "CATCHUP":
+            record = replace(record, paused="", paused_by="")
+            self._builds.book.put(record)
+            told = f"build {build} goes on: its verification begins again"
+            return Outcome(told, None, record, (Note("info", "build-resumed", build, told),))
         out = self._builds.pausing.resume(record, now)
         record = self._builds.book.get(build)
         told = f"build {build} still pauses: {record.paused}" if record.paused else f"build {build} goes on"
@@ -264,7 +271,7 @@ class Ddl:
         return Outcome(text, None, record, (Note("info", "build-throttled", build, text),))
 
     def _reading(self, build: str, what: str) -> BuildRecord:
-        """The record of a build that reads, or will."""
+        """The record of a build that reads, or will: documents, or, while it verifies, the source again."""
         record = self._builds.book.get(build)
         if record.state in FINAL:
             raise ConflictError(
@@ -272,10 +279,15 @@ class Ddl:
                 problem_type="build-over",
                 next_step=f"there is nothing to {what}; `keytide build list` shows what is under way",
             )
-        if record.state == "CATCHUP":
+        if record.state == "CATCHUP" and not self._verifies(record):
             raise ConflictError(
-                f"build {build} has read everything; its slices catch up with the stream",
+                f"build {build} reads nothing now; its slices load, or catch up with the stream",
                 problem_type="build-has-read",
-                next_step=f"there is nothing to {what} any more; wait for READY, or cancel it",
+                next_step=f"there is nothing to {what} before it verifies (phase verifying); wait for that "
+                "or for READY, or cancel it",
             )
         return record
+
+    def _verifies(self, record: BuildRecord) -> bool:
+        job = self._builds.jobs.find(record.verification) if record.phase == "verifying" else None
+        return job is not None and job.state not in JOB_FINAL

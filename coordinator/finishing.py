@@ -6,7 +6,8 @@ they are verified first: when all have come so far, one job (`coordinator.jobs`)
 source, read once for all of them, at a snapshot of its own choice. They are READY when it has found nothing;
 what the source no longer can prove (UNPROVABLE) is no reason against them, but shown. Else the build fails,
 with the report's address: an index that is wrong when it is new points at a bug, or at a source that was
-changed in ways that nobody tells.
+changed in ways that nobody tells. Whatever is in the way of the job meanwhile, a node that is away or a disk
+that is full, the build waits for it (`coordinator.jobs`).
 
 Single slices that are rebuilt are not verified: their index serves, and a job for one slice would read the
 whole source as well. The next verification of the index covers them.

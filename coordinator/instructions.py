@@ -12,7 +12,7 @@ from typing import Literal
 
 from keytide.catalog import Record
 from keytide.history import History
-from keytide.messages import BuildEnd, Published, StabilityTimestamp
+from keytide.messages import BuildEnd, Published, RepairEnd, StabilityTimestamp
 from keytide.timestamp import Place, Timestamp
 
 DriverTask = Literal["backfill", "sample", "verify", "repair"]
@@ -67,9 +67,10 @@ class SampleSource:
 
 @dataclass(frozen=True, slots=True)
 class SendBuildEnd:
-    """Send to backfill queues: (topic, partition, message)."""
+    """Send the end of something to queues of slices: of builds to backfill queues, of rounds of repairs to
+    mutation queues; (topic, partition, message)."""
 
-    messages: tuple[tuple[str, int, BuildEnd], ...]
+    messages: tuple[tuple[str, int, BuildEnd | RepairEnd], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ Document = dict[str, Any]
 def job(leader: Leader, record: JobRecord, now: int) -> Document:
     """One job."""
     end = record.finished_at or now
-    running = record.state == "RUNNING" and record.started_at and record.percent > 2.0
-    spent = now - record.started_at
+    left = leader.jobs.left_ms(record, now)
     return {
         "id": record.id,
         "kind": record.kind,
@@ -28,7 +27,7 @@ def job(leader: Leader, record: JobRecord, now: int) -> Document:
         "percent": record.percent,
         "documents_done": record.documents,
         "documents_total": record.documents_total,
-        "eta_s": round(spent / record.percent * (100 - record.percent) / 1000, 1) if running else None,
+        "eta_s": None if left is None else round(left / 1000, 1),
         "counts": record.counts,
         "clean": faults_of(record.counts) == 0 if record.state == "DONE" else None,
         "detail": record.detail,

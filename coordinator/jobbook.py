@@ -23,6 +23,8 @@ TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
     "CANCELLED": {},
 }
 FINAL: Final = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
+PREPARED: Final = 2.0
+"""Percent of a job before it reads anything of the source: they say nothing of its pace."""
 HARMLESS: Final = frozenset({"UNPROVABLE"})
 """Classes of differences that say nothing against an index."""
 
@@ -61,12 +63,42 @@ class JobLimits:
 
 @dataclass(slots=True)
 class Run:
-    """What this coordinator knows of a job beside its record."""
+    """What this coordinator knows of a job beside its record.
+
+    Attributes:
+        reported_at: `sent_at` of the newest report, so that an older one does not count.
+        name: of the driver that was heard last (`JobProgress.run`).
+        began_at: its first report; 0 before that.
+        error: what it says is in its way; "" when nothing.
+        silent_ms: since it said something, or since its start, as far as others were heard meanwhile.
+        exited_at: when it ended well without having said what it found.
+        failing: it says that its job can never work: why.
+        no_room: it was not started, for its disk is full.
+        held: none runs: its build pauses, or something was in its way. Other jobs may have its place.
+        due: when one that is held is tried again at the earliest.
+        wait_ms: the last wait before that.
+        tries: starts in vain since a driver has read anything of the source.
+        story: how the last one ended.
+    """
 
     reported_at: int = 0
+    name: str = ""
+    began_at: int = 0
+    error: str = ""
+    silent_ms: int = 0
     exited_at: int = 0
     failing: str = ""
     no_room: str = ""
+    held: bool = False
+    due: int = 0
+    wait_ms: int = 0
+    tries: int = 0
+    story: str = ""
+
+    def begin(self, delay_ms: int = 0) -> None:
+        """A driver is started after a delay."""
+        self.began_at, self.silent_ms, self.exited_at = 0, -delay_ms, 0
+        self.held, self.error, self.story = False, "", ""
 
 
 class JobBook:
@@ -112,9 +144,30 @@ class JobBook:
 
     def waiting_for(self, record: JobRecord) -> str:
         """What a job waits for, in words; "" when it works."""
-        if record.state == "QUEUED":
-            return f"its turn: {self._limits.concurrent} at once (setting verify.concurrent)"
-        return self.run(record.id).no_room if record.state == "RUNNING" else ""
+        if record.state in FINAL:
+            return ""
+        if self.pauses(record):
+            return f"build {record.build} to be resumed (keytide build resume {record.build})"
+        run = self.run(record.id)
+        if record.state == "RUNNING" and not run.held:
+            return run.no_room
+        if story := run.error or run.story:
+            return f"{story}; tried again after {run.wait_ms / 1000:g} s, log {log_of(record)}"
+        return f"its turn: {self._limits.concurrent} at once (setting verify.concurrent)"
+
+    def pauses(self, record: JobRecord) -> bool:
+        """Whether the build that waits for it pauses."""
+        build = self.dictionary.catalog.build(record.build) if record.build else None
+        return build is not None and bool(build.paused)
+
+    def left_ms(self, record: JobRecord, now: int) -> float | None:
+        """Until a job is over, by the pace of its present driver; None when that cannot be told."""
+        if record.state != "RUNNING" or record.percent <= PREPARED:
+            return None
+        run = self.run(record.id)
+        if run.held or not run.began_at:
+            return None
+        return (now - run.began_at) / record.percent * (100 - record.percent)
 
     def run(self, id_: str) -> Run:
         """What is known of a job beside its record."""
@@ -140,3 +193,8 @@ class JobBook:
 def faults_of(counts: dict[str, int]) -> int:
     """How many differences say that an index is not right."""
     return sum(count for kind, count in counts.items() if kind not in HARMLESS)
+
+
+def log_of(record: JobRecord) -> str:
+    """Where the log of its drivers is, in the coordinator's data folder."""
+    return f"jobs/{record.id}/driver.log"

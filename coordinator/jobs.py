@@ -7,8 +7,14 @@ Theory of operation. The way of a job:
     DONE        its report is written, whatever it found; FAILED, CANCELLED
 
 A job has no checkpoint: after the death of its driver, or a restart of the coordinator, it begins again, up
-to a limit of times. It ends by itself when what it is for is gone: an index that is no longer READY, the
-build that waited for it. Progress alone is kept in memory; a new leader begins the job again anyway.
+to a limit of times. A driver that says nothing for long hangs: it is killed, and counts as one that died. A
+job ends by itself when what it is for is gone: an index that is no longer READY, the build that waited for
+it. Progress alone is kept in memory; a new leader begins the job again anyway.
+
+A build would be thrown away with its job. So where a driver ends because something was in its way (a node, a
+disk, Spark), which passes, the job of a build stays RUNNING and is *held*: it is tried again after growing
+waits, for ever, and other jobs have its place meanwhile. It is held, too, while its build pauses. A job by
+hand or by schedule ends after its limit of times: whoever asked can ask again, and the schedule does.
 
 With `verify.interval_s`, the READY index that was verified longest ago is verified next, whenever that is
 longer ago than the interval and no other such job is under way.
@@ -33,16 +39,25 @@ from coordinator.events import (
     StopDriver,
     Tick,
 )
-from coordinator.jobbook import FINAL, JobBook, JobConflictError, JobLimits, faults_of
+from coordinator.jobbook import FINAL, JobBook, JobConflictError, JobLimits, faults_of, log_of
+from coordinator.rounds import Rounds
 from keytide.catalog import IndexRecord, JobKind, JobRecord
-from keytide.messages import JobProgress
+from keytide.messages import JobProgress, NodeHeartbeat
 
 CHECK_MS: Final = 200
 """Between looks at all jobs."""
+SILENT_MS: Final = 60_000
+"""A driver reports twice a second from its start; one that says nothing for this long hangs."""
+HEARD_MS: Final = 2_000
+"""Silence counts while anybody was heard within this: else it is Kafka that brings nothing."""
 EXIT_GRACE_MS: Final = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
 MAX_BACK_OFF_MS: Final = 30_000
+LONGEST_WAIT_MS: Final = 60_000
+"""Before the job of a build is tried again."""
 NO_ROOM_PAUSE_MS: Final = 5_000
+AGAIN: Final = 1
+"""Exit status of a driver that something was in the way of, or that does not know what it was."""
 NEVER_AGAIN: Final = 3
 """Exit status of a driver that knows that its job can never work."""
 
@@ -52,7 +67,8 @@ class Jobs(JobBook):
 
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
         super().__init__(dictionary, limits)
-        self._checked_at = 0
+        self._checked_at = self._heard_at = 0
+        self._rounds = Rounds(self)
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -125,16 +141,24 @@ class Jobs(JobBook):
     # --- events -------------------------------------------------------------------------------------------
 
     def recover(self) -> list[Instruction]:
-        """At the start of a term: what was under way begins again."""
-        return [StartDriver(one.id, 0, one.kind) for one in self.all() if one.state == "RUNNING"]
+        """At the start of a term: what was under way begins again, as many at once as may."""
+        running = [one for one in self.all() if one.state == "RUNNING"]
+        able = sorted((one for one in running if not self.pauses(one)), key=lambda one: not one.build)
+        able = able[: self._limits.concurrent]
+        for one in running:
+            self.run(one.id).held = one not in able
+        return [StartDriver(one.id, 0, one.kind) for one in able]
 
     def handle(self, event: Event) -> list[Instruction]:
         """One event; what follows."""
         match event:
             case Tick(now):
                 return self._tick(now)
-            case Reported(JobProgress() as message, now):
-                return self._progress(message, now)
+            case Reported(message, now):
+                self._heard_at = now
+                if isinstance(message, JobProgress):
+                    return self._progress(message, now)
+                return self._rounds.heard(message, now) if isinstance(message, NodeHeartbeat) else []
             case DriverExited():
                 return self._exited(event)
             case _:
@@ -143,6 +167,8 @@ class Jobs(JobBook):
     def _tick(self, now: int) -> list[Instruction]:
         if now - self._checked_at < CHECK_MS:
             return []
+        heard = now - self._heard_at <= HEARD_MS
+        passed = min(now - self._checked_at, HEARD_MS) if heard else 0
         self._checked_at = now
         out: list[Instruction] = []
         for record in self.all():
@@ -150,12 +176,41 @@ class Jobs(JobBook):
                 continue
             if reason := self._not_wanted(record):
                 out += self.cancel(record, reason, now)
-                continue
-            run = self.run(record.id)
-            if record.state == "RUNNING" and run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
-                out += self._died(record, "it ended without having said what it found", now)
+            elif record.state == "RUNNING":
+                out += self._watch(record, passed, now)
         self._schedule(now)
         return out + self._start(now)
+
+    def _watch(self, record: JobRecord, passed: int, now: int) -> list[Instruction]:
+        """A job that is RUNNING: whether its driver may, and does.
+
+        Args:
+            passed: milliseconds since the last look, as far as silence counts in them.
+        """
+        run = self.run(record.id)
+        if self.pauses(record):
+            run.due = 0  # it is tried at once when the build goes on
+            if run.held:
+                return []
+            self._hold(record)
+            return [StopDriver(record.id)]
+        if run.held:
+            return []
+        if run.exited_at:
+            if now - run.exited_at <= EXIT_GRACE_MS:
+                return []
+            return self._died(record, "it ended without having said what it found", now)
+        run.silent_ms += passed
+        if run.silent_ms < SILENT_MS:
+            return []
+        story = f"it has said nothing for {SILENT_MS // 1000} s, and was killed"
+        return [StopDriver(record.id), *self._died(record, story, now)]
+
+    def _hold(self, record: JobRecord) -> None:
+        """No driver of it runs any more, for now; what the last one did counts for nothing."""
+        run = self.run(record.id)
+        run.held, run.exited_at, run.no_room = True, 0, ""
+        self.note_progress(replace(record, percent=0.0, documents=0, counts={}, detail=""))
 
     def _not_wanted(self, record: JobRecord) -> str:
         """Why a job has lost its purpose, "" when it has not."""
@@ -170,17 +225,24 @@ class Jobs(JobBook):
         return ""
 
     def _start(self, now: int) -> list[Instruction]:
-        """Begin what may begin."""
+        """Begin what may begin, and what was held and may go on."""
         out: list[Instruction] = []
-        waiting = [one for one in self.all() if one.state == "QUEUED"]
-        running = sum(one.state == "RUNNING" for one in self.all())
+        held = {one.id for one in self.all() if one.state == "RUNNING" and self.run(one.id).held}
+        running = sum(one.state == "RUNNING" and one.id not in held for one in self.all())
+        waiting = [one for one in self.all() if one.state == "QUEUED" or one.id in held]
         for record in sorted(waiting, key=lambda one: not one.build):
             if running >= self._limits.concurrent:
                 break
+            run = self.run(record.id)
+            if self.pauses(record) or now < run.due:
+                continue
             running += 1
-            record = self.move(record, "start", started_at=now, attempts=1)
-            text = f"{record.kind} {record.id} of {', '.join(self.names(record))} begins"
-            out += [StartDriver(record.id, 0, record.kind), Note("info", "job-started", record.id, text)]
+            run.begin()
+            out.append(StartDriver(record.id, 0, record.kind))
+            if record.state == "QUEUED":
+                record = self.move(record, "start", started_at=now, attempts=1)
+                text = f"{record.kind} {record.id} of {', '.join(self.names(record))} begins"
+                out.append(Note("info", "job-started", record.id, text))
         return out
 
     def _schedule(self, now: int) -> None:
@@ -206,7 +268,13 @@ class Jobs(JobBook):
         run = self.run(record.id)
         if message.sent_at < run.reported_at:
             return []
-        run.reported_at, run.no_room = message.sent_at, ""
+        run.reported_at, run.name = message.sent_at, message.run
+        run.no_room, run.silent_ms, run.began_at = "", 0, run.began_at or now
+        run.error = message.error
+        if run.held and message.state != "DONE":
+            return []  # the last word of a driver that has ended
+        if message.documents:
+            run.tries = 0
         record = replace(
             record,
             snapshot=message.snapshot,
@@ -246,23 +314,48 @@ class Jobs(JobBook):
         if record is None or record.state != "RUNNING":
             return []
         run = self.run(record.id)
+        if run.held:
+            return []  # it ended as it was to be stopped
         if event.status == NEVER_AGAIN:
             return self._fail(record, run.failing or event.tail or "the driver gave no reason", event.now)
         if event.status == NO_ROOM:
             run.no_room = event.tail
+            run.begin(NO_ROOM_PAUSE_MS)
             return [StartDriver(record.id, NO_ROOM_PAUSE_MS, record.kind)]
         if event.status == 0:
             run.exited_at = event.now
             return []
+        if event.status == AGAIN and record.build:
+            return self._wait(record, event.tail, event.now)
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
-        return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+        story = f"it ended with {how}" + (f". {event.tail}" if event.tail else "")
+        return self._died(record, story, event.now)
+
+    def _wait(self, record: JobRecord, tail: str, now: int) -> list[Instruction]:
+        """Something was in the way of the driver of a build's job: try again later and later."""
+        run = self.run(record.id)
+        run.story = tail.strip().rpartition("\n")[2] or f"its driver ended with status {AGAIN}"
+        run.wait_ms = min(self._limits.back_off_ms << min(run.tries, 16), LONGEST_WAIT_MS)
+        run.due = now + run.wait_ms
+        run.tries += 1
+        self._hold(record)
+        if run.tries > 1:
+            return []
+        text = f"{record.kind} {record.id} of {', '.join(self.names(record))} waits: "
+        return [Note("warning", "job-waits", record.id, text + self.waiting_for(record))]
 
     def _died(self, record: JobRecord, story: str, now: int) -> list[Instruction]:
-        run = self.run(record.id)
-        run.exited_at = 0
         if record.attempts > self._limits.restarts:
-            return self._fail(record, f"its driver died {record.attempts} times; at last: {story}", now)
+            why = (
+                f"its driver died {record.attempts} times (setting verify.restarts); its log is "
+                f"{log_of(record)} in the coordinator's data folder; at last: {story}"
+            )
+            if not record.build:
+                names = " ".join(self.names(record))
+                why += f"; when that is put right: keytide index {record.kind} {names}"
+            return self._fail(record, why, now)
         delay = min(self._limits.back_off_ms * 2 ** (record.attempts - 1), MAX_BACK_OFF_MS)
+        self.run(record.id).begin(delay)
         self.put(replace(record, attempts=record.attempts + 1, percent=0.0, documents=0, counts={}))
         text = f"the driver of {record.kind} {record.id} died and begins again in {delay / 1000:g} s: {story}"
         return [

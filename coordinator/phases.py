@@ -26,6 +26,8 @@ from keytide.timestamp import Timestamp
 
 VERIFY_PART = 1.0
 """Of the time that reading a document took: reading it again to compare."""
+MOST_BEFORE_READY = 99.9
+"""Percent."""
 
 
 def with_bytes(record: BuildRecord, message: BuildProgress) -> BuildRecord:
@@ -35,6 +37,22 @@ def with_bytes(record: BuildRecord, message: BuildProgress) -> BuildRecord:
     documents = record.documents_done
     total = done * record.documents_total // documents if documents else 0
     return replace(record, bytes_done=done, bytes_total=max(done, total))
+
+
+def percent_done(record: BuildRecord, verified: float) -> float:
+    """How much of a build is done, of 100; all of it when it is READY, and not before.
+
+    Args:
+        verified: percent of its verification.
+    """
+    if record.state == "READY":
+        return 100.0
+    read = 1.0 if record.state == "CATCHUP" else 0.0
+    of_a_table = record.origin is not None and not record.batches
+    if not read and record.documents_total and not of_a_table:  # how much a table holds shows as it is read
+        read = min(1.0, record.documents_done / record.documents_total)
+    more = VERIFY_PART if record.verify else 0.0
+    return min(MOST_BEFORE_READY, (100 * read + more * verified) / (1 + more))
 
 
 def reading(record: BuildRecord, driver: str, waits: bool, stable: Timestamp) -> str:
@@ -94,7 +112,8 @@ class Phases:
         return [status for key in wanted for status in known.get(key, ())]
 
     def eta_ms(self, record: BuildRecord, now: int) -> float | None:
-        """Until the build is over; None when it cannot be told (`coordinator.eta`)."""
+        """Until the build is over; None when it cannot be told (`coordinator.eta`). While it verifies its job
+        knows."""
         run = self._book.run(record.id)
         if record.state != "BACKFILL" or record.phase == "waiting-for-transactions":
             return None

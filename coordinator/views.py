@@ -11,6 +11,7 @@ from coordinator.buildbook import FINAL
 from coordinator.job_views import verification
 from coordinator.leader import Leader
 from coordinator.origins import shown
+from coordinator.phases import percent_done
 from coordinator.rollback import in_words
 from coordinator.source import target
 from coordinator.stream import Stream
@@ -163,17 +164,14 @@ def _timestamp(timestamp: Timestamp | None) -> Document | None:
 
 def build(leader: Leader, record: BuildRecord, now: int) -> Document:
     """One build. `documents_total` counts offsets from the earliest that there was to what the backfill must
-    reach."""
+    reach; `percent` and `eta_s` are of the way to READY, its verification included."""
     run = leader.builds.book.run(record.id) if record.state not in FINAL else None
     total, done = record.documents_total, record.documents_done
-    read_all = record.state in ("CATCHUP", "READY")
-    percent = 100.0 if read_all else min(99.9, 100.0 * done / total) if total else 0.0
-    if record.origin is not None and not record.batches and not read_all:
-        percent = 0.0  # of the table: how much it holds is known when it is read
+    job = leader.jobs.find(record.verification) if record.phase == "verifying" else None
     rate = run.rate() if run and record.state == "BACKFILL" else 0.0
     if record.state == "READY" and record.finished_at > record.started_at:
         rate = total * 1000 / (record.finished_at - record.started_at)
-    eta = leader.builds.phases.eta_ms(record, now) if run else None
+    eta = leader.jobs.left_ms(job, now) if job else leader.builds.phases.eta_ms(record, now) if run else None
     return {
         "id": record.id,
         "keyspace": record.keyspace,
@@ -188,7 +186,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "documents_total": total,
         "bytes_done": record.bytes_done,
         "bytes_total": record.bytes_total,
-        "percent": round(percent, 1),
+        "percent": round(percent_done(record, job.percent if job else 0.0), 1),
         "rate": round(rate, 1),
         "rate_limit": record.rate_limit or None,
         "eta_s": None if eta is None else round(eta / 1000, 1),

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from coordinator import job_views, views
 from coordinator.buildbook import BuildLimits
+from coordinator.ddl import ConflictError
 from coordinator.dictionary import NoSuchIndexError
 from coordinator.events import (
     NO_ROOM,
@@ -19,6 +21,7 @@ from coordinator.events import (
     RemoveBuildFolder,
     RemoveJobFolder,
     Reported,
+    SendBuildEnd,
     SourceSampled,
     StartDriver,
     StopDriver,
@@ -32,9 +35,9 @@ from coordinator.jobbook import (
     faults_of,
 )
 from keytide.catalog import JobRecord
-from keytide.messages import JobProgress
+from keytide.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
 from keytide.timestamp import Timestamp
-from tests.unit.leader_world import BACKFILL, World, backfilled, facts
+from tests.unit.leader_world import BACKFILL, MUTATIONS, World, backfilled, facts, started
 
 VERIFIED = BuildLimits(verify=True)
 
@@ -51,11 +54,11 @@ def report(world: World, job: str, state: str = "RUNNING", **other: Any) -> list
     """The driver's word."""
     message = JobProgress(
         job=job,
-        run="r",
+        run=other.get("run", "r"),
         state=state,
         snapshot=other.get("snapshot", 5),
         percent=other.get("percent", 50.0),
-        documents=10,
+        documents=other.get("documents", 10),
         documents_total=20,
         counts=other.get("counts", {}),
         detail=other.get("detail", ""),
@@ -63,6 +66,29 @@ def report(world: World, job: str, state: str = "RUNNING", **other: Any) -> list
         sent_at=other.get("sent_at", world.now),
     )
     return world.handle(Reported(message, world.now))
+
+
+def shown(world: World, build: str = "b8") -> dict[str, Any]:
+    return views.build(world.leader, world.leader.builds.book.get(build), world.now)
+
+
+def waits_for(world: World, job: str) -> str:
+    """What a job waits for."""
+    return world.leader.jobs.waiting_for(world.leader.jobs.get(job))
+
+
+def started_by(out: list[Instruction]) -> list[Instruction]:
+    """The drivers that are started."""
+    return [one for one in out if isinstance(one, StartDriver)]
+
+
+def pass_heard(world: World, seconds: int) -> list[Instruction]:
+    """Let time pass in which nodes are heard; what follows."""
+    out: list[Instruction] = []
+    for _ in range(seconds):
+        world.node("n1", "n2")
+        out += world.tick(1_000)
+    return out
 
 
 def exited(world: World, job: str, status: int, tail: str = "") -> list[Instruction]:
@@ -154,7 +180,39 @@ def test_a_dead_driver_begins_again_up_to_a_limit() -> None:
     assert written(world, job).attempts == 3
     assert exited(world, job, 1, "last words") == [StopDriver(job)]
     assert written(world, job).state == "FAILED"
-    assert "died 3 times; at last: it ended with status 1. last words" in written(world, job).error
+    told = written(world, job).error
+    assert "its driver died 3 times (setting verify.restarts)" in told
+    assert f"its log is jobs/{job}/driver.log in the coordinator's data folder" in told
+    assert "at last: it ended with status 1. last words" in told
+    assert told.endswith("when that is put right: keytide index verify by_city")
+
+
+def test_a_driver_that_hangs_is_killed_and_counts_as_one_that_died() -> None:
+    world = ready(BuildLimits(jobs=JobLimits(restarts=1)))
+    job = verify(world)
+    world.tick(300)
+    assert pass_heard(world, 50) == []
+    report(world, job)
+    assert pass_heard(world, 58) == [], "counted from its last word"
+    assert pass_heard(world, 4) == [StopDriver(job), StartDriver(job, 1_000, "verify")]
+    assert written(world, job).attempts == 2
+    assert pass_heard(world, 58) == []
+    assert pass_heard(world, 6) == [StopDriver(job), StopDriver(job)]
+    assert "it has said nothing for 60 s" in written(world, job).error
+    other = verify(world)
+    assert world.tick(300) == [StartDriver(other, 0, "verify")], "what waited behind it has its turn"
+
+
+def test_silence_of_everybody_is_not_the_drivers() -> None:
+    world = ready()
+    job = verify(world)
+    world.tick(300)
+    for _ in range(600):
+        assert world.tick(1_000) == [], "Kafka is away"
+    assert pass_heard(world, 30) == []
+    assert world.tick(3_600_000) == [], "the coordinator stood still"
+    assert pass_heard(world, 25) == []
+    assert written(world, job).attempts == 1
 
 
 def test_an_end_without_a_word_and_a_word_that_ends_it() -> None:
@@ -367,3 +425,215 @@ def test_the_build_says_whether_it_is_verified() -> None:
     assert answer.outcome.build is not None
     assert not answer.outcome.build.verify
     assert not any(isinstance(one, Note) and one.kind == "job-started" for one in answer.instructions)
+
+
+# --- what is in the way of a build's verification -----------------------------------------------------------
+
+
+def test_a_build_waits_for_its_verification_however_long_something_is_in_the_way() -> None:
+    world, job = arrived()
+    waits = []
+    for _ in range(30):
+        report(world, job, percent=0.0, documents=0, error="node-unavailable: n1 does not answer")
+        assert exited(world, job, 1, "a trace\nand its last line") == []
+        held = world.now
+        while not (out := world.tick(200)):
+            assert world.now - held < 120_000
+        assert out == [StartDriver(job, 0, "verify")]
+        waits.append(round((world.now - held) / 1_000))
+    assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert set(waits[8:]) == {60}
+    assert (written(world, job).state, written(world, job).attempts) == ("RUNNING", 1)
+    assert [note.kind for note in world.notes].count("job-waits") == 1
+    report(world, job, "DONE")
+    world.node("n1", "n2")
+    world.common(140, 60)
+    assert world.build("b8").state == "READY"
+
+
+def test_what_it_waits_for_is_told_and_the_wait_is_short_again_after_some_progress() -> None:
+    world, job = arrived()
+    for _ in range(5):
+        exited(world, job, 1, "first line\nOSError: [Errno 28] No space left on device\n")
+        assert waits_for(world, job).startswith("OSError: [Errno 28] No space left on device; tried again")
+        assert f"log jobs/{job}/driver.log" in waits_for(world, job)
+        world.tick(300)
+        assert "No space left" in shown(world)["waiting_for"]
+        world.tick(60_000)
+    assert waits_for(world, job) == ""
+    report(world, job, percent=40.0, documents=10)
+    report(world, job, percent=40.0, documents=10, error="node-unavailable: n1 does not answer")
+    exited(world, job, 1)
+    assert waits_for(world, job).startswith("node-unavailable: n1 does not answer; tried again after 1 s")
+    assert shown(world)["percent"] < 70, "what was read counts no more"
+    report(world, job, percent=40.0, error="node-unavailable: n2 does not answer")
+    assert "n2 does not answer" in waits_for(world, job), "the last word may come late"
+    assert world.leader.jobs.get(job).percent == 0.0
+
+
+def test_a_job_that_waits_gives_its_place_away() -> None:
+    world = ready()
+    held = world.leader.jobs.request("verify", [world.index("by_city")], world.now, build="b8").id
+    world.leader.dictionary.put(replace(world.build("b8"), state="CATCHUP", verification=held))
+    world.tick(300)
+    report(world, held, documents=0)
+    for _ in range(4):
+        exited(world, held, 1)
+        world.tick(10_000)
+    exited(world, held, 1)
+    answer = world.leader.start_job("repair", "by_city", world.now)
+    world.take(answer.instructions)
+    assert answer.outcome.job is not None
+    other = answer.outcome.job.id
+    assert world.tick(300) == [StartDriver(other, 0, "repair")]
+    assert world.tick(60_000) == [], "one at once"
+    again, out = world.restart()
+    assert started_by(out) == [StartDriver(held, 0, "verify")], "nor more of them after a restart"
+    assert waits_for(again, other).startswith("its turn")
+    exited(again, held, -9)
+    report(again, held, "DONE")
+    assert again.tick(300) == [StartDriver(other, 0, "repair")]
+
+
+def test_deaths_that_nobody_understands_count_for_a_build_too() -> None:
+    world, job = arrived()
+    for _ in range(world.limits.jobs.restarts):
+        report(world, job)
+        assert isinstance(exited(world, job, -9)[0], StartDriver)
+        world.tick(30_000)
+    exited(world, job, -11)
+    world.tick(300)
+    error = world.build("b8").error
+    assert f"is FAILED: its driver died 4 times (setting verify.restarts); its log is jobs/{job}/" in error
+    assert "at last: it ended with signal 11; when that is put right, build again" in error
+
+
+# --- steering a build that verifies -------------------------------------------------------------------------
+
+
+def test_a_build_that_verifies_can_be_throttled() -> None:
+    world, _ = arrived()
+    world.take(world.leader.throttle("b8", 500, world.now).instructions)
+    assert (world.build("b8").rate_limit, shown(world)["rate_limit"]) == (500, 500)
+
+
+def test_a_pause_while_verifying_stops_the_driver_and_its_end_starts_another() -> None:
+    world, job = arrived()
+    report(world, job, percent=40.0)
+    world.take(world.leader.pause("b8", world.now).instructions)
+    assert world.tick(300) == [StopDriver(job)]
+    assert (world.build("b8").state, world.build("b8").paused_by) == ("CATCHUP", "operator")
+    assert (written(world, job).state, shown(world)["paused"]) == ("RUNNING", "on request")
+    assert waits_for(world, job) == "build b8 to be resumed (keytide build resume b8)"
+    assert exited(world, job, -9, "it ended before it was stopped") == []
+    report(world, job, percent=41.0)
+    assert pass_heard(world, 90) == []
+    again, out = world.restart()
+    assert started_by(out) == []
+    assert again.tick(300_000) == []
+    for one in (again, world):
+        one.take(one.leader.resume("b8", one.now).instructions)
+        assert one.build("b8").paused == ""
+        assert one.tick(300) == [StartDriver(job, 0, "verify")]
+        report(one, job, "DONE")
+        one.node("n1", "n2")
+        one.common(150, 60)
+        assert one.build("b8").state == "READY"
+
+
+def test_a_pause_in_a_wait_and_a_resume_that_tries_at_once() -> None:
+    world, job = arrived()
+    report(world, job, documents=0)
+    for _ in range(7):
+        exited(world, job, 1)
+        world.tick(60_000)
+    exited(world, job, 1)
+    world.take(world.leader.pause("b8", world.now).instructions)
+    assert world.tick(5_000) == []
+    world.take(world.leader.resume("b8", world.now).instructions)
+    assert world.tick(300) == [StartDriver(job, 0, "verify")]
+
+
+def test_a_build_whose_verification_waits_for_its_turn_pauses_too() -> None:
+    world = ready()
+    job = world.leader.jobs.request("verify", [world.index("by_city")], world.now, build="b8").id
+    world.leader.dictionary.put(
+        replace(world.build("b8"), state="CATCHUP", phase="verifying", verification=job, paused="on request")
+    )
+    assert pass_heard(world, 5) == []
+    assert written(world, job).state == "QUEUED"
+
+
+def test_what_is_verified_reads_nothing_any_more() -> None:
+    world, job = arrived()
+    report(world, job, "DONE")
+    for steer in (world.leader.pause, world.leader.resume):
+        with pytest.raises(ConflictError, match="reads nothing now"):
+            steer("b8", world.now)
+
+
+# --- how far a build is -------------------------------------------------------------------------------------
+
+
+def test_a_build_is_not_at_a_hundred_percent_before_it_is_ready() -> None:
+    world = started(World(VERIFIED))
+    world.activate(1, 100, 50)
+    world.driver("b8", "RUNNING", 1, (50, 25), documents=75)
+    assert shown(world)["percent"] == 25.0
+    world, job = arrived()
+    assert (shown(world)["percent"], shown(world)["eta_s"]) == (50.0, None)
+    report(world, job, percent=1.0)
+    world.tick(8_000)
+    report(world, job, percent=2.0, documents=0)
+    assert shown(world)["eta_s"] is None, "nothing is read yet"
+    world.tick(2_000)
+    report(world, job, percent=40.0)
+    assert (shown(world)["percent"], shown(world)["eta_s"]) == (70.0, 15.0)
+    assert job_views.job(world.leader, world.leader.jobs.get(job), world.now)["eta_s"] == 15.0
+    report(world, job, "DONE")
+    assert (shown(world)["percent"], shown(world)["eta_s"]) == (99.9, None)
+    world.node("n1", "n2")
+    world.common(140, 60)
+    assert (shown(world)["state"], shown(world)["percent"]) == ("READY", 100.0)
+    assert shown(backfilled(World()))["percent"] == 99.9, "unverified, and slices catch up"
+
+
+# --- what a repair leaves -----------------------------------------------------------------------------------
+
+
+def watching(world: World, name: str, *, watching: bool = True) -> list[Instruction]:
+    """A node's word: slice 1 of by_city is in round 2 of this repair."""
+    repair = RepairStatus(name, 2, watching)
+    status = SliceStatus("by_city-7", 1, "LIVE", "", Timestamp(), 5, 0, 9, 9, 0, 0, 0, 0, 0, repair=repair)
+    return world.handle(Reported(NodeHeartbeat("n1", "", 1, world.now, [status], 0, 0, 0), world.now))
+
+
+def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
+    world = ready()
+    answer = world.leader.start_job("repair", "by_city", world.now)
+    world.take(answer.instructions)
+    assert answer.outcome.job is not None
+    job = answer.outcome.job.id
+    first, second = f"{job}-4711-1", f"{job}-4712-2"
+
+    def end(name: str) -> SendBuildEnd:
+        return SendBuildEnd(((MUTATIONS, 1, RepairEnd("by_city-7", 1, name, 2, 0)),))
+
+    assert watching(world, "j999-1-1") == [], "nothing is known of it"
+    world.tick(300)
+    assert watching(world, first) == [], "its driver was not heard yet"
+    report(world, job, run="4711-1")
+    assert watching(world, first) == []
+    exited(world, job, -9)
+    assert watching(world, first) == []
+    report(world, job, run="4712-2", sent_at=world.now + 1)
+    assert watching(world, second) == []
+    assert watching(world, first) == [end(first)], "another driver has begun"
+    world.take(world.leader.cancel_job(job, world.now).instructions)
+    assert watching(world, second) == [], "the driver may say so itself"
+    world.now += 6_000
+    assert watching(world, second, watching=False) == []
+    assert watching(world, second) == [end(second)]
+    assert watching(world, second) == [], "not with every heartbeat"
+    world.now += 11_000
+    assert watching(world, second) == [end(second)], "it did not hear"
