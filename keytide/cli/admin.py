@@ -51,6 +51,8 @@ def build_words(state: Mapping[str, Any]) -> str:
     if state.get("paused"):
         return f"pauses: {state['paused']}"
     words = [str(state["phase"])] if state.get("phase") else []
+    if state.get("state") == "BACKFILL" and state.get("documents_total"):
+        words.append(f"{state['documents_done']:,} of {state['documents_total']:,} documents")
     if state.get("rate"):
         words.append(f"{state['rate']:,.0f} documents/s")
     if state.get("eta_s") is not None:
@@ -187,7 +189,7 @@ class Admin:
             RetryableError: the coordinator has not answered for a while.
         """
         heard = time.monotonic()
-        with left_running(build, quiet), progress(quiet, remaining=False) as bar:
+        with left_running(build, quiet), progress(quiet, counts=False) as bar:
             task = bar.add_task(f"build {build}", total=None, rate="")
             while True:
                 try:
@@ -202,8 +204,8 @@ class Admin:
                 bar.update(
                     task,
                     description=f"{', '.join(state['indexes'])} {state['state']}",
-                    completed=state.get("documents_done") or 0,
-                    total=(state.get("documents_total") if state.get("percent") else 0) or None,
+                    completed=state.get("percent") or 0,
+                    total=100 if state.get("percent") else None,
                     rate=escape(build_words(state)),
                 )
                 if state["state"] in FINISHED:

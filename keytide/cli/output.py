@@ -127,19 +127,20 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def progress(quiet: bool = False, remaining: bool = True) -> Progress:
-    """A progress bar for documents, on standard error; none when `quiet`.
+def progress(quiet: bool = False, counts: bool = True) -> Progress:
+    """A progress bar, on standard error; none when `quiet`.
 
     Args:
-        remaining: with the time to go, as far as the bar itself can tell.
+        counts: its steps are documents: with how many are done, and the time to go as far as the bar itself
+            can tell.
     """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        MofNCompleteColumn(),
+        *([MofNCompleteColumn()] if counts else []),
         TextColumn("{task.fields[rate]}"),
-        *([TimeRemainingColumn()] if remaining else []),
+        *([TimeRemainingColumn()] if counts else []),
         console=err,
         disable=quiet,
     )

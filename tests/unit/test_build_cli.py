@@ -65,10 +65,14 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 def test_a_build_in_words() -> None:
-    assert build_words(STATE) == "reading, 12,346 documents/s, 3 min 20 s to go"
-    assert build_words({**STATE, "rate": 0.0, "eta_s": None}) == "reading"
+    words = "reading, 10 of 100 documents, 12,346 documents/s, 3 min 20 s to go"
+    assert build_words(STATE) == words
+    assert build_words({**STATE, "rate": 0.0, "eta_s": None}) == "reading, 10 of 100 documents"
+    verifying = {**STATE, "state": "CATCHUP", "phase": "verifying", "rate": 0.0, "eta_s": 42.0}
+    assert build_words(verifying) == "verifying, 42 s to go"
     held = {
         **STATE,
+        "documents_total": 0,
         "phase": "waiting-for-transactions",
         "rate": 0,
         "eta_s": None,
@@ -106,6 +110,25 @@ def test_a_build_is_waited_for_to_its_end(answers: list[Coordinator]) -> None:
     told = CliRunner().invoke(app, ["build", "wait", "b7"])
     assert told.exit_code == 1
     assert "offsets are gone" in told.stderr
+
+
+def test_the_bar_shows_how_far_it_is_to_ready(
+    answers: list[Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All documents are read long before: what counts is the percent, verification included."""
+    drawn: list[tuple[float, float | None]] = []
+
+    def update(_: Any, task: Any, **values: Any) -> None:
+        drawn.append((values["completed"], values["total"]))
+
+    monkeypatch.setattr("keytide.cli.output.Progress.update", update)
+    verifying = {**STATE, "documents_done": 100, "state": "CATCHUP", "phase": "verifying"}
+    percents = (0.0, 70.5, 99.9)
+    states = [{**verifying, "percent": percent} for percent in percents]
+    answers.append(Coordinator(*states, {**verifying, "state": "READY", "percent": 100.0}))
+    with Admin("http://127.0.0.1:1") as admin:
+        admin.wait_for_build("b7")
+    assert drawn == [(0.0, None), (70.5, 100), (99.9, 100), (100.0, 100)]
 
 
 def test_whoever_goes_away_is_told_how_to_come_back(answers: list[Coordinator]) -> None:
