@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.errors import KeytideError, RetryableError
 from keytide.topics import Topics
+from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
@@ -29,7 +31,7 @@ SETTINGS = {
     "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "4000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
-    "KEYTIDE_COORDINATOR__REBUILD_WAIT_S": "1",
+    "KEYTIDE_COORDINATOR__REBUILD_WAIT_S": "5",  # all slices of a node are LOST within it
     "KEYTIDE_COORDINATOR__TRIM_INTERVAL_S": "1",
     "KEYTIDE_TOPICS__QUEUE_RETENTION_S": str(RETENTION_S),
 }
@@ -199,8 +201,7 @@ def test_a_lost_folder_is_rebuilt_alone_whoever_dies_meanwhile(world: World, sce
         with world.spark_held():
             scene.others_go_on({key})
             _check_line(world)
-        for process in world.spark():
-            process.kill()
+        send(world.spark(), signal.SIGKILL)
         done = world.build_state(build)["documents_done"]
         wait_for(lambda: _goes_on(world, build, done), "the rebuild goes on")
         world.cluster.kill("coordinator")
