@@ -112,13 +112,14 @@ def test_3_stale_backfill_never_wins(world: World) -> None:
     writer = Writer(world.bootstrap, name, 3, _person)
     with writer:
         writer.write(12_000)
-    build = world.build(*names)
+    build = world.build(*names, rate_limit=300)  # it is not over before it is held
     wait_for(lambda: world.build_state(build)["documents_done"] > 0, "the backfill has read something")
     with world.spark_held():
         again = Writer(world.bootstrap, name, 4, _person)
         with again:
             again.write(6_000)
         assert world.build_state(build)["state"] == "BACKFILL"
+    world.throttle(build, None)
     world.wait_ready(build)
     _check_three(world, name, at_end=True)
 

@@ -37,7 +37,7 @@ SETTINGS = {
 }
 SELDOM = 0.01
 """Changes per second of a writer that is to write only when it is told."""
-HELD = 60
+HELD = 10
 """Documents per second: a build of thousands is held in the middle for as long as a test looks."""
 
 
@@ -93,8 +93,7 @@ def _write(
 
 def _held_build(world: World, index: str) -> str:
     """A build that has read something and is nowhere near its load timestamp."""
-    body = {"indexes": [index], "rate_limit": HELD}
-    build = str(world.admin.call("POST", "/v1/builds", body)["id"])
+    build = world.build(index, rate_limit=HELD)
     wait_for(lambda: world.build_state(build)["batches"] > 0, "a micro-batch is done")
     assert world.build_state(build)["state"] == "BACKFILL"
     return build
@@ -153,7 +152,7 @@ def test_4_the_cleaner_runs_under_a_build_that_is_right_nevertheless(world: Worl
     assert state["state"] == "BACKFILL"
     target = {p: place["offset"] for p, place in state["target_timestamp"].items()}
     assert any(before[p]["offset"] < offset for p, offset in target.items()), "it ran in the middle"
-    world.admin.call("PATCH", f"/v1/builds/{build}", {"rate_limit": None})
+    world.throttle(build, None)
     world.wait_ready(build)
     assert world.check_at_end("cleaned_city", topic, _by_city) > 0
 
@@ -164,9 +163,7 @@ def test_4_a_build_that_may_have_lost_tombstones_or_offsets_fails(world: World) 
     topic = "forgetful"
     _create(world, "forgetful_city", topic, delete_retention_ms="1000", **COMPACTED)
     _write(world, topic, 3, 4_000)
-    build = str(
-        world.admin.call("POST", "/v1/builds", {"indexes": ["forgetful_city"], "rate_limit": HELD})["id"]
-    )
+    build = world.build("forgetful_city", rate_limit=HELD)
     error = _failed(world, build)
     assert "longer than the 1 s for which topic forgetful keeps tombstones" in error
     assert "raise its delete.retention.ms" in error
