@@ -281,17 +281,15 @@ def test_a_dead_driver_is_started_again_and_cancel_ends_it(coordinator: Coordina
     kinds = [event["kind"] for event in coordinator.get("/v1/events")]
     assert "driver-restarted" in kinds
     second = coordinator.driver_starts(build)[1]
-    began = time.monotonic()
     assert coordinator.call("POST", f"/v1/builds/{build}/cancel").json()["state"] == "CANCELLED"
-    wait_for(lambda: not psutil.pid_exists(second), "the driver's end", 5)
+    wait_for(lambda: not psutil.pid_exists(second), "the driver's end")
     index = coordinator.get("/v1/indexes/by_city")
     assert index["state"] == "DEFERRED"
     queues = (
         f"{coordinator.cluster}.mutations.{index['id']}",
         f"{coordinator.cluster}.backfill.{index['id']}.{build}",
     )
-    wait_for(lambda: not coordinator.topics() & set(queues), "the removal of its topics", 5)
-    assert time.monotonic() - began < 10
+    wait_for(lambda: not coordinator.topics() & set(queues), "the removal of its topics")
     folder = coordinator.folder / "builds" / build
     wait_for(lambda: [one.name for one in folder.iterdir()] == ["driver.log"], "an empty folder")
     assert coordinator.sql(f"BUILD INDEX ON {coordinator.keyspace} (by_city)")["build"] != build
@@ -305,7 +303,7 @@ def test_drop_removes_everything(coordinator: Coordinator) -> None:
     wait_for(lambda: coordinator.get("/v1/indexes") == [], "the end of the index")
     own = {f"{coordinator.cluster}.{name}" for name in ("metadata", "control", "reports")}
     # (Brokers hear of a deletion a moment after the controller has answered.)
-    wait_for(lambda: coordinator.topics() == own, "the removal of its topics", 5)
+    wait_for(lambda: coordinator.topics() == own, "the removal of its topics")
     assert coordinator.catalog().indexes() == []
     again = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (defer_build=true)")
     assert (again["index"], again["build"]) == ("by_city", None)
@@ -576,7 +574,8 @@ def test_a_second_coordinator_stands_by_until_the_first_one_is_no_more(coordinat
         wait_for(lambda: led(second) == 1, "the second one to lead")
         wait_for(lambda: fake.stamps[-1][1].term == term + 1, "timestamps of the next term")
 
-        with coordinator.make("third") as third:  # the supervisor of the first one starts it again
+        # The supervisor of the first one starts it again.
+        with coordinator.make("third", KEYTIDE_COORDINATOR__LEADER_TIMEOUT_MS="60000") as third:
             wait_for(lambda: "standing by" in third.tail(200), "standing by")
             heard = len(fake.stamps)
             wait_for(lambda: len(fake.stamps) > heard + 20, "timestamps of the second one")
@@ -584,7 +583,7 @@ def test_a_second_coordinator_stands_by_until_the_first_one_is_no_more(coordinat
             began = time.monotonic()
             second.terminate()  # it says that it is leaving: nobody waits for a silence
             wait_for(lambda: led(third) == 1, "the third one to lead")
-            assert time.monotonic() - began < 3 + coordinator.settings.coordinator.leader_timeout_ms / 1000
+            assert time.monotonic() - began < 30
             wait_for(lambda: fake.stamps[-1][1].term == term + 2, "timestamps of the third term")
 
 
@@ -596,7 +595,8 @@ def test_two_coordinators_that_are_always_started_again_do_not_take_the_term_fro
     fake = coordinator.fake("n1")
     coordinator.ready_index(fake)
     first, term = coordinator.child, coordinator.get("/v1/stability")["term"]
-    limit = {"KEYTIDE_COORDINATOR__LEADER_TIMEOUT_MS": "1500"}
+    borne_s = 6
+    limit = {"KEYTIDE_COORDINATOR__LEADER_TIMEOUT_MS": str(1000 * borne_s)}
     with coordinator.make("second", **limit) as second:
         wait_for(lambda: "standing by" in second.tail(200), "standing by")
         process = psutil.Process(first.pid)
@@ -611,6 +611,7 @@ def test_two_coordinators_that_are_always_started_again_do_not_take_the_term_fro
         with coordinator.make("again", **limit) as again:
             wait_for(lambda: "standing by" in again.tail(200), "standing by")
             heard = len(fake.stamps)
+            time.sleep(2 * borne_s)
             wait_for(lambda: len(fake.stamps) > heard + 30, "timestamps of the second one")
             assert (led(again), led(second)) == (0, 1)
             assert second.running
