@@ -47,7 +47,7 @@ AMOUNT = "UNNEST(amounts)"
 FIGURES = ["count", f"sum({AMOUNT})", "count(distinct v)"]
 EXPECTED = [3 * DOCUMENTS, TOTAL * DOCUMENTS, DOCUMENTS]
 PACE = 1_500
-AT_LEAST_S, AT_LEAST_ROUNDS, AT_MOST_S = 8.0, 4, 60.0
+AT_LEAST_S, AT_LEAST_ROUNDS, AT_MOST_S = 8.0, 4, 240.0
 EVENTS_PER_TAIL = 15
 
 Found = Iterable[tuple[Any, str, Any]]
@@ -312,7 +312,7 @@ def test_16_no_form_of_reading_sees_two_versions_of_a_document(world: World) -> 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * AT_MOST_S)
+            thread.join(max(0.0, began + 2 * AT_MOST_S - time.monotonic()))
             assert not thread.is_alive()
     if errors:
         raise errors[0]

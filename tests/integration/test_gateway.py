@@ -148,9 +148,9 @@ def test_a_node_that_stands_still_costs_only_its_own_slices(world: tuple[GatedWo
                 took = []
                 for _ in range(20):
                     began = time.monotonic()
-                    assert client.page("moves_city", equals=here, timeout_ms=STUCK_MS).rows == []
+                    assert client.page("moves_city", equals=here, timeout_ms=20_000).rows == []
                     took.append(time.monotonic() - began)
-                assert sorted(took)[10] < 0.2
+                assert sorted(took)[10] < STUCK_MS / 2_000
             _all_stuck(gated.gateway, there, 400)
             assert process.memory_info().rss - before < MEMORY_SLACK
         wait_for(lambda: _answers(client, there), "the node that went on answers", 30)
@@ -167,12 +167,12 @@ def _stuck(client: Client, city: list[str]) -> None:
     with pytest.raises(KeytideError, match="did not answer within") as caught:
         client.page("moves_city", equals=city, timeout_ms=STUCK_MS)
     assert (caught.value.problem_type, caught.value.status) == ("node-unavailable", 504)
-    assert STUCK_MS / 1000 - 0.1 <= time.monotonic() - began < STUCK_MS / 1000 + 2
+    assert STUCK_MS / 1000 - 0.1 <= time.monotonic() - began < STUCK_MS / 1000 + 10
 
 
 def _all_stuck(url: str, city: list[str], count: int) -> None:
     """So many scans one after the other, that wait a short while each."""
-    with httpx.Client() as http:
+    with httpx.Client(timeout=30) as http:
         for _ in range(count):
             body = {"equals": city, "timeout_ms": 20}
             answer = http.post(f"{url}/v1/indexes/moves_city/scan", json=body)
