@@ -101,9 +101,14 @@ class StopDriver:
 
 @dataclass(frozen=True, slots=True)
 class RemoveBuildFolder:
-    """Remove the checkpoint of a build that is over (its log stays)."""
+    """Remove the checkpoint of a build that is over.
+
+    Attributes:
+        forgotten: its record is gone too, so its log goes with it.
+    """
 
     build: str
+    forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,8 +183,8 @@ class Lane:
                 self._supervisor.stop(build)
             case StartDriver(build, delay_ms, task):
                 self._supervisor.start(build, delay_ms, task)
-            case RemoveBuildFolder(build):
-                self._supervisor.remove_folder(build)
+            case RemoveBuildFolder(build, forgotten):
+                self._supervisor.remove_folder(build, forgotten=forgotten)
             case RemoveJobFolder(job_id):
                 self._supervisor.remove_job(job_id)
             case _:

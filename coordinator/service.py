@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from coordinator.buildbook import FINAL
 from coordinator.ddl import Outcome
 from coordinator.election import FencedError, MetadataWriter, claim_term
 from coordinator.events import (
@@ -157,7 +156,7 @@ class Service:
         self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
         self._reports.assign(starts)
         self._supervisor.open()
-        self._supervisor.clean({build.id for build in catalog.builds() if build.state not in FINAL})
+        self._supervisor.clean(catalog)
         self._lane.open()
         self._upkeep.open()
         self.events.add(

@@ -3,7 +3,8 @@
 Theory of operation. One thread forks and watches all drivers: on Linux each asks the kernel to be killed when
 its parent dies (PR_SET_PDEATHSIG), which the kernel ties to the thread that forked, so that thread lives as
 long as the process. A driver leads its own process group; when it has ended, what it started is swept up with
-it. What it prints goes to `builds/<id>/driver.log` (`jobs/<id>/driver.log` for a job) in the data folder; the
+it, and so is what it has spilled: a build that pauses for want of room would keep that room itself. What it
+prints goes to `builds/<id>/driver.log` (`jobs/<id>/driver.log` for a job) in the data folder; the
 log's end is part of `DriverExited`. Whether a dead driver is started again is not decided here
 (`coordinator.builds`, `coordinator.jobs`).
 
@@ -14,6 +15,8 @@ slices hold, so they get the one that may least.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import logging
 import os
@@ -24,12 +27,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from coordinator.buildbook import FINAL
 from coordinator.events import NO_ROOM, DriverExited, DriverTask
+from keytide.catalog import Catalog
 from keytide.clock import now_ms
 from keytide.http_security import reading_token
 from keytide.parent_death import die_with_parent
@@ -48,7 +53,13 @@ LOG_NAME = "driver.log"
 REPORT_NAME: Final = "report.json"
 """What the driver of a job leaves in the job's folder."""
 SCRATCH_NAME: Final = "scratch"
-"""Folder of shuffle files in a job's folder."""
+"""Folder of shuffle files in the folder of a build or job."""
+SAMPLE_NAME: Final = "sample"
+"""The same of the driver of a build's sample."""
+LOCK_NAME: Final = "lock"
+"""In a build's folder: held by the driver that works there."""
+REMOVALS: Final = 5
+"""Tries to remove a folder, a moment apart."""
 JOB_TASKS: Final = frozenset({"verify", "repair"})
 """Tasks of jobs; the others belong to a build."""
 
@@ -110,16 +121,32 @@ class Supervisor:
         """End a build's driver, and forget that it was to be started."""
         self._orders.put(lambda: self._stop(build))
 
-    def remove_folder(self, build: str) -> None:
-        """Remove a build's checkpoint, after its driver's end; the log stays."""
-        self._orders.put(lambda: self._remove_folder(build))
+    def remove_folder(self, build: str, *, forgotten: bool = False) -> None:
+        """Remove a build's checkpoint, after its driver's end; the log stays, unless nobody knows the build
+        any more."""
+        self._orders.put(lambda: self._remove_folder(build, forgotten))
 
-    def clean(self, wanted: Collection[str]) -> None:
-        """Remove the checkpoints of all builds but these: an earlier term may not have come to it."""
+    def clean(self, catalog: Catalog) -> None:
+        """Remove what an earlier term did not come to: folders of builds and jobs that are forgotten,
+        checkpoints of builds that are over, and what was spilled by drivers that died with their
+        coordinator."""
+        for name in self._folders("builds"):
+            build = catalog.build(name)
+            if build is None or build.state in FINAL:
+                self.remove_folder(name, forgotten=build is None)
+            else:
+                self._orders.put(functools.partial(self._clear, name))
+        for name in self._folders("jobs"):
+            job = catalog.job(name)
+            if job is None:
+                self.remove_job(name)
+            elif job.state != "RUNNING":
+                self._orders.put(functools.partial(self._clear, name))
+
+    def _folders(self, kind: str) -> list[str]:
         with contextlib.suppress(OSError):
-            for entry in (self._settings.data_dir / "builds").iterdir():
-                if entry.name not in wanted:
-                    self.remove_folder(entry.name)
+            return [entry.name for entry in (self._settings.data_dir / kind).iterdir()]
+        return []
 
     def remove_job(self, job: str) -> None:
         """Remove the folder of a job that is over, its report and its log."""
@@ -175,6 +202,9 @@ class Supervisor:
             path.parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(path.parent).free
             if free < ROOM_BYTES:
+                self._clear(build)  # of a driver that died with its coordinator
+                free = shutil.disk_usage(path.parent).free
+            if free < ROOM_BYTES:
                 text = (
                     f"the disk of {path.parent} is full: {free >> 20} MiB left, {ROOM_BYTES >> 20} are needed"
                 )
@@ -214,10 +244,10 @@ class Supervisor:
             return
         del self._drivers[build]
         _sweep(driver.process.pid)
-        self._clear(build, driver.task)
+        self._clear(build)
         log.info("%s driver of %s ended with status %d", driver.task, build, status)
         if build in self._to_remove:
-            self._remove_folder(build)
+            self._remove_folder(build, False)
         tail = _tail(driver.log, driver.log_start) if status else ""
         self._post(DriverExited(build, status, tail, now_ms(), driver.task))
 
@@ -231,20 +261,26 @@ class Supervisor:
             driver.process.wait(STOP_LIMIT_S)
         _sweep(driver.process.pid)
         driver.process.wait()
-        self._clear(build, driver.task)
+        self._clear(build)
 
-    def _clear(self, job: str, task: DriverTask) -> None:
-        """Remove what a job's driver has spilled, if it could not: a job has no checkpoint. (A build goes on
-        from its folder.)"""
-        if task in JOB_TASKS:
-            shutil.rmtree(self.job_folder(job) / SCRATCH_NAME, ignore_errors=True)
+    def _clear(self, id_: str) -> None:
+        """Remove what the driver of a build or job has spilled, if it could not: it is no part of a
+        checkpoint. Where another coordinator's driver has the lock by now, it is that one's."""
+        _remove(self.job_folder(id_) / SCRATCH_NAME)
+        folder = self.folder(id_)
+        _remove(folder / SAMPLE_NAME)
+        with contextlib.suppress(OSError), (folder / LOCK_NAME).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(folder / SCRATCH_NAME)
 
-    def _remove_folder(self, build: str) -> None:
+    def _remove_folder(self, build: str, forgotten: bool) -> None:
         if build in self._drivers:  # it has passed and is ending: not under its feet
             self._to_remove.add(build)
             return
         self._to_remove.discard(build)
         folder = self.folder(build)
+        if forgotten:
+            _remove(folder)
         if not folder.is_dir():
             return
         for entry in folder.iterdir():
@@ -268,6 +304,15 @@ def _sweep(group: int) -> None:
     """Kill what is left of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; what is being killed may make a last file in it meanwhile."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(POLL_S)
 
 
 def _tail(path: Path, start: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import sys
@@ -13,9 +14,12 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from coordinator.events import NO_ROOM, DriverExited
+from coordinator import supervisor as module
+from coordinator.events import NO_ROOM, DriverExited, DriverTask
 from coordinator.supervisor import Supervisor, environment
+from keytide.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState
 from keytide.settings import load_settings
+from keytide.timestamp import Timestamp
 
 LIMIT_S = 20.0
 
@@ -55,9 +59,9 @@ class Watched:
         self.ends: list[DriverExited] = []
         self._opened: list[Supervisor] = []
 
-    def running(self, script: str) -> Supervisor:
+    def running(self, script: str, others: dict[DriverTask, list[str]] | None = None) -> Supervisor:
         made = Supervisor(
-            load_settings(data_dir=self.folder), self.ends.append, [sys.executable, "-c", script]
+            load_settings(data_dir=self.folder), self.ends.append, [sys.executable, "-c", script], others
         )
         made.open()
         self._opened.append(made)
@@ -126,24 +130,60 @@ def test_a_driver_with_another_task_waits_for_the_one_that_runs(
     assert [end.task for end in watched.ends] == ["sample", "backfill"]
 
 
-def test_checkpoints_that_a_killed_coordinator_left_are_removed(watched: Watched) -> None:
-    def made(build: str) -> Path:
-        folder = watched.folder / "builds" / build
-        (folder / "checkpoint" / "offsets").mkdir(parents=True)
-        for name in ("progress.json", "driver.log", "checkpoint/offsets/0"):
+def catalog_of(builds: dict[str, BuildState], jobs: dict[str, JobState] | None = None) -> Catalog:
+    made = Catalog()
+    for id_, state in builds.items():
+        made.records[f"build/{id_}"] = BuildRecord(id_, "people", [], state, Timestamp(), 0)
+    for id_, job_state in (jobs or {}).items():
+        made.records[f"job/{id_}"] = JobRecord(id_, "verify", "people", [], job_state, 0)
+    return made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_what_a_killed_coordinator_left_is_removed(watched: Watched) -> None:
+    def made(kind: str, id_: str, *files: str) -> Path:
+        folder = watched.folder / kind / id_
+        for name in (*files, "driver.log", "scratch/blockmgr/shuffle"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("1")
         return folder
 
-    over, under_way = made("b7"), made("b8")
+    kept = ("progress.json", "lock", "checkpoint/offsets/0", "sample/shuffle")
+    for build in ("b6", "b7", "b8", "b9"):
+        made("builds", build, *kept)
+    for job in ("j1", "j2", "j3"):
+        made("jobs", job, "report.json")
     supervisor = watched.running("print('up')")
-    supervisor.clean({"b8"})
+    with (watched.folder / "builds" / "b9" / "lock").open() as held:  # another coordinator's driver has it
+        fcntl.flock(held, fcntl.LOCK_EX)
+        catalog = catalog_of(
+            {"b7": "FAILED", "b8": "PAUSED", "b9": "BACKFILL"}, {"j2": "DONE", "j3": "RUNNING"}
+        )
+        supervisor.clean(catalog)
+        supervisor.close()
+    builds, jobs = watched.folder / "builds", watched.folder / "jobs"
+    assert names(builds) == ["b7", "b8", "b9"], "nobody knows b6 any more"
+    assert names(builds / "b7") == ["driver.log"]
+    assert names(builds / "b8") == ["checkpoint", "driver.log", "lock", "progress.json"]
+    assert "scratch" in names(builds / "b9")
+    assert names(jobs) == ["j2", "j3"]
+    assert names(jobs / "j2") == ["driver.log", "report.json"]
+    assert "scratch" in names(jobs / "j3"), "its driver begins again, and sees to it"
+
+
+def test_the_log_of_a_forgotten_build_goes_too(watched: Watched) -> None:
+    for build in ("b7", "b8"):
+        (watched.folder / "builds" / build).mkdir(parents=True)
+        (watched.folder / "builds" / build / "driver.log").write_text("1")
+    supervisor = watched.running("print('up')")
+    supervisor.remove_folder("b7")
+    supervisor.remove_folder("b8", forgotten=True)
     supervisor.close()
-    assert [entry.name for entry in over.iterdir()] == ["driver.log"]
-    assert sorted(entry.name for entry in under_way.iterdir()) == [
-        "checkpoint",
-        "driver.log",
-        "progress.json",
-    ]
+    assert names(watched.folder / "builds") == ["b7"]
+    assert names(watched.folder / "builds" / "b7") == ["driver.log"]
 
 
 def test_no_driver_is_started_on_a_full_disk(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +201,20 @@ def test_no_driver_is_started_on_a_full_disk(watched: Watched, monkeypatch: pyte
     assert watched.ends[1].status == 0
 
 
+def test_a_disk_that_a_killed_driver_has_filled_is_made_free_before_the_next_starts(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled = watched.folder / "jobs" / "j1" / "scratch"
+    spilled.mkdir(parents=True)
+
+    class Disk(NamedTuple):
+        free: int
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(0 if spilled.exists() else 1 << 40))
+    watched.running("", {"verify": [sys.executable, "-c", "print('up')"]}).start("j1", 0, "verify")
+    assert watched.end().status == 0
+
+
 def test_stop_ends_the_driver_and_what_it_started(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     out = watched.folder / "pids"
     monkeypatch.setenv("OUT", str(out))
@@ -171,6 +225,28 @@ def test_stop_ends_the_driver_and_what_it_started(watched: Watched, monkeypatch:
     supervisor.stop("b7")
     wait_for(lambda: not any(_alive(pid) for pid in pids), "both ends")
     assert watched.ends == []
+
+
+STANDS_STILL = FAMILY.replace("time.sleep(600)\n", "os.killpg(0, signal.SIGSTOP)\n").replace(
+    "import os", "import signal, os", 1
+)
+
+
+def test_stop_ends_a_driver_that_stands_still(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = watched.folder / "pids"
+    monkeypatch.setenv("OUT", str(out))
+    monkeypatch.setattr(module, "STOP_LIMIT_S", 0.2)
+    supervisor = watched.running(STANDS_STILL)
+    supervisor.start("b7", 0)
+    wait_for(lambda: out.exists() and len(out.read_text().split()) == 2, "both processes")
+    pids = [int(pid) for pid in out.read_text().split()]
+    wait_for(lambda: all(_stopped(pid) for pid in pids), "both stand still")
+    supervisor.stop("b7")
+    wait_for(lambda: not any(_alive(pid) for pid in pids), "both ends")
+
+
+def _stopped(pid: int) -> bool:
+    return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def _alive(pid: int) -> bool:
@@ -258,6 +334,40 @@ if sys.argv[-1] == "j2":
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
 """
+
+
+SPILLS_FOR_A_BUILD = """
+import fcntl, os, pathlib, signal, sys, time
+folder = pathlib.Path(os.environ["KEYTIDE_DATA_DIR"], "builds", sys.argv[-1])
+lock = (folder / "lock").open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+for name in ("scratch", "sample", "checkpoint"):
+    (folder / name / "blockmgr").mkdir(parents=True)
+    (folder / name / "blockmgr" / "shuffle").write_text("much")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+if sys.argv[-1] == "b8":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("build", ["b7", "b8"])
+def test_what_a_builds_driver_spilled_goes_with_it_and_its_checkpoint_stays(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, build: str
+) -> None:
+    monkeypatch.setattr(module, "STOP_LIMIT_S", 0.2)
+    supervisor = watched.running(SPILLS_FOR_A_BUILD)
+    folder = watched.folder / "builds" / build
+    supervisor.start(build, 0)
+    if build == "b7":  # it pauses, and its driver does not end in time
+        wait_for(lambda: up(folder), "a driver")
+        supervisor.stop(build)
+    else:  # it dies
+        watched.end()
+    supervisor.close()
+    assert names(folder) == ["checkpoint", "driver.log", "lock"]
+    assert (folder / "checkpoint" / "blockmgr" / "shuffle").exists()
 
 
 def test_what_a_jobs_driver_spilled_goes_with_it(tmp_path: Path) -> None:
