@@ -105,8 +105,8 @@ class Sampling:
             run.waiting_for = event.tail
             return [StartDriver(record.id, NO_ROOM_PAUSE_MS, "sample")]
         if event.status == NEVER_AGAIN:
-            why = event.tail or "the driver gave no reason"
-            return self._book.fail(record, f"no sample can be taken for its splits: {why}", event.now)
+            why = f"no sample can be taken for its splits: {event.tail or 'the driver gave no reason'}"
+            return self._book.fail(record, f"{why}; {_advice(record)}", event.now)
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
         return self._again(record, f"it ended with {how}. {event.tail}".strip(), event.now)
 
@@ -127,8 +127,8 @@ class Sampling:
             run.finding, run.waiting_for = False, trouble.text
             return []
         if run.restarts >= self._limits.restarts:
-            reason = f"the driver of its sample died {run.restarts + 1} times; at last: {story}"
-            return self._book.fail(record, reason, now)
+            why = f"the driver of its sample died {run.restarts + 1} times; at last: {story}"
+            return self._book.fail(record, f"{why}; {_advice(record)}", now)
         delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
         run.restarts += 1
         text = f"the driver of the sample died and is started again in {delay / 1000:g} s: {story}"
@@ -136,3 +136,9 @@ class Sampling:
             StartDriver(record.id, delay, "sample"),
             Note("warning", "driver-restarted", record.id, text),
         ]
+
+
+def _advice(record: BuildRecord) -> str:
+    """What to do when no sample can be taken."""
+    log = f"its log is builds/{record.id}/driver.log in the coordinator's data folder"
+    return f"{log}; mend what it says, and build again"

@@ -31,10 +31,10 @@ def finished(build: BuildRecord, reached: Timestamp) -> int:
 def unbuildable(build: BuildRecord, facts: SourceFacts) -> str:
     """Why this build can never be right any more, "" when it still can."""
     if not facts.exists:
-        return f"topic {build.keyspace} does not exist any more"
+        return f"topic {build.keyspace} does not exist any more; make it, and build again"
     topic_id = build.load_timestamp.topic_id
     if topic_id and topic_id != facts.topic_id:
-        return f"topic {build.keyspace} was deleted and made anew during the build"
+        return f"topic {build.keyspace} was deleted and made anew during the build; build again"
     partitions = len(build.load_timestamp.places)
     if facts.partitions != partitions:
         return (

@@ -101,6 +101,7 @@ def test_a_driver_that_dies_is_started_again_until_it_died_too_often() -> None:
         delays += [one.delay_ms for one in ends(world, 1, "Kafka was away") if isinstance(one, StartDriver)]
     assert delays == [1_000, 2_000, 4_000, 8_000, 16_000][: BuildLimits().restarts]
     assert "Kafka was away" in world.build("b8").error
+    assert "builds/b8/driver.log" in world.build("b8").error
     assert world.index("by_age").state == "FAILED"
 
 
@@ -124,6 +125,7 @@ def test_a_driver_that_knows_that_it_cannot_work_fails_the_build() -> None:
     ends(world, NEVER_AGAIN, "topic people does not exist")
     assert world.build("b8").state == "FAILED"
     assert "topic people does not exist" in world.build("b8").error
+    assert world.build("b8").error.endswith("build again")
 
 
 def test_a_driver_without_room_waits_for_it() -> None:
