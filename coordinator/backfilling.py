@@ -1,4 +1,10 @@
-"""A build in BACKFILL: watching its Spark driver, its source, and how far both timestamps are. Pure."""
+"""A build in BACKFILL: watching its Spark driver, its source, and how far both timestamps are. Pure.
+
+A driver reports twice a second from its first moment on, by a thread of its own. One that stands still
+(SIGSTOP, a machine that swaps) does not end, and would hold up its build for ever: it is given up, as one
+that died, when it says nothing for long. Only time in which others are heard counts: silence of all is
+Kafka's, or the coordinator's own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.buildbook import BuildBook, BuildLimits
+from coordinator.buildbook import START_MS, BuildBook, BuildLimits, Run
 from coordinator.events import (
     NO_ROOM,
     DriverExited,
@@ -15,6 +21,7 @@ from coordinator.events import (
     SampleSource,
     SourceSampled,
     StartDriver,
+    StopDriver,
 )
 from coordinator.pausing import Pausing
 from coordinator.phases import with_bytes
@@ -27,6 +34,12 @@ WRITE_INTERVAL_MS = 1_000
 """Between writes of progress alone: it may be lost, the driver reports it again."""
 EXIT_GRACE_MS = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
+SILENT_MS = 60_000
+"""A driver that says nothing for this long is given up."""
+HEARING_MS = 2_000
+"""Reports are heard while the last one, of whomever, is not older: nodes send two a second."""
+STEP_MS = 1_000
+"""No more than this between two ticks counts as silence: the coordinator itself may have stood still."""
 MAX_BACK_OFF_MS = 30_000
 DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
@@ -50,9 +63,14 @@ class Backfilling:
         self._book = book
         self._limits = limits
         self._pausing = pausing
+        self._heard_at = 0
+
+    def heard(self, now: int) -> None:
+        """A report came, of whomever: reports can be heard."""
+        self._heard_at = now
 
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
-        """Write progress now and then; miss a driver that ended without a word."""
+        """Write progress now and then; miss a driver that ended without a word, or stands still."""
         run = self._book.run(record.id)
         if now - run.written_at >= WRITE_INTERVAL_MS:
             run.written_at = now
@@ -62,7 +80,17 @@ class Backfilling:
             return [] if doubted else self._book.fail(record, run.failing, now)
         if run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
             return self._died(record, "it ended before it had passed the load timestamp", now)
+        if not (run.exited_at or run.sampling) and self._silent(run, now):
+            story = f"it does not end, and has said nothing for {SILENT_MS // 1000} s"
+            return [StopDriver(record.id), *self._died(record, story, now)]
         return []
+
+    def _silent(self, run: Run, now: int) -> bool:
+        """Whether a driver has said nothing for too long; counts the time since the last tick."""
+        if now - self._heard_at <= HEARING_MS:
+            run.silent_ms += min(now - (run.counted_at or now), STEP_MS)
+        run.counted_at = now
+        return run.silent_ms >= SILENT_MS
 
     def activated(self, message: Activated) -> list[Instruction]:
         """A partition's segments for an index begin at this offset: a component of the low-watermark
@@ -81,7 +109,10 @@ class Backfilling:
         """The driver's word. Reports may come twice and late; what they count only grows."""
         record = self._book.find(message.build, "BACKFILL")
         run = self._book.run(message.build) if record else None
-        if record is None or run is None or message.sent_at < run.reported_at:
+        if record is None or run is None:
+            return []
+        run.silent_ms = min(run.silent_ms, 0)  # (it may be the last word of the driver before this one)
+        if message.sent_at < run.reported_at:
             return []
         run.reported_at = message.sent_at
         record = replace(
@@ -158,7 +189,8 @@ class Backfilling:
         to notice."""
         run = self._book.run(record.id)
         if not run.failing:
-            run.failing, run.failing_at = reason or "the Spark driver gave no reason", now
+            unsaid = f"the Spark driver gave no reason; its log is builds/{record.id}/driver.log"
+            run.failing, run.failing_at = reason or unsaid, now
         return []
 
     def _died(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
@@ -170,6 +202,7 @@ class Backfilling:
             return self._pausing.lost_spark(record, story, now)
         delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
         run.restarts += 1
+        run.silent_ms = -START_MS - delay
         text = f"the Spark driver died and is started again in {delay / 1000:g} s: {story}"
         return [StartDriver(record.id, delay), Note("warning", "driver-restarted", record.id, text)]
 

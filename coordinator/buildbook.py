@@ -35,6 +35,9 @@ FINISHED_KEPT = 50
 """Finished builds that the dictionary keeps, so that it does not grow for ever."""
 RATE_WINDOW_MS = 15_000
 """Over which the rate of a build is measured."""
+START_MS = 60_000
+"""A driver that is started has so much more time for its first word: it loads libraries, behind everything
+else on its machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class Run:
         futile: pauses for a full disk since `futile_batches` micro-batches were finished.
         arrived: index ids that could be READY, and wait for their verification.
         exited_at: when the driver ended well without having said PASSED.
+        silent_ms: for how long its driver has said nothing while others were heard; below 0 while it starts.
+        counted_at: up to when that is counted.
         written_at: when progress was last written.
         history: (ms, documents done) of the last reports, for the rate.
         pace: how fast it works in each phase, for the estimate of its end.
@@ -122,6 +127,8 @@ class Run:
     futile_batches: int = -1
     arrived: set[str] = field(default_factory=set)
     exited_at: int = 0
+    silent_ms: int = -START_MS
+    counted_at: int = 0
     written_at: int = 0
     history: list[tuple[int, int]] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
@@ -156,6 +163,7 @@ class BuildBook:
         self.unique = Uniqueness(dictionary)
         self._live: dict[str, BuildRecord] = {}
         self._runs: dict[str, Run] = {}
+        self._most: dict[str, int] = {}
 
     def all(self) -> list[BuildRecord]:
         """The newest state of all builds (progress that is not written yet included), oldest first."""
@@ -216,11 +224,17 @@ class BuildBook:
     def note_progress(self, record: BuildRecord) -> None:
         """Keep a newer state in memory only; `put` writes it."""
         self._live[record.id] = record
+        self._most[record.id] = self.most_done(record)
 
     def put(self, record: BuildRecord) -> None:
         """Write a newer state."""
-        self._live[record.id] = record
+        self.note_progress(record)
         self.dictionary.put(record)
+
+    def most_done(self, record: BuildRecord) -> int:
+        """The most documents that were done at any time of this term: a pause takes off the record what it
+        throws away, and a counter must not fall."""
+        return max(record.documents_done, self._most.get(record.id, 0))
 
     def move(self, record: BuildRecord, action: str, **changes: Any) -> BuildRecord:
         """Change a build's state, and further fields with it."""
@@ -274,7 +288,10 @@ class BuildBook:
         indexes = self.dictionary.catalog.indexes()
         used = {build for index in indexes for build in (index.build, *index.slice_builds.values())}
         over = [build for build in self.all() if build.state in FINAL]
+        out: list[Instruction] = [RemoveBuildFolder(record.id)]
         for old in over[:-FINISHED_KEPT]:
             if old.id not in used:
                 self.dictionary.delete(f"build/{old.id}")
-        return [RemoveBuildFolder(record.id)]
+                self._most.pop(old.id, None)
+                out.append(RemoveBuildFolder(old.id, forgotten=True))
+        return out

@@ -209,6 +209,8 @@ class Builds:
         """End a build and queue the same anew, unless that was done too often already."""
         if record.attempt >= self._limits.restarts:
             why = f"it was begun {record.attempt + 1} times; at last: {reason}"
+            if not record.rebuild:  # (what becomes of slices that cannot be rebuilt: `rebuilding`)
+                why += "; mend that, and build again"
             return self.book.fail(record, why, now)
         out = self.book.give_up(record, reason, now)
         again = record.attempt + 1
@@ -251,6 +253,8 @@ class Builds:
         Args:
             live_nodes: ids of the live indexer nodes, sorted.
         """
+        if isinstance(event, Reported):
+            self._backfilling.heard(event.now)
         match event:
             case Tick(now):
                 return self._tick(live_nodes, now)

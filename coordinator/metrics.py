@@ -40,7 +40,9 @@ def _families(leader: Leader, now: int) -> list[Family]:
         "keytide_build_percent", "Share of a build's documents read", labels=["build"]
     )
     documents = CounterMetricFamily(
-        "keytide_build_documents", "Documents that a build has read", labels=["build"]
+        "keytide_build_documents",
+        "Documents that a build has read (not again those that it reads anew after a pause)",
+        labels=["build"],
     )
     paused = GaugeMetricFamily(
         "keytide_build_paused", "Builds that pause, by whom (operator, system)", labels=["build", "by"]
@@ -57,15 +59,31 @@ def _families(leader: Leader, now: int) -> list[Family]:
     lost = GaugeMetricFamily(
         "keytide_slices_lost", "Slices of an index whose data is lost or being rebuilt", labels=["index"]
     )
+    differences = GaugeMetricFamily(
+        "keytide_verify_differences",
+        "What an index's last verification found, of all indexes that it verified with it",
+        labels=["index", "class"],
+    )
+    verified = GaugeMetricFamily(
+        "keytide_verify_finished_timestamp_seconds",
+        "When an index's last verification ended",
+        labels=["index"],
+    )
     for record in leader.dictionary.catalog.indexes():
-        if record.state == "READY":
-            lost.add_metric([record.name], len(views.lost_slices(leader, record)))
+        if record.state != "READY":
+            continue
+        lost.add_metric([record.name], len(views.lost_slices(leader, record)))
+        if record.verification:
+            verified.add_metric([record.name], record.verified_at / 1000)
+            job = leader.jobs.find(record.verification)
+            for kind, count in sorted(job.counts.items()) if job is not None else ():
+                differences.add_metric([record.name, kind], count)
     for build in leader.builds.book.all():
         document = views.build(leader, build, now)
         percent.add_metric([build.id], document["percent"])
         if build.paused:
             paused.add_metric([build.id, build.paused_by], 1)
-        documents.add_metric([build.id], document["documents_done"], created=_created(build))
+        documents.add_metric([build.id], leader.builds.book.most_done(build), created=_created(build))
     for keyspace, document in views.stability(leader, now)["keyspaces"].items():
         lag.add_metric([keyspace], document["lag_documents"])
         for name, number in document["published"].items():
@@ -91,6 +109,8 @@ def _families(leader: Leader, now: int) -> list[Family]:
         published,
         lag,
         live,
+        differences,
+        verified,
     ]
 
 

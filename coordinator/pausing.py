@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.buildbook import BuildBook, BuildLimits, Cause
+from coordinator.buildbook import START_MS, BuildBook, BuildLimits, Cause
 from coordinator.events import Instruction, Note, RoomSeen, SourceAway, StartDriver, StopDriver
 from coordinator.nodes import Node, Nodes
 from coordinator.source import finished, target
@@ -198,7 +198,7 @@ class Pausing:
             record = self._book.move(record, "pause", **changes, **_kept(record))
             self._mark(record, "PAUSED")
             run.sampling, run.exited_at, run.failing = False, 0, ""
-            run.waiting_for = ""
+            run.waiting_for, run.silent_ms = "", -START_MS
             out.append(StopDriver(record.id))
         else:
             if record.state == "QUEUED" and not known:

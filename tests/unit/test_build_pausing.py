@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from coordinator import metrics, views
-from coordinator.buildbook import BuildLimits
+from coordinator.backfilling import SILENT_MS
+from coordinator.buildbook import START_MS, BuildLimits
 from coordinator.ddl import ConflictError
 from coordinator.dictionary import NoSuchBuildError
 from coordinator.events import (
@@ -325,6 +326,67 @@ def test_spark_that_is_lost_is_tried_again_later_and_later() -> None:
     assert world.handle(DriverExited("b8", 1, "boom", world.now)) == [StartDriver("b8", 1_000)]
 
 
+def silence(world: World, at_most: int = 10 * MINUTE) -> tuple[int, list[Instruction]]:
+    """Nodes are heard, the driver is not: after how many ms something follows, and what."""
+    since = world.now
+    while not (out := later(world, SECOND)) and world.now - since < at_most:
+        pass
+    return world.now - since, out
+
+
+def test_a_driver_that_stands_still_is_given_up_as_one_that_died() -> None:
+    world = started(World(BuildLimits(restarts=1)))
+    for _ in range(5):
+        later(world, SECOND)
+        world.driver("b8", "RUNNING", 0, (0, 0))
+    later(world, START_MS)
+    for _ in range(5 * 60):
+        world.driver("b8", "RUNNING", 0, (0, 0))
+        assert later(world, SECOND) == [], "it does nothing, but it lives"
+    world.driver("b8", "RUNNING", 0, (0, 0))
+    waited, out = silence(world)
+    assert out == [StopDriver("b8"), StartDriver("b8", 1_000)]
+    assert waited == SILENT_MS
+    assert "said nothing for 60 s" in world.notes[-1].text
+    waited, out = silence(world)
+    assert out[0] == StopDriver("b8")
+    assert waited == START_MS + 1_000 + SILENT_MS, "it is just being started"
+    assert state(world)[:2] == ("PAUSED", "system")
+    assert "Spark is lost" in world.build("b8").paused
+
+
+def test_the_last_word_of_a_driver_does_not_hurry_the_next_one() -> None:
+    world = started(World())
+    later(world, SECOND)
+    world.handle(DriverExited("b8", -9, "boom", world.now))
+    world.driver("b8", "RUNNING", 0, (0, 0))
+    assert silence(world)[0] == START_MS + 1_000 + SILENT_MS
+
+
+def test_silence_of_all_is_no_drivers_silence() -> None:
+    world = started(World())
+    later(world, START_MS)
+    world.driver("b8", "RUNNING", 0, (0, 0))
+    for _ in range(600):
+        assert world.tick(SECOND) == [], "Kafka is away"
+    for _ in range(SILENT_MS // SECOND - 5):
+        world.now += MINUTE
+        assert later(world, SECOND) == [], "the coordinator itself stands still again and again"
+    assert silence(world)[1] == [StopDriver("b8"), StartDriver("b8", 1_000)]
+
+
+def test_a_driver_that_has_ended_or_pauses_is_not_missed() -> None:
+    world = started(World())
+    world.activate(1, 120, 40)
+    assert world.driver("b8", "PASSED", 2, (125, 60)) != []
+    assert silence(world)[1] == [], "the end is being looked up"
+    steer(world, "pause")
+    assert silence(world)[1] == []
+    steer(world, "resume")
+    later(world, SECOND)
+    assert silence(world)[0] == START_MS + SILENT_MS
+
+
 def test_slices_that_do_not_keep_up_are_waited_for() -> None:
     world = started(World(BuildLimits(batches_ahead=4)))
     later(world, 6 * SECOND)
@@ -405,6 +467,30 @@ def test_what_is_shown_of_a_pause() -> None:
     assert document["eta_s"] is None
     page = metrics.render(world.leader, world.now)
     assert b'keytide_build_paused{build="b8",by="operator"} 1.0' in page
+
+
+def test_the_counter_of_documents_does_not_fall_with_a_pause() -> None:
+    world = started(World())
+    world.activate(1, 120, 40)
+
+    def counted() -> bytes:
+        page = metrics.render(world.leader, world.now).splitlines()
+        return next(line for line in page if line.startswith(b"keytide_build_documents_total{"))
+
+    world.driver("b8", "RUNNING", 1, (30, 20), documents=100)
+    assert counted().endswith(b" 100.0")
+    steer(world, "pause")
+    assert shown(world)["documents_done"] == 50
+    assert counted().endswith(b" 100.0")
+    steer(world, "resume")
+    world.driver("b8", "RUNNING", 1, (30, 20), documents=90)
+    assert counted().endswith(b" 100.0")
+    world.driver("b8", "RUNNING", 2, (90, 20), documents=130)
+    assert counted().endswith(b" 130.0")
+    steer(world, "pause")
+    world.take(world.leader.cancel("b8", world.now).instructions)
+    assert world.build("b8").documents_done == 110
+    assert counted().endswith(b" 130.0")
 
 
 # --- phases and the estimate --------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_topics_that_cannot_be_made_are_tried_again() -> None:
     ("later", "reason"),
     [
         (facts((100, 50, 0), earliest=(0, 0, 0)), "had 2 partitions"),
-        (facts(topic_id="", high=(), earliest=()), "does not exist"),
+        (facts(topic_id="", high=(), earliest=()), "does not exist any more; make it, and build again"),
         (facts(earliest=(31, 0)), "offsets 30 to 30 of partition 0 were deleted"),
         (facts(compacted=True, delete_retention_ms=1_000, at=9_000_000), "keeps tombstones"),
     ],
@@ -389,6 +389,15 @@ def test_a_driver_that_has_read_what_is_lost_has_its_build_begun_again() -> None
     (again,) = [one for one in world.leader.builds.book.all() if one.state == "QUEUED"]
     assert (again.attempt, again.indexes) == (1, world.build("b8").indexes)
     assert world.build("b8").error.startswith(f"begun again as {again.id}: ")
+
+
+def test_a_build_that_was_begun_too_often_fails_and_says_what_to_do() -> None:
+    world = started(World(BuildLimits(restarts=0)))
+    world.handle(DriverExited("b8", READ_LOST, "a trace", world.now))
+    build = world.build("b8")
+    assert build.state == "FAILED"
+    assert build.error.startswith("it was begun 1 times; at last: the source lost records")
+    assert build.error.endswith("build again")
 
 
 def test_a_driver_without_its_checkpoint_has_its_build_begun_again() -> None:
@@ -742,12 +751,18 @@ def test_topics_that_nobody_needs_are_found_at_the_start_of_a_term() -> None:
 def test_old_finished_builds_are_forgotten() -> None:
     world = World()
     world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
+    made, forgotten = list[str](), list[str]()
     for _ in range(60):
         answer = world.leader.build(["a"], 0, world.now)
         world.take(answer.instructions)
         assert answer.outcome.build is not None
-        world.take(world.leader.cancel(answer.outcome.build.id, world.now).instructions)
-    assert len([key for key in world.written if key.startswith("build/")]) <= 51
+        made.append(answer.outcome.build.id)
+        out = world.take(world.leader.cancel(made[-1], world.now).instructions)
+        assert RemoveBuildFolder(made[-1]) in out
+        forgotten += [one.build for one in out if isinstance(one, RemoveBuildFolder) and one.forgotten]
+    kept = [key.removeprefix("build/") for key in world.written if key.startswith("build/")]
+    assert len(kept) <= 51
+    assert sorted(kept + forgotten) == sorted(made), "with their folders"
 
 
 # --- placement ----------------------------------------------------------------------------------------------
