@@ -181,6 +181,7 @@ class Base:
             except BaseException:
                 transaction.abort()
                 raise
+        self.level.room.give_back()
         reach("load-committed")
         self._committed(applied, counts, "")
         return loaded.result(counts), loaded.filter
@@ -251,6 +252,7 @@ class Base:
             except BaseException:
                 transaction.abort()
                 raise
+        self.level.room.give_back()
         self._committed(back.applied, back.counts, back.step.previous)
         journal.stepped_back()
         reach("step-back-done")

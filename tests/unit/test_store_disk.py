@@ -74,6 +74,21 @@ def test_room_covers_what_commits_write(tmp_path: Path, folds: FoldWorker) -> No
     store.close()
 
 
+def test_a_load_gives_back_the_room_that_it_did_not_need(tmp_path: Path, folds: FoldWorker) -> None:
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror=False, filter_bits=1 << 16))
+    for number in range(4):
+        store.load(chunks(documents(number * 3_000, 3_000)), [], state(number, p0=(number + 1) * 3_000))
+        room = store._base.level.room
+        taken = (tmp_path / "slice" / "base" / "data.mdb").stat().st_blocks * 512
+        assert room._allocated == room.used_bytes()
+        assert taken <= room.used_bytes() + 64 * 1024
+    store.check_mirror()
+    store.apply(segments(documents(12_000, 3_000)), state(5, p0=15_000))
+    fold(store)
+    store.check_mirror()
+    store.close()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_a_typed_error_and_nothing_changes(
     tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch, code: int
@@ -142,12 +157,12 @@ def test_a_full_map_is_a_typed_error_and_the_base_stays(tmp_path: Path, folds: F
 def test_a_base_that_has_grown_gets_a_larger_map_at_open(tmp_path: Path, folds: FoldWorker) -> None:
     small = replace(SMALL, base_map_bytes=2 * MIB)
     store = lmdb_store(tmp_path / "slice", folds, small)
-    store.load(chunks(documents(0, 8_000), size=1_000), [], state(1, p0=8_000))
+    store.load(chunks(documents(0, 12_000), size=1_000), [], state(1, p0=12_000))
     store.close()
     store = lmdb_store(tmp_path / "slice", folds, small)
     assert store._base.map_bytes > 3 * MIB
-    store.load(chunks(documents(8_000, 12_000), size=1_000), [], state(2, p0=20_000))
-    assert len(all_rows(store)) == 20_000
+    store.load(chunks(documents(12_000, 12_000), size=1_000), [], state(2, p0=24_000))
+    assert len(all_rows(store)) == 24_000
     store.close()
 
 
