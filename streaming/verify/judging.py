@@ -20,18 +20,20 @@ import msgspec
 from keytide import digests
 from keytide.catalog import IndexRecord
 from keytide.columns import hashes_of
-from keytide.digests import BackRow, Duplicate
+from keytide.digests import Duplicate
 from keytide.timestamp import Timestamp
 from streaming.verify.comparing import (
     CHANGES_TOO_FAST,
     NOTHING,
     Evidence,
     Truth,
+    holdings_of,
     is_proven,
     judge,
+    truths_of,
 )
-from streaming.verify.difference import NOT_EXAMINED, Difference, Entry, Holding, Kind, Version
-from streaming.verify.newest import Versions, decided, decode, joined, reduced
+from streaming.verify.difference import NOT_EXAMINED, Difference, Holding, Kind
+from streaming.verify.newest import decode, joined, reduced
 from streaming.verify.slices import Pin, Slices
 from streaming.verify.source import Reading, SourceReader
 from streaming.verify.tasks import VerifyWork
@@ -349,65 +351,6 @@ class Judging:
         kept = self._scene.facts.deletions_kept_ms()
         took = (time.monotonic() - self._began) * 1000
         return Evidence(self._scene.starts(), kept is not None, kept is not None and took >= kept)
-
-
-def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict[bytes, Truth]:
-    """What the source has of each document.
-
-    Args:
-        before: reduced versions below the snapshot.
-        later: versions past it.
-        indexes: ids, as entries are numbered.
-    """
-    newest, foreign = decided(before)
-    ids = newest.documents.column("id").to_pylist()
-    places = [
-        Version(partition, offset, moment)
-        for partition, offset, moment in zip(
-            *(newest.column(name).tolist() for name in ("partition", "offset", "time")), strict=True
-        )
-    ]
-    entries: dict[int, dict[str, list[Entry]]] = {}
-    columns = [newest.entries.column(name).to_pylist() for name in newest.entries.schema.names]
-    for document, index, number, key, value in zip(*columns, strict=True):
-        entries.setdefault(document, {}).setdefault(indexes[index], []).append(Entry(key, value, number))
-    past = set(later.documents.column("id").to_pylist())
-    others: dict[bytes, list[Version]] = {}
-    if len(foreign):
-        doubtful = {ids[row]: places[row] for row in foreign.tolist()}
-        columns = [
-            before.documents.column(name).to_pylist() for name in ("id", "partition", "offset", "time")
-        ]
-        for docid, partition, offset, moment in zip(*columns, strict=True):
-            if docid in doubtful and doubtful[docid].partition != partition:
-                others.setdefault(docid, []).append(Version(partition, offset, moment))
-    truths = {
-        docid: Truth(
-            places[row],
-            {index: tuple(sorted(some)) for index, some in entries.get(row, {}).items()},
-            docid in past,
-            tuple(others.get(docid, ())),
-        )
-        for row, docid in enumerate(ids)
-    }
-    for docid in past - truths.keys():
-        truths[docid] = Truth(later=True)
-    return truths
-
-
-def holdings_of(
-    number: int, entries: Iterable[tuple[bytes, bytes, bytes]], back: Iterable[BackRow]
-) -> Iterable[tuple[bytes, Holding]]:
-    """What a slice holds of each document, from its rows. Remembered deletions are nothing."""
-    forward: dict[bytes, list[Entry]] = {}
-    for docid, key, value in entries:
-        forward.setdefault(docid, []).append(Entry(key, value, number))
-    known = {row.id: row for row in back if row.keys}
-    for docid in sorted(forward.keys() | known.keys()):
-        row = known.get(docid)
-        version = None if row is None else Version(row.partition, row.offset, row.time)
-        keys = () if row is None else tuple(sorted(row.keys))
-        yield docid, Holding(number, version, keys, tuple(sorted(forward.get(docid, ()))))
 
 
 def _has_key(truth: Truth | None, index: str, key: bytes) -> bool:

@@ -17,9 +17,9 @@ from keytide.entry import pack_value
 from keytide.timestamp import Timestamp
 from keytide.types import TABLE_PARTITION
 from streaming.verify import report
-from streaming.verify.comparing import NOTHING, UNDECIDED, Evidence, Truth, judge
+from streaming.verify.comparing import NOTHING, UNDECIDED, Evidence, Truth, judge, truths_of
 from streaming.verify.difference import Difference, Entry, Holding, Kind, Version
-from streaming.verify.judging import IndexOutcome, Outcome, truths_of
+from streaming.verify.judging import IndexOutcome, Outcome
 from streaming.verify.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
 from streaming.verify.slices import Pin
 
