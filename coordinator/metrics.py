@@ -37,7 +37,7 @@ def standing_by() -> bytes:
 
 def _families(leader: Leader, now: int) -> list[Family]:
     percent = GaugeMetricFamily(
-        "keytide_build_percent", "Share of a build's documents read", labels=["build"]
+        "keytide_build_percent", "How far a build is, its verification with it; 100 when READY", labels=["build"]
     )
     documents = CounterMetricFamily(
         "keytide_build_documents",

@@ -18,7 +18,7 @@ does not count against the limits of builds at once. What pauses still pays for 
 transactions are counted on (R24, R26), for the source does not pause.
 
 Only a build that reads can pause (BACKFILL), or one that has not begun (QUEUED): it then keeps its state and
-does not start. In CATCHUP there is no driver to stop.
+does not start. In CATCHUP there is no driver of the build to stop, but one of its verification (`jobs`).
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class JobRecord(msgspec.Struct, frozen=True):
         dry_run: a repair that only lists what it would do.
         documents, documents_total: records read of the source.
         counts: class of difference -> how many were found.
-        attempts: how often its driver was started.
+        attempts: how often its driver was started, not counting waits for something in its way.
         detail: what it does now, in words; or what it did.
     """
 
