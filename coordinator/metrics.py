@@ -37,7 +37,9 @@ def standing_by() -> bytes:
 
 def _families(leader: Leader, now: int) -> list[Family]:
     percent = GaugeMetricFamily(
-        "keytide_build_percent", "How far a build is, its verification with it; 100 when READY", labels=["build"]
+        "keytide_build_percent",
+        "How far a build is, with its verification; 100: READY",
+        labels=["build"],
     )
     documents = CounterMetricFamily(
         "keytide_build_documents",

@@ -217,15 +217,29 @@ def decided(versions: Versions) -> tuple[Versions, Array]:
 
 
 def by_range(versions: Versions, bits: int) -> Iterator[tuple[int, Versions]]:
-    """Versions by the first `bits` bits of their ids' hashes."""
+    """Versions by the first `bits` bits of their ids' hashes. They are sorted once and cut, for there may be
+    thousands of ranges."""
     if not len(versions):
         return
     ranges = digests.buckets_of(versions.column("hash"), bits)
     order = np.argsort(ranges, kind="stable")
+    places = np.empty(len(order), np.uint32)
+    places[order] = np.arange(len(order), dtype=np.uint32)
+    documents = versions.documents.take(pa.array(order))
+    of = places[versions.entries.column("document").to_numpy()]
+    moved = np.argsort(of, kind="stable")
+    of, entries = of[moved], versions.entries.take(pa.array(moved))
     edges = np.flatnonzero(np.diff(ranges[order])) + 1
     for start, end in pairwise([0, *edges.tolist(), len(order)]):
-        rows = np.sort(order[start:end])
-        yield int(ranges[rows[0]]), versions.take(rows)
+        first, last = np.searchsorted(of, [start, end]).tolist()
+        mine = entries.slice(first, last - first)
+        columns = [pa.array(of[first:last] - np.uint32(start)), *(mine.column(n) for n in ENTRIES.names[1:])]
+        yield (
+            int(ranges[order[start]]),
+            Versions(
+                documents.slice(start, end - start), pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
+            ),
+        )
 
 
 def sums_of(versions: Versions, indexes: Sequence[IndexPlan], bits: int) -> list[npt.NDArray[np.uint64]]:
