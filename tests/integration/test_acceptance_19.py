@@ -35,7 +35,7 @@ SETTINGS = {
     "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
-    "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "30000",
+    "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
     "KEYTIDE_SCAN__FIRST_LEASE_S": "600",
     "KEYTIDE_SCAN__LEASE_S": "600",
 }
@@ -128,7 +128,9 @@ def check_both(world: World, topic: str) -> None:
 
 @pytest.fixture
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
-    with ThreeBrokers(tmp_path_factory.mktemp("three")) as running:
+    # A dead broker is noticed before nodes (3 s) and projectors' sessions (6 s) count as gone.
+    soon = {"broker.session.timeout.ms": 2000, "replica.lag.time.max.ms": 2000}
+    with ThreeBrokers(tmp_path_factory.mktemp("three"), soon) as running:
         yield running
 
 
