@@ -3,10 +3,16 @@
 The question is one metadata request; its answer comes on a thread of librdkafka's. Every question is answered
 within its time-out, if only by an error. Whatever broker is asked speaks for what it knows: one that is cut
 off from the controllers and answers all the same may name a topic that is gone, until it is back or shut out.
+
+The client sends the question to the controller that it knows of. It learns of another one from metadata only,
+which a client without topics of its own never asks for: after an error this asks, or no question would be
+answered again while that one broker is gone.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -18,6 +24,8 @@ from coordinator.events import ConfirmTopic, TopicSeen
 from keytide.clock import now_ms
 from keytide.kafka import admin, error_code
 from keytide.settings import Settings
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
 """A broker that hangs is asked no longer than this; the next question may go to another one."""
@@ -36,6 +44,8 @@ class TopicIds:
     def __init__(self, settings: Settings, post: Callable[[TopicSeen], None]) -> None:
         self._client: AdminClient = admin(settings)
         self._post = post
+        self._looking = threading.Lock()
+        """Held while somebody asks who the controller is."""
 
     def ask(self, question: ConfirmTopic) -> None:
         """Send the question; returns at once."""
@@ -46,6 +56,8 @@ class TopicIds:
                 topic_id = str(future.result().topic_id)
             except KafkaException as failure:
                 error = "" if error_code(failure) in _NONE else str(failure)
+            if error:
+                self._look_for_controller()
             self._post(TopicSeen(question.keyspace, question.ask, topic_id, error, now_ms()))
 
         names = TopicCollection([question.keyspace])
@@ -55,3 +67,18 @@ class TopicIds:
             self._post(TopicSeen(question.keyspace, question.ask, "", str(failure), now_ms()))
             return
         futures[question.keyspace].add_done_callback(answered)
+
+    def _look_for_controller(self) -> None:
+        """Ask for metadata, in a thread of its own: it waits for the answer, and nobody for it."""
+        if not self._looking.acquire(blocking=False):
+            return
+
+        def look() -> None:
+            try:
+                self._client.list_topics(timeout=TIMEOUT_S)
+            except KafkaException as failure:
+                log.debug("who the controller is cannot be asked: %s", failure)
+            finally:
+                self._looking.release()
+
+        threading.Thread(target=look, name="controller", daemon=True).start()

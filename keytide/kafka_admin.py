@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 REQUEST_TIMEOUT_S = 30.0
+CONTROLLER_S = 5.0
+"""How long a client may wait for the controller that it knows before it asks who that is now."""
 SETTLING_S = 3.0
 """How long a new topic, partition or leader may take until every broker and this client know it."""
 
@@ -113,11 +115,27 @@ def describe_topics(
     names = list(names)
     if not names:
         return {}
+    deadline = time.monotonic() + timeout
+    try:
+        return _described(client, names, min(CONTROLLER_S, timeout))
+    except KafkaUnavailableError:
+        if timeout <= CONTROLLER_S:
+            raise
+    # A client without topics of its own never looks for another controller than the one that it knows, and a
+    # broker that is gone for good may be that: metadata of any kind name the present one.
+    try:
+        client.list_topics(timeout=CONTROLLER_S)
+    except KafkaException as error:
+        raise KafkaUnavailableError(f"Kafka does not answer: {error}") from error
+    return _described(client, names, max(1.0, deadline - time.monotonic()))
+
+
+def _described(client: AdminClient, names: list[str], timeout: float) -> dict[str, TopicInfo]:
     found: dict[str, TopicInfo] = {}
     futures = client.describe_topics(TopicCollection(names), request_timeout=timeout)
     for name, future in futures.items():
         try:
-            description = _result(future, timeout)
+            description = _result(future, timeout + 1)  # the client's own word says more
         except KafkaException as error:
             if error_code(error) in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 continue

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from keytide.kafka_admin import KafkaUnavailableError, delete_topic, describe_topics
+from coordinator.events import ConfirmTopic, TopicSeen
+from coordinator.topic_ids import TopicIds
+from keytide.kafka_admin import KafkaUnavailableError, admin, delete_topic, describe_topics
 from keytide.kafka_history import diverging, log_history
 from keytide.messages import HistoryLost
 from keytide.settings import Settings, load_settings
@@ -235,3 +237,31 @@ def test_clean_elections_under_a_projector_are_no_loss(
             assert len(one.heard) == 8
     finally:
         rig.close()
+
+
+def test_a_controller_that_is_gone_is_not_waited_for(
+    brokers: ThreeBrokers, settings: Settings, topic: str
+) -> None:
+    """Clients know one broker as the controller, and do not look for another one by themselves."""
+    brokers.create(topic, [[1, 2, 3]])
+    client, answers = admin(settings), list[TopicSeen]()
+    ids = TopicIds(settings, answers.append)
+    known = describe_topics(client, [topic])[topic].id
+
+    def confirmed() -> bool:
+        answers.clear()
+        ids.ask(ConfirmTopic(topic, 1))
+        eventually(lambda: bool(answers), "the question is answered, if only by an error")
+        return answers[0].topic_id == known
+
+    eventually(confirmed, "the topic is confirmed")
+    for asked, works in (
+        (client, lambda: describe_topics(client, [topic])[topic].id == known),
+        (ids._client, confirmed),
+    ):
+        gone = asked.list_topics(timeout=TIMEOUT_S).controller_id
+        brokers.kill(gone)
+        try:
+            eventually(works, f"another than {gone} answers", 60)
+        finally:
+            brokers.restart(gone)

@@ -249,7 +249,7 @@ class SimCoordinator:
             case StopDriver(build):
                 world.stop_driver(build, self.term)
             case StartDriver(build, delay, task):
-                world.clock.after(delay, lambda: self._start(build, task))
+                world.clock.after(delay, lambda: self.start_driver(build, task))
             case RemoveBuildFolder(build):
                 world.checkpoints.pop(build, None)
             case _:
@@ -292,6 +292,7 @@ class SimCoordinator:
         self.world.seen["trimmed"] += removed
         return QueuesTrimmed(reached, removed, tuple(expired), now)
 
-    def _start(self, build: str, task: DriverTask) -> None:
+    def start_driver(self, build: str, task: DriverTask) -> None:
+        """Start a driver, if this coordinator still lives."""
         if self.alive:
             self.world.start_driver(build, self, task)

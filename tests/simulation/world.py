@@ -54,6 +54,8 @@ from tests.simulation.uniqueness import Uniqueness
 NODES = ("n0", "n1")
 LONGEST_STEP_MS = 30
 CATCH_UP_MS = 300
+LOCK_MS = 20
+"""How often a driver that waits for another one looks whether that has ended."""
 HEAL_ROUNDS = 120
 PATIENT_ROUNDS = 40
 """After so many rounds of the heal time runs faster: whoever waits for a long limit is not stuck."""
@@ -322,8 +324,10 @@ class World:
     # --- builds -------------------------------------------------------------------------------------------
 
     def start_driver(self, build: str, owner: SimCoordinator, task: DriverTask = "backfill") -> None:
-        if build in self.drivers:
-            return  # the lock on its folder
+        if (there := self.drivers.get(build)) is not None:  # the lock on its folder
+            if there.task != task:  # of another step of the build, which ends by itself: this one waits
+                self.clock.after(LOCK_MS, lambda: owner.start_driver(build, task))
+            return
         if task == "sample":
             self.drivers[build] = SimSampler(self, build, owner.term)
             return
