@@ -181,9 +181,9 @@ class Base:
             except BaseException:
                 transaction.abort()
                 raise
-        self.level.room.give_back()
         reach("load-committed")
         self._committed(applied, counts, "")
+        self.level.room.give_back()
         return loaded.result(counts), loaded.filter
 
     def _put(
@@ -252,9 +252,9 @@ class Base:
             except BaseException:
                 transaction.abort()
                 raise
-        self.level.room.give_back()
         self._committed(back.applied, back.counts, back.step.previous)
         journal.stepped_back()
+        self.level.room.give_back()
         reach("step-back-done")
         return held
 

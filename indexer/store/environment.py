@@ -33,7 +33,8 @@ from keytide.errors import RetryableError
 
 FORMAT: Final = b"keytide-slice-1"
 """Names the layout of tables and records."""
-PAGE: Final = 4096
+_SPARE_PAGES: Final = 64
+"""Beyond the last page in use: for commits of a few rows, before which nobody makes room."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Modes of Linux's fallocate."""
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
@@ -96,6 +97,7 @@ class Room:
         self._environment = environment
         self._file = folder / "data.mdb"
         self._reserve = reserve_bytes
+        self._page = int(environment.stat()["psize"])
         self._allocated = 0
 
     def make(self, rows: int, row_bytes: int) -> None:
@@ -110,8 +112,8 @@ class Room:
             OSError: there is no room; nothing was written.
         """
         used = self.used_bytes()
-        touched = min(rows * PAGE, used)
-        need = used + touched * 9 // 4 + 3 * (row_bytes + 32 * rows) + 64 * PAGE
+        touched = min(rows * self._page, used)
+        need = used + touched * 9 // 4 + 3 * (row_bytes + 32 * rows) + _SPARE_PAGES * self._page
         if need <= self._allocated:
             return
         need = (need // MIB + 1) * MIB
@@ -130,26 +132,28 @@ class Room:
 
     def give_back(self) -> None:
         """Free what was allocated behind the last page in use, after a commit and before another writer's
-        (the fold worker writes to the same base). Without Linux it stays allocated.
+        (the fold worker writes to the same base). Without Linux, and where that fails, it stays allocated.
 
         A million entries that were loaded in eight micro-batches held 1,547 MB of disk, 513 of them in use.
         """
-        used = self.used_bytes()
-        if self._allocated <= used or _fallocate is None:
+        keep = self.used_bytes() + _SPARE_PAGES * self._page
+        if self._allocated <= keep or _fallocate is None:
             return
-        length = self._allocated - used
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
+        where = (ctypes.c_int64(keep), ctypes.c_int64(self._allocated - keep))
         try:
-            mode = _KEEP_SIZE | _PUNCH_HOLE
-            failed = _fallocate(descriptor, mode, ctypes.c_int64(used), ctypes.c_int64(length))
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                failed = _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, *where)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return  # it is only thrift
         if not failed:  # (a file system without holes keeps it)
-            self._allocated = used
+            self._allocated = keep
 
     def used_bytes(self) -> int:
         """From the start of the file to its last page in use."""
-        return int(self._environment.info()["last_pgno"] + 1) * PAGE
+        return int(self._environment.info()["last_pgno"] + 1) * self._page
 
 
 def free_bytes(folder: Path) -> int:
