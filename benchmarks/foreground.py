@@ -2,7 +2,8 @@
 
 Live rate: documents are in Kafka before the projector may read; from that moment until all are in a stable
 scan. Once alone, once while an index of another topic is built, once alone again; the first and the last are
-the measure for the middle. The build's documents are so many that it runs all the while.
+the measure for the middle. Then how fresh stable scans are beside the build, with 10,000 documents/s written.
+The build's documents are so many that it runs all the while.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import time
 from typing import Any
 
 from benchmarks.documents import PARTITIONS, load
-from benchmarks.harness import Bench, Result, machine_state, say
+from benchmarks.harness import Bench, Result, machine_state, percentiles, say
+from benchmarks.latency import PROBES, probes, writing
 from keytide.errors import invariant
 
 LIVE, BUILT = "people", "others"
 LIVE_INDEX = "CREATE INDEX by_city ON people (city, age) WITH (slices=8)"
 BUILT_INDEX = "CREATE INDEX others_by_city ON others (city, age) WITH (slices=8, defer_build=true)"
 HALF_MILLION = 500_000
-BUILD_FACTOR = 8
+BUILD_FACTOR = 16
 """Documents of the build for one of the live stream."""
+WRITTEN_PER_S = 10_000
 CAPS = (5_000, 1_000)
 CAP_S = 30.0
 
@@ -54,7 +57,12 @@ def foreground(documents: int = HALF_MILLION, nice: int | None = None) -> Result
             during = _replay(bench, documents, 1)
         state = _state(bench, build)
         say(f"beside build {build} ({state['state']}, {state['rate']:,.0f}/s): {during:,.0f} documents/s")
-        invariant(state["state"] == "BACKFILL", "BenchmarkBuild", f"the build was over too early: {state}")
+        with writing(bench, WRITTEN_PER_S) as written:
+            fresh = percentiles(probes(bench, PROBES))
+            result.figures["offered_beside_documents_per_s"] = written()
+        result.figures.update({f"freshness_beside_{name}": value for name, value in fresh.items()})
+        still = _state(bench, build)
+        invariant(still["state"] == "BACKFILL", "BenchmarkBuild", f"the build was over too early: {still}")
         for cap in CAPS:
             result.figures[f"cap_{cap}_held_at"] = _capped(bench, build, cap)
         bench.admin.call("POST", f"/v1/builds/{build}/cancel")

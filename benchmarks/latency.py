@@ -64,9 +64,9 @@ def freshness(documents: int = 100_000, per_second: int = 20_000) -> Result:
     """From a record's timestamp to the answer of a stable scan that includes it: idle, then under load."""
     result = Result("freshness", machine=machine_state())
     with _filled(2, documents) as bench:
-        idle = percentiles(_probes(bench, PROBES))
+        idle = percentiles(probes(bench, PROBES))
         with writing(bench, per_second) as written:
-            loaded = percentiles(_probes(bench, PROBES))
+            loaded = percentiles(probes(bench, PROBES))
             result.figures["offered_documents_per_s"] = written()
     result.figures.update(idle)
     result.figures.update({f"loaded_{name}": value for name, value in loaded.items()})
@@ -108,7 +108,7 @@ def _scans(bench: Bench, count: int) -> list[float]:
     return samples
 
 
-def _probes(bench: Bench, count: int) -> list[float]:
+def probes(bench: Bench, count: int) -> list[float]:
     """Milliseconds from a record's timestamp until a scan that must include it has answered."""
     producer = Producer({"bootstrap.servers": bench.bootstrap, "linger.ms": 0, "acks": "all"})
     placed: list[tuple[int, int]] = []
