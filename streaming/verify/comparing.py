@@ -14,6 +14,9 @@ is read after T, and may have lost records meanwhile, so a difference is not a f
 * Retention removes what lies below the first offset (R29). An entry whose version lies there, with nothing
   newer, stays by design; it is `UNPROVABLE`. So is a row of the table that a build began with; where one did,
   its offsets are the first that count (`Scene.starts`).
+* A deletion of a document in two source partitions goes in its time, while an older record of the other
+  partition stays: compaction, and retention, work per partition. A slice remembers such a deletion
+  (`Remembering`); where it is newer than what is left, that proves nothing.
 * A document in two source partitions is ordered by record times, of which compaction or retention may have
   removed the largest: where index and source each have the newest version of another partition, nobody can
   tell. From a log that has everything all can be told: there an older write that was met after the newer one,
@@ -79,6 +82,16 @@ class Evidence(NamedTuple):
 NOTHING: Final = Truth()
 
 
+class Remembering(Holding, frozen=True, array_like=True):
+    """What a slice holds of a document that it has no keys of and was met in two source partitions.
+
+    Attributes:
+        deletion: the newest version, as the slice remembers it; `version` is None, as where nothing is known.
+    """
+
+    deletion: Version
+
+
 def judge(
     index: str, docid: bytes, held: Sequence[Holding], truth: Truth, evidence: Evidence
 ) -> Difference | Literal["undecided"] | None:
@@ -101,7 +114,8 @@ def judge(
     same = truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
     if evidence.compacted and truth.later and not same:
         return UNDECIDED
-    if reason := _unproven(versions, expected, truth, evidence, same=same):
+    deletions = [one.deletion for one in held if isinstance(one, Remembering)]
+    if reason := _unproven(versions, deletions, expected, truth, evidence, same=same):
         return difference(Kind.UNPROVABLE, reason)
     kind, reason = _class(expected, found, flaw)
     return difference(kind, reason or _ghosts(held) or _met_last(versions, truth))
@@ -117,6 +131,7 @@ def is_proven(held: Sequence[Holding], truth: Truth, evidence: Evidence) -> bool
 
 def _unproven(
     versions: Mapping[int, Version],
+    deletions: Sequence[Version],
     expected: tuple[Entry, ...],
     truth: Truth,
     evidence: Evidence,
@@ -124,6 +139,9 @@ def _unproven(
     same: bool,
 ) -> str:
     """Why the source cannot prove what is right, "" when it can."""
+    # Where the source expects nothing either, a deletion makes no difference.
+    if expected and any(_has_won(deletion, truth, evidence) for deletion in deletions):
+        return "a newer deletion is remembered, of another source partition, which may have removed it"
     if same:
         return ""
     if truth.version is None:
@@ -146,6 +164,17 @@ def _may_be_newer(held: Version, newest: Version, truth: Truth, evidence: Eviden
     if held.partition in (newest.partition, TABLE_PARTITION):
         return False
     return evidence.below(held) or (_is_among(held, truth.others) and evidence.thinned(held, newest))
+
+
+def _has_won(deletion: Version, truth: Truth, evidence: Evidence) -> bool:
+    """Whether a deletion that a slice remembers is newer than the newest version that was read, and may be
+    gone from another partition. (Within one, an older record goes before its deletion does.)"""
+    newest = truth.version
+    if newest is None or deletion.partition in (newest.partition, TABLE_PARTITION):
+        return False
+    if (deletion.time, deletion.partition) < (newest.time, newest.partition):
+        return False
+    return evidence.compacted or _may_be_newer(deletion, newest, truth, evidence)
 
 
 def _is_among(version: Version, others: Sequence[Version]) -> bool:
@@ -262,13 +291,20 @@ def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict
 def holdings_of(
     number: int, entries: Iterable[tuple[bytes, bytes, bytes]], back: Iterable[BackRow]
 ) -> Iterable[tuple[bytes, Holding]]:
-    """What a slice holds of each document, from its rows. Remembered deletions are nothing."""
+    """What a slice holds of each document, from its rows. Of a remembered deletion that is its version alone
+    (`Remembering`)."""
     forward: dict[bytes, list[Entry]] = {}
     for docid, key, value in entries:
         forward.setdefault(docid, []).append(Entry(key, value, number))
-    known = {row.id: row for row in back if row.keys}
+    known = {row.id: row for row in back}
     for docid in sorted(forward.keys() | known.keys()):
+        mine = tuple(sorted(forward.get(docid, ())))
         row = known.get(docid)
-        version = None if row is None else Version(row.partition, row.offset, row.time)
-        keys = () if row is None else tuple(sorted(row.keys))
-        yield docid, Holding(number, version, keys, tuple(sorted(forward.get(docid, ()))))
+        if row is None:
+            yield docid, Holding(number, None, (), mine)
+            continue
+        version = Version(row.partition, row.offset, row.time)
+        if row.keys:
+            yield docid, Holding(number, version, tuple(sorted(row.keys)), mine)
+        else:
+            yield docid, Remembering(number, None, (), mine, version)

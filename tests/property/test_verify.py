@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from indexer.digests import digest, rows
 from indexer.store.interface import Held
+from indexer.store.resolve import step
 from keytide import digests
 from keytide.catalog import IndexRecord
 from keytide.collation import encode_key, encode_part
@@ -68,6 +69,7 @@ class Record:
     offset: int
     id: bytes
     document: tuple[str, tuple[int, ...], int] | None
+    time: int = 1_000
 
     @property
     def value(self) -> bytes | None:
@@ -266,7 +268,7 @@ class FakeReader:
             columns = [
                 [one.partition for one in some],
                 [one.offset for one in some],
-                [1_000_000 for _ in some],
+                [1_000 * one.time for one in some],
                 [one.id for one in some],
                 [one.value for one in some],
             ]
@@ -423,6 +425,52 @@ def test_records_that_a_table_stands_for_are_not_compared(
     truths, there, evidence = looks.some(slices.pin(), ids)
     found = [judge(CITY, one, there.get(one, ()), truths.get(one, NOTHING), evidence) for one in ids]
     assert {one.kind for one in found if isinstance(one, Difference)} <= {Kind.UNPROVABLE}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), documents), min_size=1, max_size=40),
+    st.lists(st.booleans(), min_size=1, max_size=9),
+    st.booleans(),
+    readers,
+)
+def test_documents_that_move_between_partitions_are_not_taken_for_faults_once_their_deletions_are_gone(
+    writes: list[tuple[int, int, Any]], kept: list[bool], expires: bool, shape: tuple[int, int]
+) -> None:
+    """An index that met all writes in their order; then each partition loses what it may."""
+    held = indexed(Log([]), dict.fromkeys(range(PARTITIONS), 0))
+    log, next_offset = Log([]), dict.fromkeys(range(PARTITIONS), 0)
+    for time, (number, partition, document) in enumerate(writes):
+        offset, docid = next_offset[partition], b"d%d" % number
+        next_offset[partition] = offset + 1
+        log.records.append(Record(partition, offset, docid, document, time))
+        for (index, slice_number), slice_ in held.items():
+            entries = entries_of(index, document).get(slice_number, {})
+            before = slice_.back.pop(docid, None)
+            after, _ = step(before, partition, offset, time, sorted(entries))
+            for key in before.keys if before is not None else ():
+                del slice_.entries[key + docid]
+            if after is not None:
+                slice_.back[docid] = after
+                slice_.entries.update((key + docid, value) for key, value in entries.items())
+    until = log.ends()
+    if expires:
+        log.expire({partition: end * len(kept) // 10 for partition, end in until.items()})
+    else:
+        last = {(one.partition, one.id): one.offset for one in log.records}
+        log.compacted = True
+        records, log.records = log.records, []
+        left: set[tuple[int, bytes]] = set()
+        for at, one in enumerate(records):
+            place = (one.partition, one.id)
+            newest = last[place] == one.offset
+            # A deletion goes when nothing older of its partition is left.
+            if kept[at % len(kept)] or (newest and (one.document is not None or place in left)):
+                log.records.append(one)
+                left.add(place)
+    log.records += [Record(p, end, b"end", None, len(writes)) for p, end in until.items()]
+    outcome = verified(log, FakeSlices(held, until, held, log.ends(), 5), FakeReader(log, *shape))
+    assert set(outcome.counts) <= {"UNPROVABLE"}, outcome.differences
 
 
 FAULTS = ("missing", "ghost", "extra", "wrong key", "included", "wrong slice", "version", "unknown to back")

@@ -13,11 +13,22 @@ import pytest
 from keytide.catalog import IndexRecord, JobRecord
 from keytide.collation import encode_key
 from keytide.definition import CreateIndex, parse_statement
+from keytide.digests import BackRow
 from keytide.entry import pack_value
 from keytide.timestamp import Timestamp
 from keytide.types import TABLE_PARTITION
+from streaming.repair.composing import planned, wanted
 from streaming.verify import report
-from streaming.verify.comparing import NOTHING, UNDECIDED, Evidence, Truth, judge, truths_of
+from streaming.verify.comparing import (
+    NOTHING,
+    UNDECIDED,
+    Evidence,
+    Remembering,
+    Truth,
+    holdings_of,
+    judge,
+    truths_of,
+)
 from streaming.verify.difference import Difference, Entry, Holding, Kind, Version
 from streaming.verify.judging import IndexOutcome, Outcome
 from streaming.verify.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
@@ -123,6 +134,73 @@ def test_from_a_log_that_has_everything_the_newer_of_two_partitions_is_told(floo
 def test_a_stale_entry_is_a_fault_even_if_its_own_record_has_expired() -> None:
     assert kind_of(held(7, key=OTHER), source(9), Evidence(floors={0: 8})) == "WRONG_KEY"
     assert kind_of(held(3, partition=TABLE_PARTITION, key=OTHER), source(9)) == "WRONG_KEY"
+
+
+def remembered(partition: int, time: int, *, slice_: int = 1) -> list[Holding]:
+    """As the slice's rows say it: no keys, met in two partitions."""
+    rows = [BackRow(b"d", partition, 20, time, (), True)]
+    return [one for _, one in holdings_of(slice_, [], rows)]
+
+
+BOTH = Truth(Version(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
+
+
+@pytest.mark.parametrize(
+    ("holdings", "truth", "evidence"),
+    [
+        pytest.param(remembered(0, 6), source(7, partition=1), COMPACTED, id="compacted"),
+        pytest.param(remembered(1, 5), source(7), COMPACTED, id="of the same time, in a larger partition"),
+        pytest.param(remembered(0, 6), source(7, partition=1), Evidence(floors={0: 21}), id="expired"),
+        pytest.param(
+            *(remembered(0, 6), source(7, partition=1)._replace(others=(Version(0, 20, 4),))),
+            Evidence(floors={0: 9}),
+            id="still there, but the record whose time it has is not",
+        ),
+        pytest.param(remembered(0, 6, slice_=2), source(7, partition=1), COMPACTED, id="in another slice"),
+        pytest.param(
+            [*held(7, partition=1), *remembered(0, 6, slice_=2)], BOTH, COMPACTED, id="one slice knew nothing"
+        ),
+    ],
+)
+def test_a_deletion_that_won_in_another_partition_is_no_fault_when_it_is_gone(
+    holdings: list[Holding], truth: Truth, evidence: Evidence
+) -> None:
+    """What is left of the document is older: a repair that believed it would bring the document back."""
+    verdict = judge("i", b"d", holdings, truth, evidence)
+    assert isinstance(verdict, Difference)
+    assert (verdict.kind, wanted([verdict])) == (Kind.UNPROVABLE, set())
+    assert "newer deletion" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("holdings", "truth", "evidence"),
+    [
+        pytest.param(remembered(0, 6), source(7, partition=1), Evidence(), id="the log has everything"),
+        pytest.param(remembered(0, 6), source(7, partition=1), Evidence(floors={0: 20}), id="but not it"),
+        pytest.param(remembered(0, 4), source(7, partition=1), COMPACTED, id="older"),
+        pytest.param(remembered(0, 5), source(7, partition=1), COMPACTED, id="older by its partition"),
+        pytest.param(remembered(1, 6), source(27, partition=1), COMPACTED, id="older by its offset"),
+        pytest.param(remembered(TABLE_PARTITION, 6), source(7), COMPACTED, id="a row of the table"),
+    ],
+)
+def test_a_deletion_that_has_not_won_hides_nothing(
+    holdings: list[Holding], truth: Truth, evidence: Evidence
+) -> None:
+    assert kind_of(holdings, truth, evidence) == "MISSING"
+
+
+def test_a_remembered_deletion_is_nothing_else() -> None:
+    """It changes no other verdict, and a repair sees nothing there."""
+    (one,) = remembered(0, 6)
+    assert one == Remembering(1, None, (), (), Version(0, 20, 6))
+    assert kind_of([one], NOTHING, COMPACTED) is None
+    assert kind_of([one], source(20, entry=False), COMPACTED) is None
+    stale = [one, *held(3, partition=1, slice_=2)]
+    assert kind_of(stale, source(7, partition=1, entry=False), COMPACTED) == "EXTRA"
+    assert planned(b"d", "i", 2, [one], source(20, entry=False)) == []
+    assert [p.action for p in planned(b"d", "i", 2, [one], source(21))] == ["put"]
+    ((_, ghost),) = holdings_of(1, [(b"d", KEY, b"")], [BackRow(b"d", 0, 20, 6, (), True)])
+    assert kind_of([ghost], source(20)) == kind_of([Holding(1, None, (), (ENTRY,))], source(20))
 
 
 # --- versions ---------------------------------------------------------------------------------------------

@@ -132,11 +132,14 @@ class Told:
     """A meter."""
 
     def __init__(self) -> None:
-        self.documents = 0
+        self.documents = self.shares = 0
 
     def read(self, documents: int, size: int) -> None:
         assert size > 0
         self.documents += documents
+
+    def finished(self) -> None:
+        self.shares += 1
 
 
 def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
@@ -156,7 +159,25 @@ def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
     assert before.column("offset").tolist() == [150, 154]
     assert before.entries.num_rows == 1, "the other one is a deletion"
     assert later.column("offset").tolist() == [299]
-    assert meter.documents == 400
+    assert (meter.documents, meter.shares) == (400, 2)
+
+
+def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a compacted source has."""
+    monkeypatch.setattr(tasks, "read_extent", lambda *_, **__: iter([batch(0, 7, 9)]))
+    gate = metering.Gate()
+    try:
+        shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.meter)
+        gate.begin(500, 2)
+        for number, all_read in ((0, False), (1, True)):
+            list(shares.read([pa.RecordBatch.from_arrays([pa.array([number])], names=["id"])]))
+            assert gate.all_read is all_read
+        assert gate.documents == 4
+    finally:
+        metering.hang_up()
+        gate.close()
 
 
 def test_the_driver_reads_alone_what_the_tasks_would(log: Log) -> None:
@@ -350,6 +371,8 @@ class Ending:
         self.released = threading.Event()
         self.reading = threading.Event()
         self.stop = threading.Event()
+        self.spark_ends = threading.Event()
+        self.spark_ends.set()
         made, ending = world(), self
         index = made.index("i")
         job = JobRecord("j1", "verify", TOPIC, [index.id], "RUNNING", 0)
@@ -397,14 +420,18 @@ class Ending:
             def __init__(self, *_: Any) -> None: ...
 
             def close(self) -> None:
+                assert ending.spark_ends.wait(LIMIT_S)
                 ending.told.append("Spark ended")
 
         class Reporter:
             def __init__(self, settings: Settings, report: Callable[[], Any]) -> None:
                 self._report = report
 
-            def close(self) -> None:
+            def send(self) -> None:
                 ending.told.append(f"said {self._report().state}")
+
+            def close(self) -> None:
+                ending.told.append("silent")
 
         for name, fake in (
             ("Following", Following),
@@ -431,7 +458,7 @@ def test_what_is_held_is_given_back_before_spark_ends(
     ending.run = stopped
     later(0.1, ending.stop.set)
     assert ending.driver.run() == core.EXIT_STOPPED
-    assert ending.told == ["given back", "said RUNNING", "Spark ended"]
+    assert ending.told == ["given back", "said RUNNING", "Spark ended", "silent"]
 
 
 def test_what_is_held_is_given_back_while_something_else_is_waited_for(
@@ -447,7 +474,7 @@ def test_what_is_held_is_given_back_while_something_else_is_waited_for(
     ending.run = asked
     later(0.1, ending.stop.set)
     assert ending.driver.run() == core.EXIT_STOPPED
-    assert ending.told == ["given back", "said RUNNING", "Spark ended"]
+    assert ending.told == ["given back", "said RUNNING", "Spark ended", "silent"]
 
 
 def test_a_failure_gives_back_and_ends_spark_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -458,4 +485,22 @@ def test_a_failure_gives_back_and_ends_spark_too(monkeypatch: pytest.MonkeyPatch
 
     ending.run = failed
     assert ending.driver.run() == core.EXIT_RETRY
-    assert ending.told == ["given back", "said RUNNING", "Spark ended"]
+    assert ending.told == ["given back", "said RUNNING", "Spark ended", "silent"]
+
+
+def test_a_spark_that_does_not_end_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ending = Ending(monkeypatch, tmp_path)
+
+    def failed() -> None:
+        raise RetryableError("a node is away")
+
+    ending.run = failed
+    ending.spark_ends.clear()
+    monkeypatch.setattr(driver, "END_S", 0.1)
+    try:
+        assert ending.driver.run() == core.EXIT_RETRY
+        assert ending.told == ["given back", "said RUNNING", "silent"]
+    finally:
+        ending.spark_ends.set()
