@@ -6,7 +6,7 @@ state goes through `TRANSITIONS`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -25,6 +25,12 @@ TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
 FINAL: Final = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
 PREPARED: Final = 2.0
 """Percent of a job before it reads anything of the source: they say nothing of its pace."""
+START_MS: Final = 60_000
+"""A driver that is started has so much more time for its first word, as those of builds have
+(`coordinator.buildbook`)."""
+GONE_MS: Final = 5_000
+"""A driver is gone when another was heard for so long after its last word: two may live at once, one of them
+a coordinator's that leads no more."""
 HARMLESS: Final = frozenset({"UNPROVABLE"})
 """Classes of differences that say nothing against an index."""
 
@@ -67,10 +73,11 @@ class Run:
 
     Attributes:
         reported_at: `sent_at` of the newest report, so that an older one does not count.
-        name: of the driver that was heard last (`JobProgress.run`).
-        began_at: its first report; 0 before that.
+        heard: name of a driver (`JobProgress.run`) -> when it was heard last; those that are not gone.
+        earlier: names of the drivers that were heard before this start.
+        began_at: the first report since this start; 0 before that.
         error: what it says is in its way; "" when nothing.
-        silent_ms: since it said something, or since its start, as far as others were heard meanwhile.
+        silent_ms: since it said something, as far as others were heard meanwhile; below 0 while it starts.
         exited_at: when it ended well without having said what it found.
         failing: it says that its job can never work: why.
         no_room: it was not started, for its disk is full.
@@ -82,10 +89,11 @@ class Run:
     """
 
     reported_at: int = 0
-    name: str = ""
+    heard: dict[str, int] = field(default_factory=dict)
+    earlier: frozenset[str] = frozenset()
     began_at: int = 0
     error: str = ""
-    silent_ms: int = 0
+    silent_ms: int = -START_MS
     exited_at: int = 0
     failing: str = ""
     no_room: str = ""
@@ -97,8 +105,20 @@ class Run:
 
     def begin(self, delay_ms: int = 0) -> None:
         """A driver is started after a delay."""
-        self.began_at, self.silent_ms, self.exited_at = 0, -delay_ms, 0
+        self.began_at, self.silent_ms, self.exited_at = 0, -START_MS - delay_ms, 0
         self.held, self.error, self.story = False, "", ""
+        self.earlier = frozenset(self.heard)
+
+    def hear(self, driver: str, now: int) -> None:
+        """A driver has said something. (The last word of an earlier one is no first word of this one.)"""
+        self.heard = {one: at for one, at in self.heard.items() if now - at < GONE_MS} | {driver: now}
+        if driver not in self.earlier:
+            self.silent_ms, self.began_at = 0, self.began_at or now
+
+    def gone(self, driver: str, now: int) -> bool:
+        """Whether another driver works in place of this one."""
+        newest = max(self.heard.values(), default=0)
+        return newest - self.heard.get(driver, self.began_at or now) >= GONE_MS
 
 
 class JobBook:

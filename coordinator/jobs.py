@@ -13,8 +13,10 @@ it. Progress alone is kept in memory; a new leader begins the job again anyway.
 
 A build would be thrown away with its job. So where a driver ends because something was in its way (a node, a
 disk, Spark), which passes, the job of a build stays RUNNING and is *held*: it is tried again after growing
-waits, for ever, and other jobs have its place meanwhile. It is held, too, while its build pauses. A job by
-hand or by schedule ends after its limit of times: whoever asked can ask again, and the schedule does.
+waits, for ever, and other jobs have its place meanwhile. So it is where no driver could be started, or none
+has said a word: the order to start it may be waiting in the slow lane, behind what Kafka does not take. It is
+held, too, while its build pauses. A job by hand or by schedule ends after its limit of times: whoever asked
+can ask again, and the schedule does.
 
 With `verify.interval_s`, the READY index that was verified longest ago is verified next, whenever that is
 longer ago than the interval and no other such job is under way.
@@ -39,7 +41,7 @@ from coordinator.events import (
     StopDriver,
     Tick,
 )
-from coordinator.jobbook import FINAL, JobBook, JobConflictError, JobLimits, faults_of, log_of
+from coordinator.jobbook import FINAL, START_MS, JobBook, JobConflictError, JobLimits, faults_of, log_of
 from coordinator.rounds import Rounds
 from keytide.catalog import IndexRecord, JobKind, JobRecord
 from keytide.messages import JobProgress, NodeHeartbeat
@@ -58,6 +60,8 @@ LONGEST_WAIT_MS: Final = 60_000
 NO_ROOM_PAUSE_MS: Final = 5_000
 AGAIN: Final = 1
 """Exit status of a driver that something was in the way of, or that does not know what it was."""
+NOT_STARTED: Final = 127
+"""In place of an exit status: there is no process, or no log (`coordinator.supervisor`)."""
 NEVER_AGAIN: Final = 3
 """Exit status of a driver that knows that its job can never work."""
 
@@ -203,6 +207,9 @@ class Jobs(JobBook):
         run.silent_ms += passed
         if run.silent_ms < SILENT_MS:
             return []
+        if record.build and not run.began_at:
+            story = f"its driver has said nothing in the {(START_MS + SILENT_MS) // 1000} s since its start"
+            return [StopDriver(record.id), *self._wait(record, story, now)]
         story = f"it has said nothing for {SILENT_MS // 1000} s, and was killed"
         return [StopDriver(record.id), *self._died(record, story, now)]
 
@@ -266,11 +273,10 @@ class Jobs(JobBook):
         if record is None or record.state != "RUNNING":
             return []
         run = self.run(record.id)
+        run.hear(message.run, now)
         if message.sent_at < run.reported_at:
             return []
-        run.reported_at, run.name = message.sent_at, message.run
-        run.no_room, run.silent_ms, run.began_at = "", 0, run.began_at or now
-        run.error = message.error
+        run.reported_at, run.no_room, run.error = message.sent_at, "", message.error
         if run.held and message.state != "DONE":
             return []  # the last word of a driver that has ended
         if message.documents:
@@ -325,7 +331,7 @@ class Jobs(JobBook):
         if event.status == 0:
             run.exited_at = event.now
             return []
-        if event.status == AGAIN and record.build:
+        if event.status in (AGAIN, NOT_STARTED) and record.build:
             return self._wait(record, event.tail, event.now)
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
         story = f"it ended with {how}" + (f". {event.tail}" if event.tail else "")

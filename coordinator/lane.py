@@ -8,7 +8,8 @@ that it goes out when its write is committed.
 
 Removals of topics alone are set aside when they fail, and tried again later: where Kafka refuses to delete
 topics (`delete.topic.enable`), a DROP INDEX must not hold up every write after it. A build whose topics are
-still to be removed waits.
+still to be removed waits. Ends of rounds of repairs are sent once, and nobody waits until they arrive: a
+queue without a leader must not hold everything up for what the next heartbeat asks for again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from coordinator.supervisor import Supervisor
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import KafkaUnavailableError, producer
-from keytide.messages import encode
+from keytide.messages import RepairEnd, encode
 from keytide.settings import Settings
 from keytide.sync_points import reach
 
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.5
 REMOVAL_PAUSE_S = 5.0
+ROUND_END_MS = 5_000
+"""Before the end of a round of a repair that does not arrive is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Lane:
         self._post = post
         self._failed = failed
         self._producer: Producer = producer(settings)
+        # One of its own, for `_send` waits until everything of its producer has arrived.
+        self._round_ends: Producer = producer(settings, message_timeout_ms=ROUND_END_MS)
         self._timeout = float(settings.coordinator.request_timeout_s)
         self._jobs: queue.SimpleQueue[Instruction | Reply | None] = queue.SimpleQueue()
         self._removals: list[DeleteTopics] = []
@@ -170,8 +175,11 @@ class Lane:
             case SampleSource(keyspace, build, read):
                 facts, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
                 self._post(SourceSampled(facts, build, now_ms(), lost))
-            case SendBuildEnd():
-                self._send(job)
+            case SendBuildEnd(messages):
+                if all(isinstance(message, RepairEnd) for _, _, message in messages):
+                    self._send_once(job)
+                else:
+                    self._send(job)
                 reach("coordinator-build-end")
             case DeleteTopics(topics, index):
                 self._work.delete(topics)
@@ -208,3 +216,15 @@ class Lane:
         left = self._producer.flush(self._timeout)
         if errors or left:
             raise KafkaUnavailableError(f"the end of a build is not delivered: {errors or 'no answer'}")
+
+    def _send_once(self, job: SendBuildEnd) -> None:
+        def delivered(error: KafkaError | None, record: Message) -> None:
+            if error is not None:
+                log.warning("the end of a repair's round did not reach %s: %s", record.topic(), error)
+
+        try:
+            for topic, partition, message in job.messages:
+                self._round_ends.produce(topic, encode(message), partition=partition, on_delivery=delivered)
+            self._round_ends.poll(0)  # (tells of earlier ones)
+        except (KafkaException, BufferError) as error:
+            log.warning("the end of a repair's round cannot be sent: %s", error)

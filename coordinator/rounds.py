@@ -63,5 +63,4 @@ class Rounds:
             return False
         if record.state in FINAL:
             return now - record.finished_at >= GRACE_MS
-        heard = self._book.run(job).name
-        return bool(heard) and heard != driver
+        return self._book.run(job).gone(driver, now)

@@ -34,6 +34,7 @@ from typing import Final
 
 from coordinator.buildbook import FINAL
 from coordinator.events import NO_ROOM, DriverExited, DriverTask
+from coordinator.jobs import NOT_STARTED
 from keytide.catalog import Catalog
 from keytide.clock import now_ms
 from keytide.http_security import reading_token
@@ -224,7 +225,7 @@ class Supervisor:
                 )
         except OSError as error:
             log.error("the %s driver of %s cannot be started: %s", task, build, error)
-            self._post(DriverExited(build, 127, str(error), now_ms(), task))
+            self._post(DriverExited(build, NOT_STARTED, str(error), now_ms(), task))
             return
         self._drivers[build] = _Driver(process, path, start, task)
         log.info("%s driver of %s started as process %d, log %s", task, build, process.pid, path)

@@ -7,7 +7,9 @@ and a job that is cancelled ends; one reports twice a second. The report is writ
 is no checkpoint: a driver that is started again begins again, with a newer snapshot.
 
 A driver that is asked to end has three seconds, and holds something on slices. So it ends what it does at
-once, gives back what it holds, and only then ends Spark. The same order holds for every other end.
+once, gives back what it holds, and only then ends Spark. The same order holds for every other end. What it
+came to is said before Spark ends, and said again until it has: a driver that is silent is taken for dead. But
+not for ever, or a Spark that does not end would never be given up.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 FOLLOW_S: Final = 0.2
 STOP_S: Final = 0.1
 """How soon a driver that is asked to end begins to."""
+END_S: Final = 60.0
+"""For so long the end of Spark, which takes some seconds, is waited for."""
 
 
 class Following:
@@ -185,8 +189,11 @@ class VerifyDriver:
             self._state = "FAILED" if failure.never else "RUNNING"
             return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
         finally:
+            reporter.send()
+            ending = threading.Thread(target=self._end_spark, name="end", daemon=True)
+            ending.start()
+            ending.join(END_S)
             reporter.close()
-            self._end_spark()
 
     def _end_spark(self) -> None:
         if self._engine is not None:

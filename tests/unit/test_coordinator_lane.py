@@ -17,11 +17,13 @@ from coordinator.events import (
     PrepareBuild,
     PrepareFailed,
     SampleSource,
+    SendBuildEnd,
     SourceSampled,
     TopicsDeleted,
 )
 from coordinator.lane import Lane, Reply
 from keytide.kafka import KafkaUnavailableError
+from keytide.messages import BuildEnd, RepairEnd
 from keytide.settings import load_settings
 from keytide.timestamp import Place, Timestamp
 
@@ -115,3 +117,37 @@ def test_a_build_waits_for_the_removal_of_its_topics(rig: Rig) -> None:
     rig.lane.put(prepare)
     assert isinstance(rig.events.get(timeout=LIMIT_S), BuildPrepared)
     assert [what for what, _ in rig.work.done] == ["delete", "make"]
+
+
+class _Queues:
+    """A producer to queues that have no leader for the first few sends."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+        self.sent = 0
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        self.sent += 1
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def flush(self, _: float) -> int:
+        return int(self.sent <= self.refusals)
+
+
+def test_the_end_of_a_repairs_round_holds_nothing_up(rig: Rig) -> None:
+    """Kafka is away: it is asked for again with a later heartbeat."""
+    rig.lane.put(SendBuildEnd((("m.a-1", 1, RepairEnd("a-1", 1, "j3-1-1", 0, 0)),)))
+    rig.settle()
+
+
+def test_the_end_of_a_build_is_sent_until_it_has_arrived_whatever_is_sent_with_it(rig: Rig) -> None:
+    builds, rounds = _Queues(6), _Queues(0)
+    rig.lane._producer = builds  # type: ignore[assignment]
+    rig.lane._round_ends = rounds  # type: ignore[assignment]
+    build, repair = BuildEnd("b8", "a-1", 0, 1, 2), RepairEnd("a-1", 1, "j3-1-1", 0, 0)
+    rig.lane.put(SendBuildEnd((("f.a-1", 0, build), ("m.a-1", 1, repair))))
+    rig.lane.put(SendBuildEnd((("m.a-1", 1, repair),)))
+    rig.settle()
+    assert (builds.sent, rounds.sent) == (8, 1)

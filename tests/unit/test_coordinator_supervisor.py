@@ -16,6 +16,7 @@ import pytest
 
 from coordinator import supervisor as module
 from coordinator.events import NO_ROOM, DriverExited, DriverTask
+from coordinator.jobs import NOT_STARTED
 from coordinator.supervisor import Supervisor, environment
 from keytide.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState
 from keytide.settings import load_settings
@@ -199,6 +200,12 @@ def test_no_driver_is_started_on_a_full_disk(watched: Watched, monkeypatch: pyte
     supervisor.start("b7", 0)
     wait_for(lambda: len(watched.ends) == 2, "an end")
     assert watched.ends[1].status == 0
+
+
+def test_a_driver_whose_log_cannot_be_opened_was_not_started(watched: Watched) -> None:
+    (watched.folder / "builds" / "b7" / "driver.log").mkdir(parents=True)
+    watched.running("print('up')").start("b7", 0)
+    assert (watched.end().status, "Is a directory" in watched.end().tail) == (NOT_STARTED, True)
 
 
 def test_a_disk_that_a_killed_driver_has_filled_is_made_free_before_the_next_starts(

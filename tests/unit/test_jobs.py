@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator import job_views, views
-from coordinator.buildbook import BuildLimits
+from coordinator.buildbook import START_MS, BuildLimits
 from coordinator.ddl import ConflictError
 from coordinator.dictionary import NoSuchIndexError
 from coordinator.events import (
@@ -28,12 +28,14 @@ from coordinator.events import (
 )
 from coordinator.jobbook import (
     FINAL,
+    GONE_MS,
     TRANSITIONS,
     JobConflictError,
     JobLimits,
     NoSuchJobError,
     faults_of,
 )
+from coordinator.jobs import NOT_STARTED, SILENT_MS
 from keytide.catalog import JobRecord
 from keytide.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
 from keytide.timestamp import Timestamp
@@ -196,7 +198,8 @@ def test_a_driver_that_hangs_is_killed_and_counts_as_one_that_died() -> None:
     assert pass_heard(world, 58) == [], "counted from its last word"
     assert pass_heard(world, 4) == [StopDriver(job), StartDriver(job, 1_000, "verify")]
     assert written(world, job).attempts == 2
-    assert pass_heard(world, 58) == []
+    first_word = (START_MS + SILENT_MS) // 1000
+    assert pass_heard(world, first_word - 2) == [], "it is just being started"
     assert pass_heard(world, 6) == [StopDriver(job), StopDriver(job)]
     assert "it has said nothing for 60 s" in written(world, job).error
     other = verify(world)
@@ -508,6 +511,53 @@ def test_deaths_that_nobody_understands_count_for_a_build_too() -> None:
     assert "at last: it ended with signal 11; when that is put right, build again" in error
 
 
+def test_silence_of_a_driver_that_was_never_started_counts_for_nothing() -> None:
+    """The order to start it waits in the slow lane, for a queue that has no leader."""
+    world, job = arrived()
+    for _ in range(15):
+        first_word = (START_MS + SILENT_MS) // 1000
+        assert pass_heard(world, first_word - 2) == [], "builds have as long"
+        (stop, *start) = pass_heard(world, 3)
+        assert stop == StopDriver(job)
+        while not start:
+            assert "has said nothing in the 120 s since its start; tried again" in waits_for(world, job)
+            start = pass_heard(world, 1)
+        assert start == [StartDriver(job, 0, "verify")]
+    assert (written(world, job).state, written(world, job).attempts) == ("RUNNING", 1)
+    report(world, job)
+    assert pass_heard(world, 58) == []
+    assert started_by(pass_heard(world, 4)) == [StartDriver(job, 1_000, "verify")]
+    assert written(world, job).attempts == 2, "it was started, and hangs"
+
+
+def test_the_last_word_of_a_jobs_driver_is_not_the_first_one_of_the_next() -> None:
+    world, job = arrived()
+    report(world, job, run="1")
+    exited(world, job, -9)
+    report(world, job, run="1", percent=51.0)
+    assert pass_heard(world, (START_MS + SILENT_MS) // 1000) == []
+    assert pass_heard(world, 3)[0] == StopDriver(job)
+    assert (written(world, job).attempts, world.notes[-1].kind) == (2, "job-waits")
+
+
+def test_a_word_of_a_driver_whose_clock_went_back_is_a_sign_of_life() -> None:
+    world, job = arrived()
+    report(world, job)
+    for _ in range(4):
+        assert pass_heard(world, 50) == []
+        report(world, job, sent_at=1)
+    assert written(world, job).attempts == 1
+
+
+def test_a_driver_that_could_not_be_started_did_not_die() -> None:
+    world, job = arrived()
+    for _ in range(15):
+        assert exited(world, job, NOT_STARTED, "[Errno 122] Disk quota exceeded") == []
+        assert waits_for(world, job).startswith("[Errno 122] Disk quota exceeded; tried again after")
+        assert world.tick(61_000) == [StartDriver(job, 0, "verify")]
+    assert (written(world, job).state, written(world, job).attempts) == ("RUNNING", 1)
+
+
 # --- steering a build that verifies -------------------------------------------------------------------------
 
 
@@ -628,7 +678,12 @@ def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
     assert watching(world, first) == []
     report(world, job, run="4712-2", sent_at=world.now + 1)
     assert watching(world, second) == []
-    assert watching(world, first) == [end(first)], "another driver has begun"
+    assert watching(world, first) == [], "it may live: a coordinator's that leads no more"
+    world.now += GONE_MS
+    assert watching(world, first) == [], "nobody was heard meanwhile"
+    report(world, job, run="4712-2")
+    assert watching(world, second) == []
+    assert watching(world, first) == [end(first)], "another driver works"
     world.take(world.leader.cancel_job(job, world.now).instructions)
     assert watching(world, second) == [], "the driver may say so itself"
     world.now += 6_000
@@ -637,3 +692,23 @@ def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
     assert watching(world, second) == [], "not with every heartbeat"
     world.now += 11_000
     assert watching(world, second) == [end(second)], "it did not hear"
+
+
+def test_a_round_goes_on_while_its_driver_lives_beside_one_of_an_old_leader() -> None:
+    world = ready()
+    answer = world.leader.start_job("repair", "by_city", world.now)
+    world.take(answer.instructions)
+    assert answer.outcome.job is not None
+    job = answer.outcome.job.id
+    world.tick(300)
+    for _ in range(30):
+        for run in ("1-1", "2-2"):
+            world.now += 250
+            report(world, job, run=run)
+            assert watching(world, f"{job}-1-1") == watching(world, f"{job}-2-2") == []
+    unheard = f"{job}-3-3"
+    assert watching(world, unheard) != [], "of one that nobody has heard"
+    world.now += GONE_MS
+    report(world, job, run="2-2")
+    assert watching(world, f"{job}-2-2") == []
+    assert watching(world, f"{job}-1-1") != []
