@@ -260,7 +260,11 @@ def held_by_a_transaction(scene: Scene) -> Iterator[None]:
     """While the block runs, a transaction is open that began before the build: the end of the source that
     can be read lies below it."""
     scene.prepare()
-    client = {"bootstrap.servers": scene.world.bootstrap, "transactional.id": scene.topic}
+    client = {
+        "bootstrap.servers": scene.world.bootstrap,
+        "transactional.id": scene.topic,
+        "transaction.timeout.ms": 600_000,  # Kafka would end it after 60 s
+    }
     writer = Producer(client)
     writer.init_transactions(30)
     writer.begin_transaction()

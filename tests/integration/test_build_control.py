@@ -182,7 +182,11 @@ def test_13_cancel_leaves_nothing_behind(world: World) -> None:
 def test_9_an_open_transaction_is_waited_for_by_name(world: World) -> None:
     world.make_topic("held", 2)
     _fill(world, "held", 200)
-    producer = Producer({"bootstrap.servers": world.bootstrap, "transactional.id": "holder"})
+    holder = {
+        "transactional.id": "holder",
+        "transaction.timeout.ms": 600_000,
+    }  # Kafka would end it after 60 s
+    producer = Producer({"bootstrap.servers": world.bootstrap, **holder})
     producer.init_transactions()
     offset = world.ends("held")[1]
     producer.begin_transaction()

@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(90
 
 _names = itertools.count(1)
 TIMEOUT_S = 20.0
+PATIENT = {"log_level": 0, "transaction.timeout.ms": 600_000}
+"""Of a writer whose transaction is open while brokers come and go: Kafka would end it after a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def test_unclean_elections_again_and_again(brokers: ThreeBrokers, settings: Sett
 def test_markers_of_a_later_epoch_are_no_loss(brokers: ThreeBrokers, settings: Settings, topic: str) -> None:
     """A reader's place lies behind a transaction marker that a new leader wrote."""
     brokers.create(topic, [[2, 1]], unclean=False)
-    writer = Producer({"bootstrap.servers": brokers.bootstrap, "transactional.id": topic, "log_level": 0})
+    writer = Producer({"bootstrap.servers": brokers.bootstrap, "transactional.id": topic, **PATIENT})
     writer.init_transactions(30)
     writer.begin_transaction()
     writer.produce(topic, b"{}", b"a", 0)
@@ -214,7 +216,7 @@ def test_clean_elections_under_a_projector_are_no_loss(
         rig.build(index, everything=True)
         # It keeps its partition when the broker that dies leads its group, too: brokers have 6 s.
         rig.start(session_timeout_ms="30000")
-        client = {"bootstrap.servers": brokers.bootstrap, "transactional.id": topic, "log_level": 0}
+        client = {"bootstrap.servers": brokers.bootstrap, "transactional.id": topic, **PATIENT}
         writer = Producer(client)
         writer.init_transactions(30)
         for leader in (1, 2, 1, 2):

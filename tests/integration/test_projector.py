@@ -160,7 +160,11 @@ def test_transactions_markers_and_aborted_records(rig: Rig) -> None:
     rig.build(index, everything=True)
     rig.start()
     writer = Producer(
-        {"bootstrap.servers": rig.kafka.bootstrap, "transactional.id": f"{rig.settings.cluster}-writer"}
+        {
+            "bootstrap.servers": rig.kafka.bootstrap,
+            "transactional.id": f"{rig.settings.cluster}-writer",
+            "transaction.timeout.ms": 600_000,  # Kafka would end one that is open after a minute
+        }
     )
     writer.init_transactions(30)
     for number in range(12):
