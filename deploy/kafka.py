@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,9 +47,13 @@ MESSAGE_MAX_BYTES = 32 * 1024 * 1024
 
 _JVM = (
     *("-Xms128m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+ExitOnOutOfMemoryError"),
-    *("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"),
     "-Djava.awt.headless=true",
 )
+_PERFORMANCE = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35"
+"""How the JVM compiles and collects, unless KAFKA_JVM_PERFORMANCE_OPTS says otherwise, as with Kafka's own
+scripts."""
+
+_SHORT_LIVED = ("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 _LOG4J = """\
 <Configuration status="WARN" shutdownHook="disable">
@@ -143,7 +149,8 @@ class EmbeddedKafka:
         self._write_state({**state, "port": self._port})
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
-        command += [*_JVM, "kafka.Kafka", str(config)]
+        performance = os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _PERFORMANCE)
+        command += [*_JVM, *shlex.split(performance), "kafka.Kafka", str(config)]
         self._child = Child("Kafka broker", command, log=self.log_dir / "kafka.out").start()
         try:
             self._child.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")
@@ -254,7 +261,7 @@ class EmbeddedKafka:
         """Format the storage, once: KRaft refuses a folder that nobody formatted."""
         if (self.data_dir / "data" / "meta.properties").exists():
             return
-        tool = [*command, "-Xmx128m", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        tool = [*command, *_SHORT_LIVED, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
         run = subprocess.run(
             [*tool, "-t", cluster_id, "-c", str(config)],
             stdin=subprocess.DEVNULL,

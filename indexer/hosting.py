@@ -129,7 +129,7 @@ class Hosting:
             fold_wait_s=_FOLD_WAIT_S,
             undo_s=settings.undo_s,
             undo_bytes=settings.undo_bytes,
-            check_mirror=settings.check_mirror,
+            check_mirror_s=settings.check_mirror_s,
         )
 
     def reconcile(self, catalog: Catalog, now: int) -> None:

@@ -124,8 +124,11 @@ class IndexerSettings(Section):
     unique_documents_listed: int = Field(
         100, description="documents listed of each such key; a scan of the key shows the others"
     )
-    check_mirror: bool = Field(
-        False, description="check entries against the back index after every commit (tests; slow)"
+    check_mirror_s: float | None = Field(
+        None,
+        ge=0,
+        description="check entries against the back index after a commit, of each slice once in so many "
+        "seconds at most (tests; slow)",
     )
 
 

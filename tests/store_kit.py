@@ -25,7 +25,7 @@ SMALL = StoreSettings(
     load_run_documents=5,
     max_readers=64,
     fsync=False,
-    check_mirror=True,
+    check_mirror_s=0,
     filter_bits=64,
     fold_entries=1,
 )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -87,6 +88,7 @@ class LmdbSliceStore:
         self._journal.open(self._base.head)
         self._folding = Folding(self._base, self._journal, self._folder, settings, folds)
         self._now = 0
+        self._check_again = 0.0
 
     @property
     def applied(self) -> Applied:
@@ -166,8 +168,7 @@ class LmdbSliceStore:
         self._applied = applied
         self._counts = self._counts.plus(counts)
         invariant(min(astuple(self._counts)) >= 0, "Mirror", lambda: f"counts {self._counts}")
-        if self._settings.check_mirror:
-            self.check_mirror()
+        self._check_at_times()
 
     def load(
         self, puts: Collection[PutChunk], removals: Sequence[RemovalChunk], applied: Applied
@@ -180,8 +181,7 @@ class LmdbSliceStore:
         result, self._filter = self._base.load(puts, removals, applied, self._filter)
         self._journal.clear()
         self._applied, self._counts = self._base.applied, self._base.counts
-        if self._settings.check_mirror:
-            self.check_mirror()
+        self._check_at_times()
         return result
 
     def snapshot(self) -> LmdbSnapshot:
@@ -247,7 +247,7 @@ class LmdbSliceStore:
         for back in reversed(ways[newest:]):
             self._filter = self._base.step_back(self._journal, back, self._filter)
             self._applied, self._counts = self._base.applied, self._base.counts
-        if self._settings.check_mirror:
+        if self._settings.check_mirror_s is not None:
             self.check_mirror()
         return True
 
@@ -261,6 +261,13 @@ class LmdbSliceStore:
             check_mirror(snapshot)
         finally:
             snapshot.close()
+
+    def _check_at_times(self) -> None:
+        """Check a commit, unless that was done a moment ago: what is wrong then stays wrong."""
+        every = self._settings.check_mirror_s
+        if every is not None and time.monotonic() >= self._check_again:
+            self.check_mirror()
+            self._check_again = time.monotonic() + every
 
     def disk_bytes(self) -> int:
         return allocated_bytes(self._folder)

@@ -36,7 +36,8 @@ class StoreSettings:
             quarters of it. A full disk is then an error, never a signal on a memory map.
         max_readers: read transactions on one environment at once: snapshots kept, leased and being read.
         fsync: whether base commits reach the disk. Only tests turn it off.
-        check_mirror: check entries against the back index after every commit. For tests: it reads everything.
+        check_mirror_s: check entries against the back index after a commit, unless one of the last so many
+            seconds was (0: after every commit; None: never). For tests: it reads everything.
         filter_bits: bits of the smallest filter, a power of two. It has room for `fold_entries` documents,
             because a fold is when it is looked at.
     """
@@ -56,5 +57,5 @@ class StoreSettings:
     reserve_bytes: int = 256 * MIB
     max_readers: int = 1_024
     fsync: bool = True
-    check_mirror: bool = False
+    check_mirror_s: float | None = None
     filter_bits: int = 1 << 22

@@ -20,6 +20,7 @@ from rich.markup import escape
 from keytide.cli.output import err, progress
 from keytide.client import problem_error
 from keytide.errors import CallerError, RetryableError
+from keytide.tls import trusted
 
 DEFAULT_URL = "http://127.0.0.1:8091"
 AWAY_LIMIT_S = 60.0
@@ -101,7 +102,7 @@ class Admin:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=60)
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=60, verify=trusted())
         except httpx.InvalidURL as error:
             raise CallerError(
                 f"{url!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"

@@ -10,6 +10,7 @@ import httpx
 from keytide.client.answers import MisuseError
 from keytide.client.calling import ANSWER_S, Call, Close, Failure, Flow, Outcome, Pause, Read, Reply, Step
 from keytide.client.flows import Core
+from keytide.tls import trusted
 
 ResultT = TypeVar("ResultT")
 _BROKEN = (httpx.HTTPError, httpx.StreamError)
@@ -32,7 +33,7 @@ class Shell:
         sleep: Callable[[float], None],
     ) -> None:
         self.core = core
-        self._http = httpx.Client(headers=_headers(token), transport=transport)
+        self._http = httpx.Client(headers=_headers(token), transport=transport, verify=trusted())
         self._sleep = sleep
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class AsyncShell:
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self.core = core
-        self._http = httpx.AsyncClient(headers=_headers(token), transport=transport)
+        self._http = httpx.AsyncClient(headers=_headers(token), transport=transport, verify=trusted())
         self._sleep = sleep
 
     async def close(self) -> None:

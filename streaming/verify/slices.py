@@ -45,6 +45,7 @@ from keytide.digests import (
 )
 from keytide.errors import RetryableError
 from keytide.timestamp import Timestamp
+from keytide.tls import trusted
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,9 @@ class Slices:
         self._catalog = catalog
         self._indexes = list(indexes)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(headers=headers, timeout=CALL_LIMIT_S, transport=transport)
+        self._http = httpx.Client(
+            headers=headers, timeout=CALL_LIMIT_S, transport=transport, verify=trusted()
+        )
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slices")
         self._renewals: dict[str, threading.Event] = {}
 

@@ -23,10 +23,15 @@ Offsets = dict[int, int]
 
 
 class Reader:
-    """Scans and compares until the run is over."""
+    """Scans and compares until the run is over.
 
-    def __init__(self, run: Run, seed: int) -> None:
+    Args:
+        pause_s: between scans, at most.
+    """
+
+    def __init__(self, run: Run, seed: int, pause_s: float = 0.1) -> None:
         self._run = run
+        self._pause_s = pause_s
         self._chance = random.Random(seed)
         self._session: dict[str, tuple[str, Offsets]] = {}
         self._producer: KafkaProducer | None = None
@@ -37,7 +42,7 @@ class Reader:
             targets = self._run.targets()
             if targets:
                 self.once(self._chance.choice(targets))
-            self._run.pause(self._chance.uniform(0, 0.1))
+            self._run.pause(self._chance.uniform(0, self._pause_s))
 
     def once(self, target: Target) -> None:
         """One scan of some sort."""

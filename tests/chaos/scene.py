@@ -25,6 +25,8 @@ from tests.chaos.truth import Truth
 from tests.chaos.writing import Writer
 
 LIMIT_S = 240.0
+PAUSE_S = 0.5
+"""Between the scans of a reader, at most: what is struck needs the processor, too."""
 
 
 class Scene:
@@ -59,7 +61,8 @@ class Scene:
         self._reader = Reader(self.run, seed)
         self.writer = Writer(self.run, keyspace, seed, per_second, ids)
         self.writer.fill(fill)
-        works = [self.writer.work, *(Reader(self.run, seed + 1 + at).work for at in range(readers))]
+        scans = [Reader(self.run, seed + 1 + at, PAUSE_S).work for at in range(readers)]
+        works = [self.writer.work, *scans]
         self._threads = [threading.Thread(target=self.run.guarded(work), daemon=True) for work in works]
 
     def __enter__(self) -> Self:

@@ -121,7 +121,7 @@ class Bench:
             "KEYTIDE_DATA_DIR": str(folder / "data"),
             "KEYTIDE_INDEXER__NODE_ID": NODE,
             "KEYTIDE_INDEXER__PORT": "0",
-            "KEYTIDE_INDEXER__CHECK_MIRROR": "true",
+            "KEYTIDE_INDEXER__CHECK_MIRROR_S": "0",
             **settings,
         }
         self.environment = environment
@@ -527,7 +527,7 @@ def test_a_gap_is_waited_for_and_filled(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "bench",
-    [{"KEYTIDE_INDEXER__NODE_QUEUE_BYTES": "1", "KEYTIDE_INDEXER__CHECK_MIRROR": "false"}],
+    [{"KEYTIDE_INDEXER__NODE_QUEUE_BYTES": "1", "KEYTIDE_INDEXER__CHECK_MIRROR_S": "1000"}],
     indirect=True,
 )
 def test_a_backlog_without_timestamps_stays_in_kafka(bench: Bench) -> None:

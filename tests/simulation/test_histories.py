@@ -127,7 +127,7 @@ class _OnDisk(LmdbSliceStore):
             fold_age_ms=60,
             reserve_bytes=0,
             fsync=False,
-            check_mirror=True,
+            check_mirror_s=0,
         )
         super().__init__(folder, initial, settings, _Inline())
 

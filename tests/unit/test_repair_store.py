@@ -82,7 +82,7 @@ def plant(
             del store._state.entries[entry_key]
         return
     assert isinstance(store, LmdbSliceStore)
-    store._settings = replace(store._settings, check_mirror=False)
+    store._settings = replace(store._settings, check_mirror_s=None)
     delta = store._delta or store._new_delta()
     with delta.environment.begin(write=True) as transaction:
         for entry_key, value in put_rows.items():

@@ -48,7 +48,7 @@ from dataclasses import replace
 
 folder, fsync = Path(sys.argv[1]), sys.argv[2] == "fsync"
 folds = FoldWorker()
-settings = replace(SMALL, check_mirror=False, filter_bits=1 << 16, fsync=fsync)
+settings = replace(SMALL, check_mirror_s=None, filter_bits=1 << 16, fsync=fsync)
 store = LmdbSliceStore(folder, Applied(), settings, folds)
 
 
@@ -97,7 +97,7 @@ def test_kill_9_leaves_the_base_before_or_after_a_fold(
         writer.wait()
         writer.stdout.close()
         wait_for(lambda pid=worker: not alive(pid))  # type: ignore[misc]
-        store = lmdb_store(folder, folds, replace(SMALL, check_mirror=False, filter_bits=1 << 16))
+        store = lmdb_store(folder, folds, replace(SMALL, check_mirror_s=None, filter_bits=1 << 16))
         reached = store.applied.timestamp.offset(0)
         assert reached >= durable
         assert not list(folder.glob("delta-*"))

@@ -23,7 +23,7 @@ from keytide.entry import pack_value
 from keytide.messages import Skip
 from tests.store_kit import SMALL, Version, key, lmdb_store, rows_of, segment, segments, state
 
-SETTINGS = replace(SMALL, check_mirror=False, base_map_bytes=8 << 20, filter_bits=1 << 10)
+SETTINGS = replace(SMALL, check_mirror_s=None, base_map_bytes=8 << 20, filter_bits=1 << 10)
 INCLUDED = pack_value(b"", b'{"v":1}')
 Answer = tuple[list[Row], list[tuple[bytes, Held]], list[SkipLine]]
 

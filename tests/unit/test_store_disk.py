@@ -54,7 +54,7 @@ def test_maps_of_many_gigabytes_take_little_disk(tmp_path: Path, folds: FoldWork
 
 def test_room_covers_what_commits_write(tmp_path: Path, folds: FoldWorker) -> None:
     """Pages in use never pass what was allocated: no page fault can find the disk full."""
-    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror=False, filter_bits=1 << 16))
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror_s=None, filter_bits=1 << 16))
     source = random.Random(3)
     for number in range(30):
         window = [
@@ -78,7 +78,7 @@ def test_room_covers_what_commits_write(tmp_path: Path, folds: FoldWorker) -> No
 
 
 def test_a_load_gives_back_the_room_that_it_did_not_need(tmp_path: Path, folds: FoldWorker) -> None:
-    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror=False, filter_bits=1 << 16))
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror_s=None, filter_bits=1 << 16))
     for number in range(4):
         store.load(chunks(documents(number * 3_000, 3_000)), [], state(number, p0=(number + 1) * 3_000))
         room = store._base.level.room
@@ -221,7 +221,7 @@ def test_another_format_is_refused_by_name(tmp_path: Path, folds: FoldWorker) ->
 
 
 def test_a_planted_ghost_is_found(tmp_path: Path, folds: FoldWorker) -> None:
-    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror=False))
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror_s=None))
     store.apply(segments(documents(0, 10)), state(1, p0=10))
     store.check_mirror()
     delta = store._delta

@@ -19,7 +19,7 @@ from keytide.errors import RetryableError
 from tests.store_kit import SMALL, Version, all_rows, key, lmdb_store, segments, state
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = replace(SMALL, check_mirror=False, filter_bits=1 << 12, fsync=True)
+SETTINGS = replace(SMALL, check_mirror_s=None, filter_bits=1 << 12, fsync=True)
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
