@@ -9,11 +9,13 @@ every run, so that a failure comes from what was changed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from deploy.process import port_range
+from indexer.store.fold_worker import FoldWorker
 
 NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
 LONGEST_FIRST = (
@@ -49,6 +51,14 @@ def ports_of(worker: int, count: int) -> str:
     size = (last + 1 - first) // (2 * count)
     first += worker % (2 * count) * size
     return f"{first}-{first + size - 1}"
+
+
+@pytest.fixture(scope="module")
+def folds() -> Iterator[FoldWorker]:
+    """What folds deltas of stores on disk, in a process of its own; starts another when that dies."""
+    worker = FoldWorker()
+    yield worker
+    worker.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@ with the mirror and the counts right; and what is spared, or newer, is not touch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -56,13 +55,6 @@ def _corrections(
         strays = [row[:-1] for row in rows if row.endswith(docid) and row[:-1] not in dict(right)]
         found.append(Correction(docid, 0, offset, 1_000, False, dict(right), strays))
     return pack_corrections(Round("i", 0, "j", 0, 0), 0, Timestamp.of({0: until}), found)
-
-
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 @settings(max_examples=60, deadline=None)

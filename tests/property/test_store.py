@@ -369,13 +369,6 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
-
-
 def run(kind: str, actions: list[object], folds: FoldWorker) -> None:
     with tempfile.TemporaryDirectory(prefix="keytide-store-") as folder:
         history = History(kind, Path(folder), folds)

@@ -4,10 +4,8 @@ folds, restarts and steps back, against a naive look at all entries."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,13 +39,6 @@ steps = st.lists(
     ),
     max_size=14,
 )
-
-
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 class Slice:

@@ -264,13 +264,6 @@ def test_a_row_is_older_than_every_record_and_beside_none_strange() -> None:
     assert step(held, 0, 3, 99, [b"n"])[0] == Held(0, 3, 99, (b"n",), True), "two partitions are strange"
 
 
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
-
-
 @pytest.fixture(params=["lmdb", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, folds: FoldWorker) -> Iterator[SliceStore]:
     made: SliceStore = (

@@ -26,13 +26,6 @@ LONG = key("x" * (INLINE_LIMIT + 20))
 TO = Round("i", 0, "job", 0, 0)
 
 
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
-
-
 @pytest.fixture(params=["lmdb", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, folds: FoldWorker) -> Iterator[SliceStore]:
     made: SliceStore = (

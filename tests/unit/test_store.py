@@ -33,13 +33,6 @@ def put(docid: str, offset: int, *keys: bytes, partition: int = 0, time: int = 1
     return Version(docid.encode(), partition, offset, time, tuple((some, b"") for some in keys))
 
 
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
-
-
 @pytest.fixture(params=["lmdb", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, folds: FoldWorker) -> Iterator[SliceStore]:
     made: SliceStore = (

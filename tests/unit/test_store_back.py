@@ -32,13 +32,6 @@ from tests.store_kit import (
 WHOLE = tuple[Applied, Counts, list[Row], list[tuple[bytes, Held]], list[SkipLine]]
 
 
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
-
-
 @pytest.fixture(params=["lmdb", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, folds: FoldWorker) -> Iterator[SliceStore]:
     made: SliceStore = (

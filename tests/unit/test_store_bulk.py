@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ from keytide.messages import Skip
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, removals, state
 
 PAGE = 4096
-
-
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 def documents(count: int, seed: int = 1, keys: int = 1) -> list[Version]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +13,6 @@ import pytest
 
 from indexer.store.fold_worker import FoldWorker
 from tests.store_kit import SMALL, all_rows, key, lmdb_store
-
-
-@pytest.fixture
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 20.0) -> None:

@@ -7,7 +7,7 @@ import random
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -41,13 +41,6 @@ class Sample(NamedTuple):
     older: Path
     answer: Answer
     older_answer: Answer
-
-
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +20,6 @@ from indexer.store.snapshot import LmdbSnapshot
 from indexer.store.writing import long_table_key
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
 from tests.store_kit import SMALL, Version, all_rows, chunks, key, lmdb_store, rows_of, segments, state
-
-
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 def documents(first: int, count: int) -> list[Version]:

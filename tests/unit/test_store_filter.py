@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from indexer.store.filter import IdFilter
 from indexer.store.fold_worker import FoldWorker
 from indexer.store.lmdb_store import LmdbSliceStore
 from tests.store_kit import SMALL, Version, all_rows, key, lmdb_store, segments, state
-
-
-@pytest.fixture(scope="module")
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 def documents(first: int, count: int) -> list[Version]:

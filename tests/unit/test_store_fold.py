@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +20,6 @@ from indexer.store.interface import Applied, Counts
 from indexer.store.lmdb_store import LmdbSliceStore
 from keytide.errors import InvariantViolationError, RetryableError
 from tests.store_kit import SMALL, Version, all_rows, chunks, key, lmdb_store, rows_of, segments, state
-
-
-@pytest.fixture
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
-
 
 ROOT = Path(__file__).parents[2]
 ONE_FOLD = """

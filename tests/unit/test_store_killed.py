@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,13 +67,6 @@ def rows_below(offset: int) -> list[tuple[bytes, bytes]]:
 def offset_of(number: int) -> int:
     """Where the state of a number ends: -2 and -1 are micro-batches, -3 is nothing."""
     return (number + 3) * BATCH if number < 0 else 2 * BATCH + number * WINDOW
-
-
-@pytest.fixture
-def folds() -> Iterator[FoldWorker]:
-    worker = FoldWorker()
-    yield worker
-    worker.close()
 
 
 def run(folder: Path, point: str) -> subprocess.CompletedProcess[str]:
