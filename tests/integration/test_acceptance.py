@@ -29,10 +29,11 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 def _person(chance: random.Random, _: int) -> tuple[str, Any]:

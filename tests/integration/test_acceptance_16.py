@@ -243,10 +243,11 @@ def follow(urls: list[str], node: int, seen: Seen, until: Callable[[int], bool])
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 def nodes_of_slices(world: World) -> dict[int, str]:

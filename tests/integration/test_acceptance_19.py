@@ -137,10 +137,11 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
 @pytest.fixture
 def world(brokers: ThreeBrokers, tmp_path: Path) -> Iterator[World]:
     settings = {**SETTINGS, "KEYTIDE_TOPICS__REPLICATION_FACTOR": "3"}
-    with LocalCluster(tmp_path, kafka=brokers.bootstrap, nodes=2, projectors=2, settings=settings) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path, kafka=brokers.bootstrap, nodes=2, projectors=2, settings=settings) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 def test_an_election_that_loses_records_is_rolled_back(brokers: ThreeBrokers, world: World) -> None:
@@ -232,8 +233,7 @@ def test_an_election_that_loses_records_is_rolled_back(brokers: ThreeBrokers, wo
 
 
 def test_a_topic_made_anew_begins_from_nothing(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path, nodes=2, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with LocalCluster(tmp_path, nodes=2, settings=SETTINGS) as cluster, World(cluster) as world:
         world.make_topic("orders", 3)
         world.make_topic("people", 2)
         producer = Producer({"bootstrap.servers": world.bootstrap, "acks": "all", "log_level": 0})
@@ -276,4 +276,3 @@ def test_a_topic_made_anew_begins_from_nothing(tmp_path: Path) -> None:
             assert reading.snapshots == sorted(reading.snapshots)
             assert stability(world, "people")["incarnation"] == 0
         check_both(world, "people")
-        world.close()

@@ -304,10 +304,11 @@ NAMES = {"catching-up": {"loading", "catching-up"}}
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 @pytest.mark.parametrize("phase", PHASES if ALL else SAMPLE)

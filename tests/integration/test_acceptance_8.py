@@ -34,10 +34,11 @@ PACE_S = 0.05
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 class Movers:

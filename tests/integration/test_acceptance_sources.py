@@ -43,14 +43,15 @@ HELD = 10
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         (broker,) = AdminClient({"bootstrap.servers": world.bootstrap}).list_topics(timeout=30).brokers
         entry = ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET)
         changes = [ConfigResource(ResourceType.BROKER, str(broker), incremental_configs=[entry])]
         _ask(world, lambda admin: admin.incremental_alter_configs(changes))
         yield world
-        world.close()
 
 
 def _ask(world: World, request: Callable[[AdminClient], Any]) -> None:

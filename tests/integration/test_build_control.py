@@ -42,14 +42,15 @@ processes run beside it."""
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic("things")
         _fill(world, "things", DOCUMENTS)
         world.sql("CREATE INDEX standing ON things (n) WITH (slices=2, defer_build=true)")
         world.wait_ready(world.build("standing"))
         yield world
-        world.close()
 
 
 def _fill(world: World, topic: str, documents: int) -> None:

@@ -94,8 +94,7 @@ def test_10_a_node_killed_at_90_percent_loads_nothing_twice(tmp_path: Path) -> N
         "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
         "KEYTIDE_SYNC_POINT": f"load-committed:once={killed}:{SLICES * BATCHES * 9 // 10}",
     }
-    with LocalCluster(tmp_path / "cluster", nodes=1, settings=settings) as cluster:
-        world = World(cluster)
+    with LocalCluster(tmp_path / "cluster", nodes=1, settings=settings) as cluster, World(cluster) as world:
         world.make_topic("orders", 3)
         _fill(world)
         world.sql(f"CREATE INDEX by_a ON orders (a) WITH (slices={SLICES}, defer_build=true)")
@@ -103,7 +102,6 @@ def test_10_a_node_killed_at_90_percent_loads_nothing_twice(tmp_path: Path) -> N
         assert done["documents_done"] >= DOCUMENTS
         assert killed.exists()
         assert world.check_at_end("by_a", "orders", _by_a) > 0
-        world.close()
     told = (tmp_path / "cluster" / "logs" / "node-1.log").read_text()
     loads = Counter(re.findall(r"slice (\S+)/(\d+) loaded micro-batch (\d+), (\d+) of (\d+) entries", told))
     batches = Counter((slice_, int(batch)) for _, slice_, batch, _, _ in loads.elements())

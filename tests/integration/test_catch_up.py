@@ -34,10 +34,12 @@ AWAY_DOCUMENTS = 15_000
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """`near` lies on node-1, `far` on node-2: no other was there when they were built."""
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         admin = world.admin
         world.make_topic(TOPIC)
         builds = [_build_without(world, "near", "node-2"), _build_without(world, "far", "node-1")]
@@ -46,7 +48,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for index, node in (("near", "node-1"), ("far", "node-2")):
             assert admin.call("GET", f"/v1/indexes/{index}")["placement"] == [[node]] * 2
         yield world
-        world.close()
 
 
 def _build_without(world: World, index: str, away: str) -> str:

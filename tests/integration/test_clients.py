@@ -32,8 +32,10 @@ def person(number: int, city: str | None = None) -> bytes:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic("people", partitions=3)
         world.make_topic("orders", partitions=1)
         producer = KafkaProducer(bootstrap_servers=cluster.bootstrap)
@@ -45,7 +47,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             build = world.sql(statement.format(name, keys))["build"]
             world.wait_ready(build["id"] if isinstance(build, dict) else build)
         yield world
-        world.close()
 
 
 class Face:

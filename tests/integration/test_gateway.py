@@ -63,8 +63,10 @@ def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld, Child]]:
     folder = tmp_path_factory.mktemp("cluster")
     (port,) = free_ports(1)
-    with LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster:
-        world = GatedWorld(cluster, gateway=f"http://127.0.0.1:{port}")
+    with (
+        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
+        GatedWorld(cluster, gateway=f"http://127.0.0.1:{port}") as world,
+    ):
         world.make_topic("moves")
         with Writer(world.bootstrap, "moves", 1, _move) as writer:
             for number in range(IDS):
@@ -80,7 +82,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld
             gateway.wait_until(lambda: gateway.said(f"ready {world.gateway}"), 60, "serves")
             world.wait_ready(build)
             yield world, gateway
-            world.close()
 
 
 def test_it_answers_as_nodes_do_while_documents_move(world: tuple[GatedWorld, Child]) -> None:

@@ -39,14 +39,15 @@ GIVEN = ("NULL", "5", "500", "'m'")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     held = tmp_path_factory.mktemp("sync") / "killed"
     settings = {**SETTINGS, "KEYTIDE_SYNC_POINT": f"sample-taken:once={held}"}
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=settings, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=settings, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic(TOPIC, 3)
         _fill(world)
         yield world
-        world.close()
     assert held.exists(), "the driver of a sample was killed before its report"
 
 

@@ -47,17 +47,18 @@ Slice = tuple[str, int]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Two READY indexes, each on both nodes."""
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic(TOPIC)
         options = f"(slices={SLICES}, defer_build=true)"
         world.sql(f"CREATE INDEX {BY_CUSTOMER} ON {TOPIC} (customer, total DESC) WITH {options}")
         world.sql(f"CREATE INDEX {BY_LINE} ON {TOPIC} (UNNEST(lines)) WITH {options}")
         world.wait_ready(world.build(BY_CUSTOMER, BY_LINE))
         yield world
-        world.close()
 
 
 def _order(chance: random.Random, _: int) -> tuple[str, Any]:

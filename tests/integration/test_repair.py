@@ -55,10 +55,12 @@ def _keys(document: Any, _: str) -> list[list[Any]]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic(TOPIC)
         with Writer(world.bootstrap, TOPIC, 1, _person, per_second=1) as writer:
             writer.write(HOT + QUIET)
@@ -67,7 +69,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         )
         world.wait_ready(world.build(INDEX))
         yield world
-        world.close()
 
 
 def _command(world: World, *arguments: str) -> tuple[int, dict[str, Any]]:

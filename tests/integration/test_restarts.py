@@ -30,12 +30,13 @@ PARTS = ("node-1", "projector-1", "coordinator", "node-2", "kafka")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 def _order(chance: random.Random, _: int) -> tuple[str, Any]:

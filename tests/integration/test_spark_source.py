@@ -47,15 +47,16 @@ def _move(chance: random.Random, number: int) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic("people")
         with Writer(world.bootstrap, "people", 0, _move) as writer:
             writer.write(PEOPLE)
             world.sql(INDEX)
             world.wait_ready(world.build("by_city"))
         yield world
-        world.close()
 
 
 @pytest.fixture(scope="module")

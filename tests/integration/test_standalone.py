@@ -36,10 +36,11 @@ def world(spark: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory) ->
         "KEYTIDE_BUILD__SPARK_OPTIONS": '{"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}',
         "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
     }
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, settings=settings) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, settings=settings) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 def _trip(chance: random.Random, _: int) -> tuple[str, Any]:

@@ -382,10 +382,11 @@ def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
         "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     }
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=settings) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=settings) as cluster,
+        World(cluster) as world,
+    ):
         yield world
-        world.close()
 
 
 def produce(world: World, topic: str, documents: Mapping[str, Any]) -> dict[str, int]:

@@ -56,10 +56,12 @@ def _member(_: random.Random, number: int) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic(
             PEOPLE,
             cleanup_policy="compact",
@@ -81,7 +83,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for one in (unverified, build):
             world.wait_ready(one)
         yield world
-        world.close()
 
 
 def _verify(world: World, index: str) -> dict[str, Any]:

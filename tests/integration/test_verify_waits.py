@@ -30,15 +30,16 @@ def _person(chance: random.Random, number: int) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-    ) as cluster:
-        world = World(cluster)
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
         world.make_topic(TOPIC)
         with Writer(world.bootstrap, TOPIC, 1, _person, per_second=1) as writer:
             writer.write(DOCUMENTS)
         yield world
-        world.close()
 
 
 def test_a_build_that_verifies_is_throttled_paused_and_waits_for_a_node(world: World, tmp_path: Path) -> None:

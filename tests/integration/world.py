@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from confluent_kafka.admin import AdminClient
@@ -57,7 +57,10 @@ class World:
     def client(self, node: int = 0) -> Client:
         return Client(self.cluster.node_urls[node])
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for source in self.sources.values():
             source.close()
         if self._admin is not None:
