@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from coordinator.api import create_app
 from coordinator.election import FencedError
-from coordinator.service import Service, wait_for_kafka
+from coordinator.service import Service
 from keytide.errors import KeytideError
 from keytide.http_security import check_exposure
 from keytide.listening import listen
@@ -28,6 +28,8 @@ EXIT_BUG = 70
 EXIT_FENCED = 75
 """Another coordinator leads now. Start it again: it stands by then."""
 SERVING_LIMIT_S = 30.0
+END_LIMIT_S = 5.0
+"""One that does not lead waits so long for its last question to Kafka: there is nothing to put in order."""
 
 
 def main() -> int:
@@ -81,7 +83,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     def lead() -> None:
         """Stand by, lead, and say so once requests are answered too."""
         try:
-            wait_for_kafka(settings, service.start)
+            service.start()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             failed(error)
         if service.leads and serving.wait(SERVING_LIMIT_S):
@@ -92,6 +94,10 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     leading.start()
     server.run(sockets=[listener])
     service.give_up()
+    if not service.leads:
+        leading.join(END_LIMIT_S)
+    if leading.is_alive() and not service.leads:
+        return 0
     leading.join()
     service.stop()
     if not failures:

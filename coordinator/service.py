@@ -59,7 +59,7 @@ from coordinator.upkeep import Upkeep
 from keytide.catalog import RollbackRecord, TableOrigin, TermRecord
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
-from keytide.kafka import consumer, drain, producer
+from keytide.kafka import KafkaUnavailableError, consumer, drain, producer
 from keytide.messages import Leading, StabilityTimestamp, decode, encode
 from keytide.settings import Settings
 from keytide.sync_points import reach
@@ -114,6 +114,7 @@ class Service:
         self._sampler = threading.Thread(target=self._sample, name="sources", daemon=True)
         self._standby = Standby(settings, self._stopping)
         self._leader: Leader | None = None
+        self._answered = time.monotonic()
 
     @property
     def leads(self) -> bool:
@@ -127,20 +128,37 @@ class Service:
     # --- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Stand by while another coordinator leads, then become the leader and begin. Returns without having
-        begun when `stop` was called meanwhile.
+        """Stand by while another coordinator leads, then become the leader and begin. Waits for Kafka, for
+        the request time-out. Returns without having begun when `give_up` was called meanwhile.
 
         Raises:
-            KafkaUnavailableError: Kafka is away.
+            KafkaUnavailableError: Kafka stayed away.
         """
+        limit = self.settings.coordinator.request_timeout_s
+        bootstrap = self.settings.kafka.bootstrap
+        while not self._stopping.is_set():
+            try:
+                self._begin()
+                return
+            except RetryableError as error:
+                if time.monotonic() > self._answered + limit:
+                    raise KafkaUnavailableError(
+                        f"Kafka at {bootstrap} stayed away: {error.message}",
+                        next_step="start Kafka, or say where it is with KEYTIDE_KAFKA__BOOTSTRAP",
+                    ) from error
+                log.warning("waiting for Kafka at %s: %s", bootstrap, error)
+                self._stopping.wait(0.5)
+
+    def _begin(self) -> None:
         self._sources.make_own_topics()
         self._standby.wait()
+        self._answered = time.monotonic()
         if not self._stopping.is_set():
             try:
                 self._lead()
             except FencedError as error:
                 log.info("another coordinator claimed the cluster at the same time: %s", error.message)
-                self.start()
+                self._begin()
 
     def _lead(self) -> None:
         # Fixed offsets: OFFSET_END would be looked up some time later, and what comes until then be lost.
@@ -371,24 +389,3 @@ class Service:
 
 def _rolls_back(write: Write) -> bool:
     return any(isinstance(record, RollbackRecord) for _, record in write.records)
-
-
-def wait_for_kafka(settings: Settings, start: Callable[[], None]) -> None:
-    """Call `start`, and again while Kafka is away, until the request time-out has passed.
-
-    Raises:
-        RetryableError: Kafka stayed away.
-    """
-    limit = settings.coordinator.request_timeout_s
-    deadline = time.monotonic() + limit
-    while True:
-        began = time.monotonic()
-        try:
-            return start()
-        except RetryableError as error:
-            if time.monotonic() - began > limit:  # it stood by for long: that was no waiting for Kafka
-                deadline = time.monotonic() + limit
-            if time.monotonic() > deadline:
-                raise
-            log.warning("waiting for Kafka at %s: %s", settings.kafka.bootstrap, error)
-            time.sleep(0.5)

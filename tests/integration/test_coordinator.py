@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from coordinator.events import ConfirmTopic, ExamineHistory, TopicSeen
 from coordinator.examine import examine
 from coordinator.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka
-from deploy.process import Child
+from deploy.process import Child, free_ports, is_free
 from keytide.catalog import Catalog
 from keytide.history import History
 from keytide.kafka import CatalogReader, TopicReader, list_offsets
@@ -335,6 +336,39 @@ def produce(coordinator: Coordinator, partition: int, count: int) -> None:
     for number in range(count):
         source.produce(coordinator.keyspace, key=f"x{number}", value=b"{}", partition=partition)
     assert source.flush(30) == 0
+
+
+def without_kafka(folder: Path, **extra: str) -> Child:
+    """A coordinator that was told of a Kafka where nobody listens; its admin API answers."""
+    broker, port = free_ports(2)
+    environment = {
+        **os.environ,
+        "KEYTIDE_DATA_DIR": str(folder),
+        "KEYTIDE_KAFKA__BOOTSTRAP": f"127.0.0.1:{broker}",
+        "KEYTIDE_COORDINATOR__PORT": str(port),
+        **extra,
+    }
+    command = [sys.executable, "-m", "coordinator"]
+    child = Child("coordinator", command, log=folder / "coordinator.log", env=environment).start()
+
+    def answers() -> bool:
+        return not is_free(port) and httpx.get(f"http://127.0.0.1:{port}/healthz").status_code > 0
+
+    child.wait_until(answers, LIMIT_S, "answered")
+    return child
+
+
+def test_one_without_kafka_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    child = without_kafka(tmp_path)
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait(20) == 0, child.tail(20)
+
+
+def test_one_without_kafka_says_so_and_ends(tmp_path: Path) -> None:
+    child = without_kafka(tmp_path, KEYTIDE_COORDINATOR__REQUEST_TIMEOUT_S="1")
+    assert child.wait(LIMIT_S) == 2, child.tail(20)
+    assert "stayed away" in child.tail(20)
+    assert "start Kafka" in child.tail(20)
 
 
 def test_a_projectors_word_rolls_back_to_the_newest_timestamp_on_the_log(coordinator: Coordinator) -> None:
