@@ -34,7 +34,7 @@ from keytide.types import TABLE_PARTITION
 from projector.core import SourceBatch
 from streaming import core
 from streaming.meter import Meter
-from streaming.share import items
+from streaming.runs import items
 from streaming.tasks import HASHES, ROW, ROW_ORDER, deliver_slots, project_share, read_summary
 from streaming.versions import Hashes, contained, hash_ranges
 from streaming.work import Work

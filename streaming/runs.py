@@ -73,6 +73,21 @@ def blob(column: pa.Array) -> bytes:
     return bytes(data.slice(start, end - start))
 
 
+def items(column: pa.Array) -> list[bytes | None]:
+    """A binary column as Python bytes (several times faster than `to_pylist`)."""
+    filled = pc.fill_null(column, b"") if column.null_count else column
+    data, ends = blob(filled), np.cumsum(lengths(filled)).tolist()
+    found: list[bytes | None] = []
+    start = 0
+    for end in ends:
+        found.append(data[start:end])
+        start = end
+    if column.null_count:
+        for position in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            found[position] = None
+    return found
+
+
 def entry_keys(entries: pa.RecordBatch) -> pa.Array:
     """The entry key of each entry: canonical key and document id."""
     joined = pc.binary_join_element_wise(

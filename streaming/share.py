@@ -2,16 +2,13 @@
 
 Theory of operation
 ===================
-Records come in offset order, in Arrow batches, and are projected batch by batch with the projector's own
+Records come in offset order, in the projector's own batches (`streaming.reading`), and are projected with its
 core. What they project to is kept, as columns, until the share ends; then the newest version of each document
 is known, and only its entries go on (a tombstone or a version that cannot be projected goes on as nothing).
 
 A share that takes more than `limit` bytes goes on in *portions*. Of the earlier ones the task keeps ids and
 offsets only; when a later portion has a newer version of a document, the older one is *retracted*: the second
 stage drops its entries.
-
-Records are columns: the projector's (`SourceBatch`, what `streaming.reading` gives), or rows of Spark's:
-partition, offset (integers), timestamp (microseconds), key, value (binary, may be null).
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from keytide.columns import pack_times
 from keytide.errors import invariant
@@ -86,7 +82,7 @@ class Portion(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Entries of one index from one Arrow batch: ordinals count through the portion."""
+    """Entries of one index from one batch: ordinals count through the portion."""
 
     ordinals: npt.NDArray[np.int64]
     slices: npt.NDArray[np.uint16]
@@ -155,9 +151,8 @@ class Share:
         """Hashes of all documents of the portions taken so far, each once."""
         return self._earlier.hashes
 
-    def add(self, records: pa.RecordBatch | SourceBatch) -> None:
+    def add(self, batch: SourceBatch) -> None:
         """Project the next records of the share."""
-        batch = records if isinstance(records, SourceBatch) else source_batch(records)
         if not len(batch.offsets):
             return
         invariant(
@@ -257,46 +252,6 @@ class Share:
                 values.take(take),
             ]
             yield numbers[number], pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def source_batch(records: pa.RecordBatch) -> SourceBatch:
-    """Spark's Kafka rows as the projector takes them."""
-    if records.num_rows == 0:
-        return SourceBatch(-1, -1, 0, 0, [], [], [], [])
-    partitions = records.column("partition").to_numpy()
-    partition = int(partitions[0])
-    invariant(
-        bool((partitions == partition).all()),
-        "OneShareOnePartition",
-        lambda: f"source partitions {sorted(set(partitions.tolist()))} in one share",
-    )
-    offsets = records.column("offset").to_numpy().astype(np.int64)
-    micros = pc.cast(records.column("timestamp"), pa.int64()).to_numpy(zero_copy_only=False)
-    return SourceBatch(
-        partition=partition,
-        epoch=-1,
-        start=int(offsets[0]),
-        end=int(offsets[-1]) + 1,
-        offsets=offsets,
-        ids=items(records.column("key")),
-        values=items(records.column("value")),
-        times=np.asarray(micros, np.int64) // 1000,
-    )
-
-
-def items(column: pa.Array) -> list[bytes | None]:
-    """A binary column as Python bytes (several times faster than `to_pylist`)."""
-    filled = pc.fill_null(column, b"") if column.null_count else column
-    data, ends = blob(filled), np.cumsum(lengths(filled)).tolist()
-    found: list[bytes | None] = []
-    start = 0
-    for end in ends:
-        found.append(data[start:end])
-        start = end
-    if column.null_count:
-        for position in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
-            found[position] = None
-    return found
 
 
 def heard_pieces(documents: Documents, limit: int) -> Iterator[HeardPiece]:

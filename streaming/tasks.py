@@ -102,7 +102,7 @@ def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def project_share(
-    work: Work, meter: Meter | None, records: Iterable[pa.RecordBatch | SourceBatch]
+    work: Work, meter: Meter | None, records: Iterable[SourceBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
 
@@ -125,12 +125,10 @@ def project_share(
     yield from stage.finish(share)
 
 
-def amount(batch: pa.RecordBatch | SourceBatch) -> tuple[int, int]:
+def amount(batch: SourceBatch) -> tuple[int, int]:
     """How many records, and bytes of keys and values."""
-    if isinstance(batch, SourceBatch):
-        sizes = (sum(map(len, filter(None, column))) for column in (batch.ids, batch.values))
-        return len(batch.offsets), sum(sizes)
-    return batch.num_rows, sum(batch.column(name).nbytes for name in ("key", "value"))
+    sizes = (sum(map(len, filter(None, column))) for column in (batch.ids, batch.values))
+    return len(batch.offsets), sum(sizes)
 
 
 class _FirstStage:

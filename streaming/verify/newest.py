@@ -29,7 +29,7 @@ from keytide import digests
 from keytide.digests import Sums
 from projector.core import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
-from streaming.share import items
+from streaming.runs import items
 
 Array = npt.NDArray[Any]
 

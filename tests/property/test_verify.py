@@ -31,8 +31,8 @@ from keytide.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
 from keytide.entry import pack_value
 from keytide.timestamp import Timestamp
 from keytide.types import TABLE_PARTITION
+from projector.core import SourceBatch
 from streaming.repair.looking import LiveLooks
-from streaming.share import source_batch
 from streaming.verify import judging
 from streaming.verify.comparing import CHANGES_TOO_FAST, NOTHING, judge
 from streaming.verify.difference import Difference, Kind, is_clean
@@ -42,6 +42,7 @@ from streaming.verify.slices import Pin, Place, Slices
 from streaming.verify.source import Counted, Reading
 from streaming.verify.tasks import Found, VerifyWork, decode_counted, decode_found, find, gather, sum_up
 from streaming.verify.verification import Verification
+from tests.source_records import source_batch
 from tests.unit.test_verify_digests import Snapshot
 
 PARTITIONS = 2
@@ -50,15 +51,6 @@ STATEMENTS = {
     CITY: "CREATE INDEX city ON k (city) INCLUDE (n) WITH (slices=3)",
     TAGS: "CREATE INDEX tags ON k (UNNEST(tags)) WITH (slices=2)",
 }
-_SCHEMA = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -258,28 +250,20 @@ class FakeReader:
     def close(self) -> None:
         pass
 
-    def _batches(self, reading: Reading, partition: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reading: Reading, partition: int) -> Iterator[SourceBatch]:
         start, end = reading.ranges[partition]
         mine = [r for r in self._log.records if r.partition == partition and start <= r.offset < end]
         mine.sort(key=lambda record: record.offset)
         for at in range(0, len(mine), 7):
             some = mine[at : at + 7]
             self._read += len(some)
-            columns = [
-                [one.partition for one in some],
-                [one.offset for one in some],
-                [1_000 * one.time for one in some],
-                [one.id for one in some],
-                [one.value for one in some],
-            ]
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+            yield source_batch(partition, [(one.offset, one.time, one.id, one.value) for one in some])
 
     def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         work = VerifyWork(**{**vars(work), "portion_bytes": self._portion})
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
-            for row in gather(work, map(source_batch, self._batches(reading, partition))):
+            for row in gather(work, self._batches(reading, partition)):
                 shuffled.setdefault(row.column("route")[0].as_py(), []).append(row)
         for some in shuffled.values():
             some.sort(key=lambda row: row.column("place")[0].as_py())
@@ -290,7 +274,7 @@ class FakeReader:
         return [
             decode_found(row.column("body")[0].as_py())
             for partition in reading.ranges
-            for row in find(work, map(source_batch, self._batches(reading, partition)))
+            for row in find(work, self._batches(reading, partition))
         ]
 
 
@@ -683,7 +667,7 @@ class Racing(FakeReader):
         super().__init__(log, 2, 2_000)
         self._history, self._changes, self._every, self._count = history, changes, every, 0
 
-    def _batches(self, reading: Reading, partition: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reading: Reading, partition: int) -> Iterator[SourceBatch]:
         start, end = reading.ranges[partition]
         offset = start
         while offset < end:  # a record is what it is when it is reached, if it is still there
@@ -699,9 +683,7 @@ class Racing(FakeReader):
             if not mine:
                 return
             offset = mine[0].offset + 1
-            columns = [[partition], [mine[0].offset], [1_000_000], [mine[0].id], [mine[0].value]]
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+            yield source_batch(partition, [(mine[0].offset, 1_000, mine[0].id, mine[0].value)])
 
     def _race(self) -> None:
         self._count += 1

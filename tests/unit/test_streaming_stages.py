@@ -23,10 +23,12 @@ from keytide.columns import heard_ids, heard_offsets, heard_times, unpack
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.messages import Message, PutChunk, RemovalChunk
 from keytide.settings import load_settings
+from projector.core import SourceBatch
 from router.core import slices_of
 from streaming import core, runs, tasks, versions
-from streaming.share import Share, heard_pieces, items, source_batch
+from streaming.share import Share, heard_pieces
 from streaming.work import Work, plan_of, slots_by_index
+from tests.source_records import source_batch
 
 TIME = 1_700_000_000_000
 
@@ -89,17 +91,8 @@ def work(indexes: dict[str, IndexDefinition], **changes: object) -> Work:
     return Work(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def arrow(records: list[Record]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([r.partition for r in records], pa.int32()),
-            pa.array([r.offset for r in records], pa.int64()),
-            pa.array([1000 * r.time for r in records], pa.timestamp("us", "UTC")),
-            pa.array([r.key for r in records], pa.binary()),
-            pa.array([r.value for r in records], pa.binary()),
-        ],
-        names=["partition", "offset", "timestamp", "key", "value"],
-    )
+def batch_of(records: list[Record]) -> SourceBatch:
+    return source_batch(records[0].partition, [(r.offset, r.time, r.key, r.value) for r in records])
 
 
 def shares(records: list[Record]) -> list[list[Record]]:
@@ -109,16 +102,16 @@ def shares(records: list[Record]) -> list[list[Record]]:
     return [by_partition[partition] for partition in sorted(by_partition)]
 
 
-def arrow_batches(records: list[Record], size: int) -> Iterator[pa.RecordBatch]:
+def batches_of(records: list[Record], size: int) -> Iterator[SourceBatch]:
     for start in range(0, len(records), size):
-        yield arrow(records[start : start + size])
+        yield batch_of(records[start : start + size])
 
 
 def micro_batch(todo: Work, records: list[Record], size: int = 7) -> core.Outcome:
     by_task: dict[int, list[tuple[int, int, bytes, bytes, int]]] = defaultdict(list)
     numbers = itertools.count()
     for share in shares(records):
-        for row in tasks.project_share(todo, None, arrow_batches(share, size)):
+        for row in tasks.project_share(todo, None, batches_of(share, size)):
             route, slot, kind, first, body = (column[0].as_py() for column in row.columns)
             task = core.spark_hash(route) % len(todo.routes)
             by_task[task].append((slot, kind, first, body, next(numbers)))
@@ -259,7 +252,7 @@ def test_a_document_in_two_partitions_is_noticed_and_resolved(seed: int) -> None
     rows: list[dict[str, Any]] = [
         row
         for share in shares(records)
-        for batch in tasks.find_versions(hashes.tobytes(), map(source_batch, arrow_batches(share, 50)))
+        for batch in tasks.find_versions(hashes.tobytes(), batches_of(share, 50))
         for row in batch.to_pylist()
     ]
     losers = versions.losers_of(
@@ -440,16 +433,16 @@ def test_hash_ranges_hold_everything_once() -> None:
 
 def test_null_and_sliced_columns() -> None:
     column = pa.array([b"a", None, b"", b"bcd", None, b"e"], pa.binary())
-    assert items(column) == [b"a", None, b"", b"bcd", None, b"e"]
-    assert items(column.slice(2, 3)) == [b"", b"bcd", None]
-    assert items(column.slice(0, 0)) == []
+    assert runs.items(column) == [b"a", None, b"", b"bcd", None, b"e"]
+    assert runs.items(column.slice(2, 3)) == [b"", b"bcd", None]
+    assert runs.items(column.slice(0, 0)) == []
 
 
 def test_far_offsets_are_heard_in_pieces_of_their_own() -> None:
     todo = work({"i-1": BY_A})
     share = Share(plan_of(todo.definitions), slots_by_index(todo), {})
     far = [0, 5, 2**40, 2**40 + 1]
-    share.add(arrow([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
+    share.add(batch_of([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
     pieces = list(heard_pieces(share.portion().documents, 1_000_000))
     found = [offset for base, heard in pieces for offset in heard_offsets(heard, base).tolist()]
     assert found == far
