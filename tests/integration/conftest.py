@@ -27,11 +27,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _build_settings(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Settings of builds, for everything that a module starts: whether they are verified, and that drivers do
-    not stand back. (Another file's processes are on the machine, and what a test waits for is the build.)"""
+def _settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Settings for everything that a module starts. Two clusters share the machine with what is tested, so
+    timestamps come 10 times a second, not 100 times, and segments are as much larger. Builds are verified or
+    not, and drivers do not stand back: what a test waits for is the build."""
     wanted = any(part in request.module.__name__ for part in VERIFIED)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEYTIDE_COORDINATOR__INTERVAL_MS", "100")
+        patch.setenv("KEYTIDE_PROJECTOR__LINGER_MS", "20")
         patch.setenv("KEYTIDE_BUILD__VERIFY", "true" if wanted else "false")
         patch.setenv("KEYTIDE_BUILD__NICE", "0")
         yield
