@@ -22,6 +22,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from deploy.archive import made_archive
 from deploy.jars import spark_jars
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child, free_ports, is_free
@@ -130,7 +131,7 @@ class LocalCluster:
                 _see_kafka(self.bootstrap)
             jars = ",".join(map(str, spark_jars())) if self._spark else ""
             self._choose_ports()
-            self._define(jars)
+            self._define(jars, str(made_archive() or "") if self._spark else "")
             self._write_state()
             for name, child in self.services.items():
                 self._say(f"starting {name}")
@@ -222,7 +223,7 @@ class LocalCluster:
                     taken.add(port)
                     break
 
-    def _define(self, jars: str) -> None:
+    def _define(self, jars: str, archive: str) -> None:
         logs = self.data_dir / "logs"
 
         def service(name: str, module: str, folder: str, **extra: str) -> None:
@@ -232,6 +233,7 @@ class LocalCluster:
                 "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
                 "KEYTIDE_DATA_DIR": str(self.data_dir / folder),
                 "KEYTIDE_SPARK_JARS": jars,
+                "KEYTIDE_SPARK_ARCHIVE": archive,
                 "PYTHONUNBUFFERED": "1",
                 **self._settings,
                 **extra,

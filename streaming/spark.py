@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JARS_VARIABLE = "KEYTIDE_SPARK_JARS"
+ARCHIVE_VARIABLE = "KEYTIDE_SPARK_ARCHIVE"
+"""An archive of the JVM's classes (`deploy.archive`)."""
 HERE = Path(__file__).resolve().parent.parent
 """The folder that Keytide's packages are in."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -94,6 +96,17 @@ def java_options(rows: bool) -> str:
     (2 cores). Rows of a table go through the JVM, so there it may.
     """
     return "-XX:+UseParallelGC" if rows else "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+def sharing(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
+    """Has the driver's JVM map the archive of its classes, if there is one. One that does not fit is ignored,
+    without a word."""
+    archive = environ.get(ARCHIVE_VARIABLE)
+    if not archive or not Path(archive).exists():
+        return {}
+    name = "spark.driver.extraJavaOptions"
+    shared = f"{_quoted(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds=off -Xlog:class+path=off"
+    return {name: f"{options.get(name, '')} {shared}".strip()}
 
 
 def session_options(settings: Settings, scratch: Path, *, rows: bool = False) -> dict[str, str]:
@@ -204,7 +217,7 @@ def start_session(options: Mapping[str, str], jars: Iterable[str] = ()) -> Spark
     given = {"spark.jars", "spark.jars.packages"} & set(options)
     connecting = {} if given else connector(os.environ, pyspark.__version__, tuple(jars))
     builder = SparkSession.builder
-    for name, value in {**connecting, **options}.items():
+    for name, value in {**connecting, **options, **sharing(os.environ, options)}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
