@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.buildbook import START_MS, BuildBook, BuildLimits, Run
+from coordinator.buildbook import BuildBook, BuildLimits, Run
 from coordinator.events import (
     NO_ROOM,
     DriverExited,
@@ -25,6 +25,7 @@ from coordinator.events import (
 )
 from coordinator.pausing import Pausing
 from coordinator.phases import with_bytes
+from coordinator.silence import SILENT_MS, START_MS, Hearing
 from coordinator.source import finished, open_transactions, reached, target, unbuildable, waiting_words
 from keytide.catalog import BuildRecord
 from keytide.messages import Activated, BuildProgress
@@ -34,12 +35,6 @@ WRITE_INTERVAL_MS = 1_000
 """Between writes of progress alone: it may be lost, the driver reports it again."""
 EXIT_GRACE_MS = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
-SILENT_MS = 60_000
-"""A driver that says nothing for this long is given up."""
-HEARING_MS = 2_000
-"""Reports are heard while the last one, of whomever, is not older: nodes send two a second."""
-STEP_MS = 1_000
-"""No more than this between two ticks counts as silence: the coordinator itself may have stood still."""
 MAX_BACK_OFF_MS = 30_000
 DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
@@ -63,11 +58,11 @@ class Backfilling:
         self._book = book
         self._limits = limits
         self._pausing = pausing
-        self._heard_at = 0
+        self._hearing = Hearing()
 
     def heard(self, now: int) -> None:
         """A report came, of whomever: reports can be heard."""
-        self._heard_at = now
+        self._hearing.heard(now)
 
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Write progress now and then; miss a driver that ended without a word, or stands still."""
@@ -87,8 +82,7 @@ class Backfilling:
 
     def _silent(self, run: Run, now: int) -> bool:
         """Whether a driver has said nothing for too long; counts the time since the last tick."""
-        if now - self._heard_at <= HEARING_MS:
-            run.silent_ms += min(now - (run.counted_at or now), STEP_MS)
+        run.silent_ms += self._hearing.silence(run.counted_at or now, now)
         run.counted_at = now
         return run.silent_ms >= SILENT_MS
 

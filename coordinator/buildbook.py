@@ -16,6 +16,7 @@ from coordinator.eta import Pace
 from coordinator.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
 from coordinator.jobbook import JobLimits
 from coordinator.retire import retire
+from coordinator.silence import START_MS
 from coordinator.violations import Uniqueness
 from keytide.catalog import BuildRecord, BuildState, IndexRecord
 from keytide.errors import invariant
@@ -35,9 +36,6 @@ FINISHED_KEPT = 50
 """Finished builds that the dictionary keeps, so that it does not grow for ever."""
 RATE_WINDOW_MS = 15_000
 """Over which the rate of a build is measured."""
-START_MS = 60_000
-"""A driver that is started has so much more time for its first word: it loads libraries, behind everything
-else on its machine."""
 
 
 @dataclass(frozen=True, slots=True)

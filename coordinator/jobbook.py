@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.dictionary import Dictionary
+from coordinator.silence import START_MS
 from keytide.catalog import JobRecord, JobState
 from keytide.errors import CallerError, invariant
 
@@ -25,9 +26,6 @@ TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
 FINAL: Final = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
 PREPARED: Final = 2.0
 """Percent of a job before it reads anything of the source: they say nothing of its pace."""
-START_MS: Final = 60_000
-"""A driver that is started has so much more time for its first word, as those of builds have
-(`coordinator.buildbook`)."""
 GONE_MS: Final = 5_000
 """A driver is gone when another was heard for so long after its last word: two may live at once, one of them
 a coordinator's that leads no more."""

@@ -41,17 +41,14 @@ from coordinator.events import (
     StopDriver,
     Tick,
 )
-from coordinator.jobbook import FINAL, START_MS, JobBook, JobConflictError, JobLimits, faults_of, log_of
+from coordinator.jobbook import FINAL, JobBook, JobConflictError, JobLimits, faults_of, log_of
 from coordinator.rounds import Rounds
+from coordinator.silence import SILENT_MS, START_MS, Hearing
 from keytide.catalog import IndexRecord, JobKind, JobRecord
 from keytide.messages import JobProgress, NodeHeartbeat
 
 CHECK_MS: Final = 200
 """Between looks at all jobs."""
-SILENT_MS: Final = 60_000
-"""A driver reports twice a second from its start; one that says nothing for this long hangs."""
-HEARD_MS: Final = 2_000
-"""Silence counts while anybody was heard within this: else it is Kafka that brings nothing."""
 EXIT_GRACE_MS: Final = 10_000
 """A driver that has ended well is given this long for its last report to arrive."""
 MAX_BACK_OFF_MS: Final = 30_000
@@ -71,7 +68,8 @@ class Jobs(JobBook):
 
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
         super().__init__(dictionary, limits)
-        self._checked_at = self._heard_at = 0
+        self._checked_at = 0
+        self._hearing = Hearing()
         self._rounds = Rounds(self)
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ class Jobs(JobBook):
             case Tick(now):
                 return self._tick(now)
             case Reported(message, now):
-                self._heard_at = now
+                self._hearing.heard(now)
                 if isinstance(message, JobProgress):
                     return self._progress(message, now)
                 return self._rounds.heard(message, now) if isinstance(message, NodeHeartbeat) else []
@@ -171,8 +169,7 @@ class Jobs(JobBook):
     def _tick(self, now: int) -> list[Instruction]:
         if now - self._checked_at < CHECK_MS:
             return []
-        heard = now - self._heard_at <= HEARD_MS
-        passed = min(now - self._checked_at, HEARD_MS) if heard else 0
+        passed = self._hearing.silence(self._checked_at, now)
         self._checked_at = now
         out: list[Instruction] = []
         for record in self.all():
@@ -189,7 +186,7 @@ class Jobs(JobBook):
         """A job that is RUNNING: whether its driver may, and does.
 
         Args:
-            passed: milliseconds since the last look, as far as silence counts in them.
+            passed: milliseconds since the last look that count as silence.
         """
         run = self.run(record.id)
         if self.pauses(record):

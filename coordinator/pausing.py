@@ -28,9 +28,10 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.buildbook import START_MS, BuildBook, BuildLimits, Cause
+from coordinator.buildbook import BuildBook, BuildLimits, Cause
 from coordinator.events import Instruction, Note, RoomSeen, SourceAway, StartDriver, StopDriver
 from coordinator.nodes import Node, Nodes
+from coordinator.silence import START_MS
 from coordinator.source import finished, target
 from keytide.catalog import BuildRecord, IndexRecord
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator import metrics, views
-from coordinator.backfilling import SILENT_MS
-from coordinator.buildbook import START_MS, BuildLimits
+from coordinator.buildbook import BuildLimits
 from coordinator.ddl import ConflictError
 from coordinator.dictionary import NoSuchBuildError
 from coordinator.events import (
@@ -24,6 +23,7 @@ from coordinator.events import (
     StartDriver,
     StopDriver,
 )
+from coordinator.silence import SILENT_MS, START_MS
 from keytide.messages import NodeHeartbeat, SliceStatus
 from keytide.timestamp import Timestamp
 from tests.unit.leader_world import CREATE, World, backfilled, facts, started

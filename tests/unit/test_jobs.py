@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator import job_views, views
-from coordinator.buildbook import START_MS, BuildLimits
+from coordinator.buildbook import BuildLimits
 from coordinator.ddl import ConflictError
 from coordinator.dictionary import NoSuchIndexError
 from coordinator.events import (
@@ -35,7 +35,8 @@ from coordinator.jobbook import (
     NoSuchJobError,
     faults_of,
 )
-from coordinator.jobs import NOT_STARTED, SILENT_MS
+from coordinator.jobs import NOT_STARTED
+from coordinator.silence import SILENT_MS, START_MS
 from keytide.catalog import JobRecord
 from keytide.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
 from keytide.timestamp import Timestamp
