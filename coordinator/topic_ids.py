@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from coordinator.events import ConfirmTopic, TopicSeen
 from keytide.clock import now_ms
-from keytide.kafka import admin, error_code
+from keytide.kafka import KafkaUnavailableError, admin, error_code, find_controller
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class TopicIds:
 
         def look() -> None:
             try:
-                self._client.list_topics(timeout=TIMEOUT_S)
-            except KafkaException as failure:
+                find_controller(self._client, TIMEOUT_S)
+            except KafkaUnavailableError as failure:
                 log.debug("who the controller is cannot be asked: %s", failure)
             finally:
                 self._looking.release()

@@ -35,6 +35,8 @@ from keytide.timestamp import Timestamp
 Sums = npt.NDArray[np.uint64]
 """u64[FIELDS, buckets]."""
 Hashes = npt.NDArray[np.uint64]
+Stage = Literal["forward", "back"]
+"""Of reading a slice: its entries, then its back index."""
 
 ENTRIES: Final = 0
 CONTENT: Final = 1
@@ -171,7 +173,7 @@ class DigestAsk(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
     slice: int
     number: int
     incarnation: int
-    stage: Literal["forward", "back"]
+    stage: Stage
     bits: int
     floors: dict[int, int]
     after: bytes
@@ -215,7 +217,7 @@ class RowsAsk(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
     slice: int
     number: int
     incarnation: int
-    stage: Literal["forward", "back"]
+    stage: Stage
     bits: int
     buckets: list[int]
     ids: list[bytes]

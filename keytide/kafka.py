@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from keytide.catalog import Catalog, Record
 from keytide.kafka_admin import (
@@ -36,6 +37,7 @@ from keytide.kafka_admin import (
     delete_topic,
     describe_topics,
     error_code,
+    find_controller,
     list_offsets,
     topic_config,
 )
@@ -54,6 +56,7 @@ __all__ = [
     "describe_topics",
     "drain",
     "error_code",
+    "find_controller",
     "list_offsets",
     "producer",
     "topic_config",
@@ -185,6 +188,7 @@ class CatalogReader:
         self._settings = settings
         self._topic = Topics(settings.cluster).metadata
         self._reader: TopicReader | None = None
+        self._client: AdminClient | None = None
 
     def start(self, timeout: float = REQUEST_TIMEOUT_S) -> Catalog:
         """Wait for the topic, then read it to its present end.
@@ -194,7 +198,9 @@ class CatalogReader:
             first starts).
         """
         deadline = time.monotonic() + timeout
-        client = admin(self._settings)
+        if self._client is None:  # (one for all tries: those that are given up are freed late)
+            self._client = admin(self._settings)
+        client = self._client
         while not describe_topics(client, [self._topic], max(1.0, deadline - time.monotonic())):
             if time.monotonic() > deadline:
                 raise KafkaUnavailableError(
@@ -240,3 +246,4 @@ class CatalogReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._client = None

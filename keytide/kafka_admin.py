@@ -121,13 +121,23 @@ def describe_topics(
     except KafkaUnavailableError:
         if timeout <= CONTROLLER_S:
             raise
-    # A client without topics of its own never looks for another controller than the one that it knows, and a
-    # broker that is gone for good may be that: metadata of any kind name the present one.
+    find_controller(client, CONTROLLER_S)
+    return _described(client, names, max(1.0, deadline - time.monotonic()))
+
+
+def find_controller(client: AdminClient, timeout: float) -> None:
+    """Have a client learn who Kafka's controller is now.
+
+    One without topics of its own never looks for another controller than the one that it knows, and a broker
+    that is gone for good may be that. Metadata of any kind name the present one.
+
+    Raises:
+        KafkaUnavailableError: no answer.
+    """
     try:
-        client.list_topics(timeout=CONTROLLER_S)
+        client.list_topics(timeout=timeout)
     except KafkaException as error:
         raise KafkaUnavailableError(f"Kafka does not answer: {error}") from error
-    return _described(client, names, max(1.0, deadline - time.monotonic()))
 
 
 def _described(client: AdminClient, names: list[str], timeout: float) -> dict[str, TopicInfo]:

@@ -33,6 +33,7 @@ from streaming import core, failures, spark
 from streaming.checkpoint import Extent
 from streaming.progress import StoppedError
 from streaming.reading import OffsetsLostError
+from streaming.running import run_driver
 from streaming.sampling import ROW, Found, sample_blocks, sample_rows, spread
 
 if TYPE_CHECKING:
@@ -194,9 +195,9 @@ def _numbers(session: SparkSession, extents: list[Extent]) -> DataFrame:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until it has reported, failed, or was stopped."""
-    from streaming.backfill import run_driver
-
-    return run_driver("streaming.sample", "Sample the source for one build.", SampleDriver, arguments)
+    return run_driver(
+        "streaming.sample", "Sample the source for one build.", SampleDriver, "build", arguments
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from streaming.repair.driver import RepairDriver
-from streaming.verify.__main__ import run_job
+from streaming.running import run_driver
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until the job is done, has failed, or was stopped."""
-    return run_job("streaming.repair", "Repair an index.", RepairDriver, arguments)
+    return run_driver("streaming.repair", "Repair an index.", RepairDriver, "job", arguments)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import httpx
 import msgspec
@@ -41,6 +41,7 @@ from keytide.digests import (
     RowsAnswer,
     RowsAsk,
     SlicePin,
+    Stage,
     Sums,
 )
 from keytide.errors import RetryableError
@@ -64,6 +65,7 @@ AT_ONCE: Final = 4
 """Slices that are asked at once."""
 
 AnswerT = TypeVar("AnswerT", PinAnswer, DigestAnswer, RowsAnswer)
+PageT = TypeVar("PageT", DigestAnswer, RowsAnswer)
 Place = tuple[str, int]
 """(index id, slice number)."""
 
@@ -277,22 +279,15 @@ class Slices:
         total = digests.no_sums(bits)
         left_out = 0
         duplicates: list[Duplicate] = []
-        for stage in ("forward", "back"):
-            after, more = b"", True
-            while more:
-                ask = DigestAsk(
-                    *(place[0], place[1], pin.number, pin.incarnation),
-                    stage=stage,
-                    bits=bits,
-                    floors=floors,
-                    after=after,
-                    limit=ROWS_PER_CALL,
-                )
-                answer = self._read(pin, place, ask, DigestAnswer)
-                total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
-                left_out += answer.left_out if stage == "forward" else 0
-                duplicates += answer.duplicates[: DUPLICATES - len(duplicates)]
-                after, more = answer.reached, answer.more
+        where = (*place, pin.number, pin.incarnation)
+
+        def ask(stage: Stage, after: bytes) -> DigestAsk:
+            return DigestAsk(*where, stage=stage, bits=bits, floors=floors, after=after, limit=ROWS_PER_CALL)
+
+        for stage, answer in self._pages(pin, place, ask, DigestAnswer):
+            total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
+            left_out += answer.left_out if stage == "forward" else 0
+            duplicates += answer.duplicates[: DUPLICATES - len(duplicates)]
         return place, total, left_out, duplicates
 
     def rows(
@@ -313,24 +308,39 @@ class Slices:
     ) -> tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]:
         entries: list[tuple[bytes, bytes, bytes]] = []
         back: list[BackRow] = []
-        for stage in ("forward", "back"):
+        where = (*place, pin.number, pin.incarnation)
+
+        def ask(stage: Stage, after: bytes) -> RowsAsk:
+            return RowsAsk(
+                *where,
+                stage=stage,
+                bits=bits,
+                buckets=buckets,
+                ids=ids,
+                after=after,
+                limit=ROWS_PER_CALL,
+                bytes_limit=ROWS_BYTES,
+            )
+
+        for _, answer in self._pages(pin, place, ask, RowsAnswer):
+            entries += answer.entries
+            back += answer.back
+        return place, entries, back
+
+    def _pages(
+        self, pin: Pin, place: Place, ask: Callable[[Stage, bytes], Ask], kind: type[PageT]
+    ) -> Iterator[tuple[Stage, PageT]]:
+        """What a slice answers of its entries, then of its back index, part by part.
+
+        Args:
+            ask: (stage, what was reached) -> the question.
+        """
+        for stage in get_args(Stage):
             after, more = b"", True
             while more:
-                ask = RowsAsk(
-                    *(place[0], place[1], pin.number, pin.incarnation),
-                    stage=stage,
-                    bits=bits,
-                    buckets=buckets,
-                    ids=ids,
-                    after=after,
-                    limit=ROWS_PER_CALL,
-                    bytes_limit=ROWS_BYTES,
-                )
-                answer = self._read(pin, place, ask, RowsAnswer)
-                entries += answer.entries
-                back += answer.back
+                answer = self._read(pin, place, ask(stage, after), kind)
+                yield stage, answer
                 after, more = answer.reached, answer.more
-        return place, entries, back
 
     def _read(self, pin: Pin, place: Place, ask: Ask, kind: type[AnswerT]) -> AnswerT:
         """Ask the slice's node; once more when it did not answer at all.
