@@ -344,9 +344,10 @@ class Driver:
         options = spark.source_options(self._settings, self._keyspace.name, self._per_batch)
         if self._build.origin is not None:
             options["startingOffsets"] = starting_offsets(self._keyspace.name, self._build.origin.offsets)
-        frame = session.readStream.format("kafka").options(**options).load()
         writer = (
-            frame.select("partition", "offset", "timestamp", "key", "value")
+            session.readStream.format("kafka")
+            .options(**options)
+            .load()
             .writeStream.queryName(self._id)
             .foreachBatch(batches.on_batch)
             .option("checkpointLocation", str(self._checkpoint.folder))
