@@ -46,7 +46,7 @@ class Scene:
         keyspace: str,
         *,
         seed: int = 1,
-        per_second: float = 300,
+        per_second: float = 100,
         ids: int = 800,
         fill: int = 3_000,
         readers: int = 1,

@@ -21,7 +21,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "5000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
 }
@@ -129,7 +129,7 @@ def test_6_handover_under_writes_has_no_gap_and_no_double(world: World) -> None:
     name = "handover"
     world.make_topic(name)
     names = _create_three(world, name)
-    with Writer(world.bootstrap, name, 6, _person, per_second=1_500) as writer:
+    with Writer(world.bootstrap, name, 6, _person, per_second=500) as writer:
         writer.write(4_000)
         build = world.build(*names)
         world.wait_ready(build)

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[1]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",  # folds while it is read
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
 }

@@ -33,7 +33,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
 }
 SELDOM = 0.01
 """Changes per second of a writer that is to write only when it is told."""

@@ -91,7 +91,7 @@ def test_10_a_node_killed_at_90_percent_loads_nothing_twice(tmp_path: Path) -> N
         "KEYTIDE_BUILD__BATCH_DOCUMENTS": str(DOCUMENTS // BATCHES),
         "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
         "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-        "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+        "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
         "KEYTIDE_SYNC_POINT": f"load-committed:once={killed}:{SLICES * BATCHES * 9 // 10}",
     }
     with LocalCluster(tmp_path / "cluster", nodes=1, settings=settings) as cluster, World(cluster) as world:

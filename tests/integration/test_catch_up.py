@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pyt
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "4000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
     "KEYTIDE_COORDINATOR__NODE_TIMEOUT_MS": "5000",

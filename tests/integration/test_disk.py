@@ -29,7 +29,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_BUILD__DRIVER_DISK_FREE_BYTES": str(64 * MIB),
     "KEYTIDE_BUILD__NODE_DISK_FREE_BYTES": str(300 * MIB),
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "1000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "1",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
@@ -96,7 +96,7 @@ def cluster(disks: Disks) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def scene(cluster: LocalCluster) -> Iterator[Scene]:
-    with Scene(cluster, "disks", per_second=200) as scene:
+    with Scene(cluster, "disks", per_second=100) as scene:
         targets = scene.index("city_n", "tag")
         scene.ready(scene.build(targets), targets)
         yield scene

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
 }
 STATEMENT = "CREATE INDEX moves_city ON moves (city, n) WITH (slices=4, defer_build=true)"
 IDS = 400

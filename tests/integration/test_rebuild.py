@@ -28,7 +28,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "5000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "4000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
     "KEYTIDE_COORDINATOR__REBUILD_WAIT_S": "5",  # all slices of a node are LOST within it
@@ -184,7 +184,7 @@ def scene(world: World) -> Scene:
 def test_a_lost_folder_is_rebuilt_alone_whoever_dies_meanwhile(world: World, scene: Scene) -> None:
     """kill -9 of the Spark driver and of the coordinator in the middle of it."""
     key = (BY_CUSTOMER, 1)
-    with Writer(world.bootstrap, TOPIC, 3, _order, per_second=400) as writer:
+    with Writer(world.bootstrap, TOPIC, 3, _order, per_second=200) as writer:
         writer.write(25_000)
         _check_all(world)
         node, folder = scene.node_of(key), scene.folder(key)
@@ -215,7 +215,7 @@ def test_a_lost_folder_is_rebuilt_alone_whoever_dies_meanwhile(world: World, sce
 def test_a_damaged_file_is_noticed_and_its_slice_rebuilt_alone(world: World, scene: Scene) -> None:
     """One byte of every page is another, under a stopped node."""
     key = (BY_LINE, 2)
-    with Writer(world.bootstrap, TOPIC, 4, _order, per_second=400) as writer:
+    with Writer(world.bootstrap, TOPIC, 4, _order, per_second=200) as writer:
         writer.write(5_000)
         _check_all(world)
         node = scene.node_of(key)
@@ -235,7 +235,7 @@ def test_a_node_that_was_away_longer_than_its_queues_reach_is_rebuilt(world: Wor
     node = scene.node_of((BY_CUSTOMER, 0))
     lost = {key for key, one in scene.slices().items() if one["node"] == node}
     assert {name for name, _ in lost} == {BY_CUSTOMER, BY_LINE}
-    with Writer(world.bootstrap, TOPIC, 5, _order, per_second=400) as writer:
+    with Writer(world.bootstrap, TOPIC, 5, _order, per_second=200) as writer:
         writer.write(5_000)
         _check_all(world)
         scene.mark()

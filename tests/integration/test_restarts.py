@@ -20,7 +20,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "4000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "4000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
@@ -108,7 +108,7 @@ def test_each_process_killed_once_during_live_load(world: World) -> None:
 def test_each_process_killed_once_during_a_build(world: World) -> None:
     name = "build"
     names = _create(world, name)
-    with Writer(world.bootstrap, name, 2, _order, per_second=1_000) as writer:
+    with Writer(world.bootstrap, name, 2, _order, per_second=500) as writer:
         writer.write(60_000)
         build = world.build(*names)
         wait_for(lambda: world.build_state(build)["documents_done"] > 0, "the build reads")

@@ -29,7 +29,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "1000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "1",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def scene(cluster: LocalCluster) -> Iterator[Scene]:
-    with Scene(cluster, "stalls", per_second=200) as scene:
+    with Scene(cluster, "stalls", per_second=100) as scene:
         targets = scene.index("city_n", "tag")
         scene.ready(scene.build(targets), targets)
         yield scene
@@ -124,7 +124,7 @@ def test_all_messages_of_the_queues_come_again(scene: Scene, cluster: LocalClust
 
 
 def test_a_backfill_that_comes_again_while_it_goes_on(cluster: LocalCluster) -> None:
-    with Scene(cluster, "again", fill=8_000, per_second=200) as scene:
+    with Scene(cluster, "again", fill=8_000, per_second=100) as scene:
         (target,) = scene.index("by_id")
         build = scene.build([target])
         scene.run.admin("PATCH", f"/v1/builds/{build}", {"rate_limit": HELD})

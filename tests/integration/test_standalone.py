@@ -34,7 +34,7 @@ def world(spark: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory) ->
         "KEYTIDE_BUILD__DRIVER_MEMORY": "512m",
         "KEYTIDE_BUILD__BATCH_DOCUMENTS": "4000",
         "KEYTIDE_BUILD__SPARK_OPTIONS": '{"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}',
-        "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
+        "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     }
     with (
         LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, settings=settings) as cluster,

@@ -211,7 +211,7 @@ class Writer:
         topic: str,
         seed: int,
         change: Callable[[random.Random, int], tuple[str, Any]],
-        per_second: float = 2_000,
+        per_second: float = 500,
     ) -> None:
         self._topic, self._change, self._per_second = topic, change, per_second
         self._chance = random.Random(seed)
