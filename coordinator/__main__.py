@@ -18,6 +18,7 @@ from coordinator.service import Service
 from keytide.errors import KeytideError
 from keytide.http_security import check_exposure
 from keytide.listening import listen
+from keytide.program import no_arguments
 from keytide.settings import Settings, load_settings
 
 log = logging.getLogger("coordinator")
@@ -123,4 +124,5 @@ def _end_on_signals(server: uvicorn.Server) -> None:
 
 
 if __name__ == "__main__":
+    no_arguments("coordinator", __doc__)
     sys.exit(main())

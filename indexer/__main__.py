@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from indexer.service import Service
 from indexer.serving import exit_status
+from keytide.program import no_arguments
 from keytide.settings import load_settings
 
 
@@ -30,4 +31,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    no_arguments("indexer", __doc__)
     sys.exit(main())

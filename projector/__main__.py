@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException
 
 from keytide import metrics
 from keytide.errors import KeytideError
+from keytide.program import no_arguments
 from keytide.settings import load_settings
 from projector.service import Projector
 
@@ -53,4 +54,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    no_arguments("projector", __doc__)
     sys.exit(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -24,11 +24,13 @@ from keytide.tls import trusted
 
 DEFAULT_URL = "http://127.0.0.1:8091"
 AWAY_LIMIT_S = 60.0
-"""How long a coordinator may be away while a build is waited for."""
+"""How long a coordinator may be away while a build or job is waited for."""
+AWAY = "waiting for the coordinator"
 FOLLOW_S = 1.0
 """Between looks at the events."""
 EVENTS_AT_ONCE = 1_000
-FINISHED = frozenset({"READY", "FAILED", "CANCELLED"})
+FINISHED = frozenset({"READY", "DONE", "FAILED", "CANCELLED"})
+"""States of builds and jobs that are over."""
 
 
 def find_url(url: str | None, data_dir: Path) -> str:
@@ -181,6 +183,32 @@ class Admin:
             except RetryableError:  # a coordinator that is started again
                 lines = []
 
+    def states(self, path: str, away: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        """What a build or a job says, again and again; the last one is that it is over.
+
+        Args:
+            path: of the build or job.
+            away: is called while no coordinator answers, when one is started again, say.
+
+        Raises:
+            RetryableError: the coordinator has not answered for a while.
+        """
+        heard = time.monotonic()
+        while True:
+            try:
+                state: dict[str, Any] = self.call("GET", path)
+            except RetryableError:
+                if time.monotonic() > heard + AWAY_LIMIT_S:
+                    raise
+                away()
+                time.sleep(0.5)
+                continue
+            heard = time.monotonic()
+            yield state
+            if state["state"] in FINISHED:
+                return
+            time.sleep(0.2)
+
     def wait_for_build(self, build: str, quiet: bool = False) -> dict[str, Any]:
         """Follow a build with a progress bar until it is over; its last state. Ctrl-C leaves the build
         alone, and says how to watch it again.
@@ -189,19 +217,10 @@ class Admin:
             CallerError: it failed or was cancelled.
             RetryableError: the coordinator has not answered for a while.
         """
-        heard = time.monotonic()
+        state: dict[str, Any] = {}
         with left_running(build, quiet), progress(quiet, counts=False) as bar:
             task = bar.add_task(f"build {build}", total=None, rate="")
-            while True:
-                try:
-                    state: dict[str, Any] = self.call("GET", f"/v1/builds/{build}")
-                except RetryableError:  # a coordinator that is started again; the build goes on
-                    if time.monotonic() > heard + AWAY_LIMIT_S:
-                        raise
-                    bar.update(task, rate="waiting for the coordinator")
-                    time.sleep(0.5)
-                    continue
-                heard = time.monotonic()
+            for state in self.states(f"/v1/builds/{build}", lambda: bar.update(task, rate=AWAY)):
                 bar.update(
                     task,
                     description=f"{', '.join(state['indexes'])} {state['state']}",
@@ -209,9 +228,6 @@ class Admin:
                     total=100 if state.get("percent") else None,
                     rate=escape(build_words(state)),
                 )
-                if state["state"] in FINISHED:
-                    break
-                time.sleep(0.2)
         if state["state"] != "READY":
             raise CallerError(
                 f"build {build} is {state['state']}: {state.get('error') or 'no reason given'}",

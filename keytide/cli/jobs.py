@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
 
 from keytide.cli import looks
-from keytide.cli.admin import AWAY_LIMIT_S, Admin, find_url
+from keytide.cli.admin import AWAY, Admin, find_url
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, progress, table
-from keytide.errors import CallerError, RetryableError
+from keytide.errors import CallerError
 
 JOB_COLUMNS = ("id", "kind", "indexes", "state", "percent", "documents_done", "counts", "seconds", "error")
 DIFFERENCE_COLUMNS = ("kind", "index", "id", "expected", "found", "version", "reason")
-FINISHED = frozenset({"DONE", "FAILED", "CANCELLED"})
 SHOWN = 50
 """Differences that a report shows to people unless they ask for more."""
 DIFFERS = 4
@@ -83,19 +81,10 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
         CallerError: it failed or was cancelled.
         RetryableError: the coordinator has not answered for a while.
     """
-    heard = time.monotonic()
+    state: dict[str, Any] = {}
     with progress(quiet) as bar:
         task = bar.add_task(f"job {job}", total=None, rate="")
-        while True:
-            try:
-                state: dict[str, Any] = admin.call("GET", f"/v1/jobs/{job}")
-            except RetryableError:  # a coordinator that is started again; the job begins again then
-                if time.monotonic() > heard + AWAY_LIMIT_S:
-                    raise
-                bar.update(task, rate="waiting for the coordinator")
-                time.sleep(0.5)
-                continue
-            heard = time.monotonic()
+        for state in admin.states(f"/v1/jobs/{job}", lambda: bar.update(task, rate=AWAY)):
             doing = state.get("waiting_for") or state.get("detail") or ""
             bar.update(
                 task,
@@ -104,9 +93,6 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
                 total=state.get("documents_total") or None,
                 rate=doing,
             )
-            if state["state"] in FINISHED:
-                break
-            time.sleep(0.2)
     if state["state"] != "DONE":
         raise CallerError(
             f"job {job} is {state['state']}: {state.get('error') or 'no reason given'}",

@@ -132,7 +132,7 @@ def test_the_exit_status_of_a_verification_that_is_waited_for(
             if waiting:
                 finish(scene, waiting[0].id, counts, [])
 
-        monkeypatch.setattr("keytide.cli.jobs.time.sleep", sleep)
+        monkeypatch.setattr("keytide.cli.admin.time.sleep", sleep)
         arguments = ("index", "verify", "by_destination", "--wait", "--url", address)
         shown = run_json(*arguments, status=status)
         assert shown["counts"] == counts
