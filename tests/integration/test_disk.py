@@ -7,6 +7,7 @@ are skipped, and say so.
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -59,11 +60,14 @@ class SmallDisk:
     @contextmanager
     def full(self, left: int) -> Iterator[None]:
         """While the block runs, only so many bytes are free."""
-        with self._ballast.open("wb") as file:
-            while (more := shutil.disk_usage(self.folder).free - left) > 0:
-                file.write(bytes(min(more, MIB)))
-                file.flush()
         try:
+            with self._ballast.open("wb", buffering=0) as file:
+                try:
+                    while (more := shutil.disk_usage(self.folder).free - left) > 0:
+                        file.write(bytes(min(more, MIB)))
+                except OSError as error:  # others write there, too, and took what was left
+                    if error.errno != errno.ENOSPC:
+                        raise
             yield
         finally:
             self._ballast.unlink()
