@@ -115,7 +115,7 @@ def test_13_pause_and_rate_take_effect_within_seconds(world: World) -> None:
 
         world.cluster.kill("coordinator")
         world.cluster.restart("coordinator")
-        wait_for(lambda: all(node["live"] for node in world.admin.call("GET", "/v1/nodes")), "nodes live")
+        world.wait_live()
         state = world.build_state(build)
         assert (state["state"], state["paused_by"]) == ("PAUSED", "operator"), "a restart ends no pause"
         assert not world.spark()
