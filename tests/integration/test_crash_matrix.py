@@ -122,12 +122,16 @@ class Strike:
         return self._struck.exists()
 
     def arm(self) -> None:
-        """Start the part again, armed."""
+        """Start the part again, armed, and wait until nodes are known to live: slices are to lie on them."""
         self._scene.run.note(f"arming {self._part} with {self._armed}")
         self._cluster.arm(self._part, self._armed)
         child = self._cluster.services[self._part]
         child.terminate()
         child.start()
+        wait_for(lambda: self.struck or self._live(), "all nodes live", 90)
+
+    def _live(self) -> bool:
+        return all(node["live"] for node in self._scene.run.admin("GET", "/v1/nodes"))
 
     def recover(self) -> None:
         """After the strike: the part is started again if it died; what is only below it comes by itself."""
