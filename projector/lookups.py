@@ -142,7 +142,10 @@ class LookUps:
             log.error("%s is not read: %s", key, event.reason)
         else:
             words = "%s taken over at %s, version %d, incarnation %d%s"
-            cut = ", where a rollback has cut" if begin.cut else ""
+            cut = ""
+            if begin.cut:
+                cut = ", where a rollback has cut"
+                self._rolled_back.add(key)  # also by one that did not have it when it was rolled back
             log.info(words, key, event.offset, event.version, event.incarnation, cut)
         self._handle(event)
 
