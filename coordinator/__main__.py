@@ -97,10 +97,9 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     service.give_up()
     if not service.leads:
         leading.join(END_LIMIT_S)
-    if leading.is_alive() and not service.leads:
-        return 0
-    leading.join()
-    service.stop()
+    if service.leads or not leading.is_alive():
+        leading.join()
+        service.stop()
     if not failures:
         return 0
     if isinstance(failures[0], FencedError):
