@@ -17,11 +17,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.jars import cache_folder, spark_jars
+from deploy.jars import cache_folder, pyspark_jars, spark_jars
 from deploy.java import Java, JavaError, find_java
 from keytide.errors import KeytideError, RetryableError
 from keytide.parent_death import die_with_parent
@@ -44,16 +43,15 @@ class ArchiveError(RetryableError):
 
 def archive_file(java: Java) -> Path:
     """Where the archive for this Java and this pyspark is, made or not."""
-    of = f"{java.path} {java.version} {pyspark_jars()}"
+    of = f"{java.path} {java.version} {_installation()}"
     return cache_folder() / "classes" / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
 
 
-def pyspark_jars() -> str:
+def _installation() -> str:
     """The jars of pyspark, as far as it matters to a JVM: where they are, and the newest one's time."""
-    spec = find_spec("pyspark")
-    folders = [Path(place, "jars") for place in (spec.submodule_search_locations or [])] if spec else []
-    times = [jar.stat().st_mtime_ns for folder in folders for jar in folder.glob("*.jar")]
-    return f"{folders} {max(times, default=0)}"
+    jars = pyspark_jars()
+    folders = sorted({str(jar.parent) for jar in jars})
+    return f"{folders} {max((jar.stat().st_mtime_ns for jar in jars), default=0)}"
 
 
 def made_archive() -> Path | None:

@@ -138,7 +138,7 @@ class LocalCluster:
                 child.start()
             for name in self.services:
                 self.wait_ready(name)
-            self._wait_for_nodes()
+            self.services["coordinator"].wait_until(self.nodes_live, READY_LIMIT_S, "heard all nodes")
         except BaseException:
             self.stop()
             raise
@@ -193,19 +193,15 @@ class LocalCluster:
         else:
             child.wait_until(lambda: _answers(port), limit, f"answered on port {port}")
 
-    def _wait_for_nodes(self) -> None:
-        """Wait until the coordinator knows that all nodes live: before that it places no index."""
-        admin = Admin(self.coordinator_url, reading_token(load_settings().security))
+    def nodes_live(self) -> bool:
+        """Whether the coordinator knows that all nodes live: before that it places no index on them."""
         wanted = {name for name in self.services if name.startswith("node-")}
-
-        def live() -> bool:
+        with Admin(self.coordinator_url, reading_token(load_settings().security)) as admin:
             try:
                 nodes = admin.call("GET", "/v1/nodes")
             except KeytideError as error:
                 return error.status in (401, 403)  # not for us to see
-            return wanted <= {node["id"] for node in nodes if node["live"]}
-
-        self.services["coordinator"].wait_until(live, READY_LIMIT_S, "heard all nodes")
+        return wanted <= {node["id"] for node in nodes if node["live"]}
 
     def _choose_ports(self) -> None:
         """The ports of the last start where they are free, else wanted or free ones."""

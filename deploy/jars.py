@@ -243,11 +243,16 @@ def _show(progress: Progress, task: TaskID, line: str) -> None:
         progress.update(task, total=state.fields.get("found"), advance=1, description=f"Java parts: {name}")
 
 
-def _ivy_jar() -> Path:
-    """The Ivy jar inside the pyspark package."""
+def pyspark_jars(pattern: str = "*.jar") -> list[Path]:
+    """The jars inside the pyspark package."""
     spec = find_spec("pyspark")
     places = list(spec.submodule_search_locations or []) if spec else []
-    jars = [jar for place in places for jar in Path(place, "jars").glob("ivy-*.jar")]
+    return [jar for place in places for jar in Path(place, "jars").glob(pattern)]
+
+
+def _ivy_jar() -> Path:
+    """The Ivy jar inside the pyspark package."""
+    jars = pyspark_jars("ivy-*.jar")
     if not jars:
         raise ConfigurationError(
             "The pyspark package has no Ivy jar.", next_step="Install again: make clean setup"

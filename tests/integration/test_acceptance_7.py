@@ -245,7 +245,7 @@ def held_at(scene: Scene, part: str, point: str, count: int) -> Iterator[None]:
         child.terminate()
         child.start()
         cluster.wait_ready(part)
-        scene.world.wait_live()
+        wait_for(cluster.nodes_live, "nodes live")
         scene.prepare()
         scene.begin()
         held = release.with_name("go.held")

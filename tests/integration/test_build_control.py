@@ -115,7 +115,7 @@ def test_13_pause_and_rate_take_effect_within_seconds(world: World) -> None:
 
         world.cluster.kill("coordinator")
         world.cluster.restart("coordinator")
-        world.wait_live()
+        wait_for(world.cluster.nodes_live, "nodes live")
         state = world.build_state(build)
         assert (state["state"], state["paused_by"]) == ("PAUSED", "operator"), "a restart ends no pause"
         assert not world.spark()

@@ -128,10 +128,7 @@ class Strike:
         child = self._cluster.services[self._part]
         child.terminate()
         child.start()
-        wait_for(lambda: self.struck or self._live(), "all nodes live", 90)
-
-    def _live(self) -> bool:
-        return all(node["live"] for node in self._scene.run.admin("GET", "/v1/nodes"))
+        wait_for(lambda: self.struck or self._cluster.nodes_live(), "all nodes live", 90)
 
     def recover(self) -> None:
         """After the strike: the part is started again if it died; what is only below it comes by itself."""

@@ -116,14 +116,6 @@ class World:
         )
         return state
 
-    def wait_live(self) -> None:
-        """Wait until the coordinator knows that every node lives: until then it gives one no slices."""
-
-        def live() -> bool:
-            return all(node["live"] for node in self.admin.call("GET", "/v1/nodes"))
-
-        wait_for(live, "all nodes live")
-
     def _running(self) -> list[int]:
         """The nodes whose processes run, by their places in `node_urls`."""
         services = self.cluster.services

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import archive
+from deploy import archive, jars
 from deploy.java import Java, JavaError
 from streaming.spark import ARCHIVE_VARIABLE, sharing
 
@@ -22,7 +22,7 @@ def test_each_java_and_each_pyspark_has_its_own(monkeypatch: pytest.MonkeyPatch,
     assert first == archive.archive_file(JAVA)
     assert first.parent == tmp_path / "classes"
     assert archive.archive_file(replace(JAVA, version="21.0.1")) != first
-    monkeypatch.setattr(archive, "pyspark_jars", lambda: "others")
+    monkeypatch.setattr(archive, "pyspark_jars", list)
     assert archive.archive_file(JAVA) != first
 
 
@@ -32,10 +32,10 @@ def test_pysparks_jars_are_told_apart_by_their_times(monkeypatch: pytest.MonkeyP
     jar = tmp_path / "jars" / "a.jar"
     jar.touch()
     spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})()
-    monkeypatch.setattr(archive, "find_spec", lambda _: spec)
-    before = archive.pyspark_jars()
+    monkeypatch.setattr(jars, "find_spec", lambda _: spec)
+    before = archive.archive_file(JAVA)
     os.utime(jar, (1, 1))
-    assert archive.pyspark_jars() != before
+    assert archive.archive_file(JAVA) != before
 
 
 def test_one_that_was_not_made_is_no_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
