@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from indexer.store import lmdb_store as lmdb_store_module
 from indexer.store.fold import FoldJob, FoldOutcome, run_fold
 from indexer.store.fold_worker import FoldTicket, FoldWorker
 from indexer.store.interface import Applied, Counts
@@ -82,6 +83,20 @@ def test_a_fold_is_due_by_entries(tmp_path: Path, folds: FoldWorker) -> None:
     assert not store.fold_due(0)
     store.apply(segments(documents(9, 1)), state(2, p0=10))
     assert store.fold_due(0)
+    store.close()
+
+
+@pytest.mark.parametrize(("every_s", "checked"), [(None, 0), (0, 3), (3_600, 1)])
+def test_mirror_is_checked_as_often_as_is_set(
+    tmp_path: Path, folds: FoldWorker, every_s: float | None, checked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first commit after an opening in any case, unless never."""
+    looks: list[object] = []
+    monkeypatch.setattr(lmdb_store_module, "check_mirror", looks.append)
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, check_mirror_s=every_s))
+    for number in range(3):
+        store.apply(segments(documents(number, 1)), state(number + 1, p0=number + 1))
+    assert len(looks) == checked
     store.close()
 
 
