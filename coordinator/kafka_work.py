@@ -21,6 +21,7 @@ from keytide.kafka import (
     list_offsets,
     topic_config,
 )
+from keytide.kafka_admin import SETTLING_S
 from keytide.kafka_history import log_history
 from keytide.settings import Settings
 from keytide.timestamp import Place, Timestamp
@@ -109,6 +110,14 @@ class KafkaWork:
         """
         numbers = range(partitions)
         return list_offsets(self._client, topic, numbers, read_committed=False, timeout=self._timeout)
+
+    def sample_settled(self, keyspace: str) -> SourceFacts:
+        """`sample`; but that there is no such topic is believed only after SETTLING_S: the broker that is
+        asked may not know yet of a topic that was made a moment ago."""
+        settled = time.monotonic() + SETTLING_S
+        while not (facts := self.sample(keyspace)).exists and time.monotonic() < settled:
+            time.sleep(0.05)
+        return facts
 
     def sample(self, keyspace: str) -> SourceFacts:
         """What Kafka says of a source topic now; with `topic_id` "" when there is none.

@@ -254,12 +254,12 @@ class Service:
         return future
 
     def sample(self, keyspace: str) -> SourceFacts:
-        """Facts about a topic, now; blocks.
+        """Facts about a topic, now, also of one made a moment ago; blocks.
 
         Raises:
             KafkaUnavailableError: Kafka is away.
         """
-        return self._sources.sample(keyspace)
+        return self._sources.sample_settled(keyspace)
 
     def with_epochs(self, origin: TableOrigin, keyspace: str) -> TableOrigin:
         """`KafkaWork.with_epochs`; blocks."""

@@ -233,8 +233,10 @@ def test_18_an_id_that_two_partitioners_send_to_two_partitions_is_shown(world: W
         assert world.check_at_end("mixed_city", topic, _by_city) > 0
         writer.write(300)
         assert world.check_at_end("mixed_city", topic, _by_city) > 0
-    shown = world.admin.call("GET", "/v1/indexes/mixed_city")
-    assert shown["foreign_partition_ids"] > 0
+    wait_for(
+        lambda: world.admin.call("GET", "/v1/indexes/mixed_city")["foreign_partition_ids"] > 0,
+        "heartbeats count them",
+    )
     assert len({p for found in places.values() for p in found}) > 1
     findings = doctor.examine(world.bootstrap, world.cluster.data_dir)  # what `keytide doctor` says
     (told,) = [one for one in findings if one.check == f"partitioners of {topic}"]
