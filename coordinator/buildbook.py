@@ -183,7 +183,10 @@ class BuildBook:
 
     def run(self, id_: str) -> Run:
         """What is known of a build beside its record."""
-        return self._runs.setdefault(id_, Run())
+        run = self._runs.get(id_)
+        if run is None:
+            run = self._runs[id_] = Run()
+        return run
 
     def indexes(self, record: BuildRecord) -> list[IndexRecord]:
         """The records of its indexes; one that has been dropped meanwhile is left out."""

@@ -49,7 +49,7 @@ from coordinator.phases import Phases
 from coordinator.sampling import Sampling
 from coordinator.starting import Starting
 from keytide.catalog import BuildRecord, IndexRecord, TableOrigin
-from keytide.messages import Activated, BuildProgress, BuildSampled
+from keytide.messages import Activated, BuildProgress, BuildSampled, Message
 from keytide.timestamp import Timestamp
 
 UNDER_WAY: Final = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
@@ -253,17 +253,12 @@ class Builds:
         Args:
             live_nodes: ids of the live indexer nodes, sorted.
         """
-        if isinstance(event, Reported):
-            self._backfilling.heard(event.now)
         match event:
+            case Reported(message, now):
+                self._backfilling.heard(now)
+                return self._reported(message, now)
             case Tick(now):
                 return self._tick(live_nodes, now)
-            case Reported(Activated() as message, _):
-                return self._backfilling.activated(message)
-            case Reported(BuildProgress() as message, now):
-                return self._backfilling.progress(message, now)
-            case Reported(BuildSampled() as message, _):
-                return self._sampling.found(message)
             case BuildPrepared():
                 return self._starting.prepared(event)
             case PrepareFailed():
@@ -287,6 +282,17 @@ class Builds:
                 return self._backfilling.driver_exited(event)
             case CommonSnapshot():
                 return self._finishing.common(event)
+            case _:
+                return []
+
+    def _reported(self, message: Message, now: int) -> list[Instruction]:
+        match message:
+            case Activated():
+                return self._backfilling.activated(message)
+            case BuildProgress():
+                return self._backfilling.progress(message, now)
+            case BuildSampled():
+                return self._sampling.found(message)
             case _:
                 return []
 

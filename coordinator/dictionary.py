@@ -56,12 +56,12 @@ class Dictionary:
         """Change or add a record."""
         key = record_key(record)
         if self.catalog.records.get(key) != record:
-            self.catalog.records[key] = record
+            self.catalog.put(key, record)
             self._pending[key] = record
 
     def delete(self, key: str) -> None:
         """Remove a record."""
-        if self.catalog.records.pop(key, None) is not None:
+        if self.catalog.remove(key):
             self._pending[key] = None
 
     def drain(self) -> Write | None:

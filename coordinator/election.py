@@ -163,6 +163,6 @@ def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple
         records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now))
     writer.write([(record_key(record), record) for record in records])
     for record in records:
-        catalog.records[record_key(record)] = record
+        catalog.put(record_key(record), record)
     catalog.offset += len(records) + 1  # and the transaction's marker
     return catalog.term, catalog

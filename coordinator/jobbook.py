@@ -189,7 +189,10 @@ class JobBook:
 
     def run(self, id_: str) -> Run:
         """What is known of a job beside its record."""
-        return self._runs.setdefault(id_, Run())
+        run = self._runs.get(id_)
+        if run is None:
+            run = self._runs[id_] = Run()
+        return run
 
     def put(self, record: JobRecord) -> None:
         """Write a newer state."""

@@ -39,7 +39,7 @@ from coordinator.stream import Limits, Stream
 from coordinator.trimming import Trimmer
 from keytide.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
-from keytide.messages import QUEUE_UNAVAILABLE, NodeHeartbeat, Progress
+from keytide.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,8 @@ class Leader:
                 self._hold_until_looked()
                 out += [*self.builds.recover(), *self.jobs.recover(), *self._cleaner.recover()]
                 return self._settle(out, event.now)
-            case Reported(NodeHeartbeat() as message, now):
-                self._remember_node(message, now)
-                out += self.builds.book.unique.heard(message)
-            case Reported(Progress() as message, now):
-                out += self._give_up_suspended(message, now)
+            case Reported(message, now):
+                out += self._heard(message, now)
             case SourceSampled(facts, _, _):
                 out += self._source_changed(facts)
                 out += self._check_lateness(facts)
@@ -144,6 +141,16 @@ class Leader:
                 pending = self.core.catalog_changed(self.dictionary.catalog, now)
             result += following
         return result
+
+    def _heard(self, message: Message, now: int) -> list[Instruction]:
+        match message:
+            case NodeHeartbeat():
+                self._remember_node(message, now)
+                return [*self.builds.book.unique.heard(message)]
+            case Progress():
+                return self._give_up_suspended(message, now)
+            case _:
+                return []
 
     def _remember_node(self, message: NodeHeartbeat, now: int) -> None:
         known = self.dictionary.catalog.records.get(f"node/{message.node}")

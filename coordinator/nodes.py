@@ -49,6 +49,7 @@ class Nodes:
         self._timeout_ms = timeout_ms
         self.by_id: dict[str, Node] = {}
         self.lost: frozenset[tuple[str, int]] = frozenset()
+        self._live: list[str] = []
         self._live_slices: dict[tuple[str, str, int], int] = {}
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
@@ -68,7 +69,7 @@ class Nodes:
             )
         notes += _stopped_slices(node, message)
         self.by_id[message.node] = Node(message, now, live=True)
-        self._index_slices()
+        self._changed()
         return restarted, notes
 
     def tick(self, now: int) -> list[Instruction]:
@@ -86,19 +87,20 @@ class Nodes:
                     )
                 )
         if notes:
-            self._index_slices()
+            self._changed()
         return notes
 
     def live(self) -> list[str]:
         """Ids of live nodes, sorted."""
-        return sorted(name for name, node in self.by_id.items() if node.live)
+        return list(self._live)
 
     def slice_serves(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
         """Whether a replica takes part in pacing: on a live node, reading its queue, with a snapshot, rolled
         back as far as the keyspace is."""
         return self._live_slices.get((node, index, slice_number), -1) == incarnation
 
-    def _index_slices(self) -> None:
+    def _changed(self) -> None:
+        self._live = sorted(name for name, node in self.by_id.items() if node.live)
         self._live_slices = {
             (name, status.index, status.slice): status.incarnation
             for name, node in self.by_id.items()

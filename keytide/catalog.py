@@ -1,341 +1,115 @@
 """The system dictionary: what the compacted `metadata` topic says, as typed records.
 
-One record per thing, keyed `<kind>/<name>`, JSON so that an operator can read it with Kafka's own tools. The
-coordinator's leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply` one
-record at a time) and asks it.
+The coordinator's leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply`
+one record at a time) and asks it. The records (`keytide.records`) can be imported from here too.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
-import msgspec
+from keytide.records import (
+    BuildRecord,
+    BuildState,
+    ClusterRecord,
+    IndexRecord,
+    IndexState,
+    JobKind,
+    JobRecord,
+    JobState,
+    KeyspaceRecord,
+    NodeRecord,
+    PausedBy,
+    Record,
+    RollbackRecord,
+    TermRecord,
+    decode_record,
+    encode_record,
+    record_key,
+)
+from keytide.table_origin import TableOrigin
 
-from keytide.definition import IndexDefinition
-from keytide.table_origin import TableOrigin as TableOrigin
-from keytide.timestamp import Place, Timestamp
+__all__ = [
+    "EMITTING",
+    "BuildRecord",
+    "BuildState",
+    "Catalog",
+    "ClusterRecord",
+    "IndexRecord",
+    "IndexState",
+    "JobKind",
+    "JobRecord",
+    "JobState",
+    "KeyspaceRecord",
+    "NodeRecord",
+    "PausedBy",
+    "Record",
+    "RollbackRecord",
+    "TableOrigin",
+    "TermRecord",
+    "decode_record",
+    "encode_record",
+    "record_key",
+]
 
-IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
-BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
-PausedBy = Literal["", "operator", "system"]
-JobKind = Literal["verify", "repair"]
-JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
+RecordT = TypeVar("RecordT", bound=Record)
 
 EMITTING: frozenset[str] = frozenset({"BUILDING", "PAUSED", "READY"})
 """States of an index for which projectors emit."""
-
-
-class ClusterRecord(msgspec.Struct, frozen=True):
-    """Key `cluster`. Written once, by the first leader."""
-
-    id: str
-    secret: str
-    """Hex; signs page and session tokens, so that they are useless on another cluster."""
-    created_at: int
-
-
-class TermRecord(msgspec.Struct, frozen=True):
-    """Key `term`. A claim is written in a transaction that fences the previous leader."""
-
-    term: int
-    holder: str
-    claimed_at: int
-
-
-class KeyspaceRecord(msgspec.Struct, frozen=True):
-    """Key `keyspace/<name>`."""
-
-    name: str
-    topic_id: str
-    partitions: int
-    version: int
-    """Newest catalog version: projectors activate it on each of their partitions (R13)."""
-    incarnation: int = 0
-
-
-class IndexRecord(msgspec.Struct, frozen=True):
-    """Key `index/<id>`; a null value once it is dropped.
-
-    Attributes:
-        version: catalog version from which projectors emit for it; 0 before its first BUILD.
-        placement: for each slice, the ids of the nodes that hold it (the first is asked first).
-        build: the build that is under way or was the last.
-        slice_builds: slice -> the build that fills or filled it, where that is another one than `build`: the
-            slice was rebuilt alone.
-        splits: of a RANGE index, from the version on (`keytide.partitioning`): encoded values, ascending, one
-            less than slices.
-        verified_at: when its last verification ended, milliseconds; 0 when there was none.
-        verification: id of the job that it was; "" for none.
-    """
-
-    id: str
-    definition: IndexDefinition
-    state: IndexState
-    version: int
-    placement: list[list[str]]
-    build: str | None
-    created_at: int
-    reason: str = ""
-    slice_builds: dict[int, str] = {}
-    splits: tuple[bytes, ...] = ()
-    verified_at: int = 0
-    verification: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.definition.name
-
-    @property
-    def keyspace(self) -> str:
-        return self.definition.keyspace
-
-    @property
-    def slices(self) -> int:
-        return self.definition.slices
-
-    def build_of(self, slice_number: int) -> str:
-        """The build that a slice's data comes from, "" before the first."""
-        return self.slice_builds.get(slice_number, self.build or "")
-
-
-class BuildRecord(msgspec.Struct, frozen=True):
-    """Key `build/<id>`: what must survive a restart of the coordinator.
-
-    Attributes:
-        load_timestamp: the end (high watermark) of the source at BUILD (R24).
-        low_watermark: first offsets in the mutation queues; partitions appear as they are activated (R13).
-        backfill_timestamp: how far finished micro-batches have come.
-        final_timestamp: the source's end sampled after the final micro-batch was read (R25); None until then.
-        ended: the coordinator has decided the end and `BuildEnd` is (being) sent (R23).
-        earliest: from where the source could be read.
-        slices: index id -> the slices that it fills, for a *rebuild*: single slices of READY indexes whose
-            data was lost, while the others serve. Empty for a build of whole indexes.
-        queue_positions: index id -> slice -> where in its mutation queue a rebuilt slice goes on. Every
-            offset at or past the load timestamp is in the queue from there on, for the queue's end was taken
-            before the source's.
-        incarnation: of the keyspace, when the build began.
-        attempt: how often the same has been begun before, because the source was rolled back, a slice lost
-            what it had got, or a rebuild failed.
-        verify: its indexes are READY only when they were verified.
-        phase: `waiting-for-transactions`, `sampling`, `reading`, `sorting`, `loading`, `catching-up` or
-            `verifying`; "" before the first and after the last.
-        paused: why it pauses, in words; "" when it does not. With state QUEUED: it is not to start.
-        paused_by: who may end the pause: the operator, or the system when the reason is gone.
-        bytes_done, bytes_total: of the source's records (keys and values); the total is estimated from what
-            was read, 0 while nothing was.
-        verification: id of the job that verifies, or verified, it; "" for none.
-        origin: the table that its initial state comes from; None: the log's beginning.
-        table_documents: rows of it, as far as they are read; in `documents_done` and `documents_total`.
-    """
-
-    id: str
-    keyspace: str
-    indexes: list[str]
-    state: BuildState
-    load_timestamp: Timestamp
-    started_at: int
-    low_watermark: dict[int, int] = {}
-    backfill_timestamp: Timestamp = Timestamp()
-    final_timestamp: Timestamp | None = None
-    earliest: Timestamp = Timestamp()
-    batches: int = 0
-    ended: bool = False
-    documents_done: int = 0
-    documents_total: int = 0
-    first_read_at: int = 0
-    finished_at: int = 0
-    rate_limit: int = 0
-    """Documents per second; 0 is no limit."""
-    error: str = ""
-    slices: dict[str, list[int]] = {}
-    queue_positions: dict[str, dict[int, int]] = {}
-    incarnation: int = 0
-    attempt: int = 0
-    verify: bool = True
-    phase: str = ""
-    paused: str = ""
-    paused_by: PausedBy = ""
-    bytes_done: int = 0
-    bytes_total: int = 0
-    verification: str = ""
-    origin: TableOrigin | None = None
-    table_documents: int = 0
-
-    @property
-    def rebuild(self) -> bool:
-        """Whether it fills single slices of READY indexes."""
-        return bool(self.slices)
-
-    def slices_of(self, index: IndexRecord) -> list[int]:
-        """The slices of one of its indexes that it fills, ascending."""
-        return self.slices.get(index.id, []) if self.slices else list(range(index.slices))
-
-
-class JobRecord(msgspec.Struct, frozen=True):
-    """Key `job/<id>`: work over whole indexes by a Spark driver of its own, other than builds. It has no
-    checkpoint: after the death of its driver it begins again.
-
-    Attributes:
-        indexes: index ids, of one keyspace.
-        build: the build that is READY only when this verification found nothing; "" for none.
-        snapshot: number of the snapshot that is (or was) compared with the source; -1 before it is chosen.
-        incarnation: of the keyspace, when the job was asked for.
-        dry_run: a repair that only lists what it would do.
-        documents, documents_total: records read of the source.
-        counts: class of difference -> how many were found.
-        attempts: how often its driver was started, not counting waits for something in its way.
-        detail: what it does now, in words; or what it did.
-    """
-
-    id: str
-    kind: JobKind
-    keyspace: str
-    indexes: list[str]
-    state: JobState
-    created_at: int
-    build: str = ""
-    snapshot: int = -1
-    incarnation: int = 0
-    dry_run: bool = False
-    percent: float = 0.0
-    documents: int = 0
-    documents_total: int = 0
-    counts: dict[str, int] = {}
-    attempts: int = 0
-    detail: str = ""
-    error: str = ""
-    started_at: int = 0
-    finished_at: int = 0
-
-    @property
-    def index(self) -> str:
-        """Index id of a job of one index."""
-        return self.indexes[0] if self.indexes else ""
-
-
-class RollbackRecord(msgspec.Struct, frozen=True):
-    """Key `rollback/<keyspace>/<incarnation>`, for ever (R31): the source lost acknowledged offsets, and
-    everything goes back to the newest snapshot before the loss.
-
-    What was done under an older incarnation holds below `timestamp` only, in every partition; projectors go
-    on from there. Of older incarnations, snapshot numbers up to `number` hold and later ones are void.
-
-    Attributes:
-        incarnation: the one that begins with this record.
-        number: the newest snapshot before the loss; -1 when there is none.
-        timestamp: of that snapshot; the zero timestamp when there is none (a topic made anew: its indexes
-            begin from nothing).
-        topic_id: of the topic from now on.
-        cause: `truncated` (acknowledged offsets are gone) or `recreated` (another topic of the same name).
-        lost: partition -> where the histories part, with the leader epoch of the new one: an offset past it
-            under a smaller epoch lies on the lost branch. Empty when that is not known.
-        detail: shown to people.
-    """
-
-    keyspace: str
-    incarnation: int
-    number: int
-    timestamp: Timestamp
-    topic_id: str
-    cause: Literal["truncated", "recreated"]
-    at: int
-    lost: dict[int, Place] = {}
-    detail: str = ""
-
-
-class NodeRecord(msgspec.Struct, frozen=True):
-    """Key `node/<id>`."""
-
-    id: str
-    url: str
-    first_seen: int
-
-
-Record = (
-    ClusterRecord
-    | TermRecord
-    | KeyspaceRecord
-    | IndexRecord
-    | BuildRecord
-    | JobRecord
-    | RollbackRecord
-    | NodeRecord
-)
-RecordT = TypeVar("RecordT", bound=Record)
-
-_KINDS: dict[str, type[Record]] = {
-    "cluster": ClusterRecord,
-    "term": TermRecord,
-    "keyspace": KeyspaceRecord,
-    "index": IndexRecord,
-    "build": BuildRecord,
-    "job": JobRecord,
-    "rollback": RollbackRecord,
-    "node": NodeRecord,
-}
-
-
-def record_key(record: Record) -> str:
-    """The metadata key that `record` is written under."""
-    match record:
-        case ClusterRecord():
-            return "cluster"
-        case TermRecord():
-            return "term"
-        case KeyspaceRecord(name=name):
-            return f"keyspace/{name}"
-        case IndexRecord(id=id_):
-            return f"index/{id_}"
-        case BuildRecord(id=id_):
-            return f"build/{id_}"
-        case JobRecord(id=id_):
-            return f"job/{id_}"
-        case RollbackRecord(keyspace=keyspace, incarnation=incarnation):
-            return f"rollback/{keyspace}/{incarnation}"
-        case NodeRecord(id=id_):
-            return f"node/{id_}"
-
-
-def encode_record(record: Record) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def decode_record(key: str, value: bytes) -> Record:
-    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` for one this
-    release does not know."""
-    return msgspec.json.decode(value, type=_KINDS[key.split("/", 1)[0]])
 
 
 class Catalog:
     """All records by key, as of `offset` (the next metadata offset to read)."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Record] = {}
+        self._records: dict[str, Record] = {}
+        self._listed: dict[type[object], Sequence[Record]] = {}
+        """Of each kind that was asked for since it changed: its records in key order."""
         self.offset = 0
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        return self._records
+
+    def put(self, key: str, record: Record) -> None:
+        """Change or add a record."""
+        self._records[key] = record
+        self._listed.pop(type(record), None)
+
+    def remove(self, key: str) -> bool:
+        """Forget a record; whether there was one."""
+        record = self._records.pop(key, None)
+        self._listed.pop(type(record), None)
+        return record is not None
 
     def apply(self, key: str, value: bytes | None, offset: int) -> Record | None:
         """Fold one metadata message in. Returns the new record, or None for a deletion."""
         self.offset = offset + 1
         if value is None:
-            self.records.pop(key, None)
+            self.remove(key)
             return None
         record = decode_record(key, value)
-        self.records[key] = record
+        self.put(key, record)
         return record
 
     def copy(self) -> Catalog:
         """A shallow copy for readers in other threads: records are immutable."""
         other = Catalog()
-        other.records = dict(self.records)
+        other._records, other._listed = dict(self._records), dict(self._listed)
         other.offset = self.offset
         return other
 
     def _all(self, kind: type[RecordT]) -> list[RecordT]:
-        found = {key: record for key, record in self.records.items() if isinstance(record, kind)}
-        return [found[key] for key in sorted(found)]
+        listed = self._listed.get(kind)
+        if listed is None:
+            records = self._records
+            listed = [records[key] for key in sorted(records) if isinstance(records[key], kind)]
+            self._listed[kind] = listed
+        return list(cast("Sequence[RecordT]", listed))
 
     def _one(self, key: str, kind: type[RecordT]) -> RecordT | None:
-        record = self.records.get(key)
+        record = self._records.get(key)
         return record if isinstance(record, kind) else None
 
     @property
@@ -357,9 +131,8 @@ class Catalog:
         return self._one(f"index/{id_}", IndexRecord)
 
     def indexes(self, keyspace: str | None = None) -> list[IndexRecord]:
-        return [
-            record for record in self._all(IndexRecord) if keyspace is None or record.keyspace == keyspace
-        ]
+        found = self._all(IndexRecord)
+        return found if keyspace is None else [one for one in found if one.keyspace == keyspace]
 
     def index_by_name(self, name: str) -> IndexRecord | None:
         """The index that bears this name now (one that is being dropped no longer does)."""

@@ -66,7 +66,11 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
 
     def covers(self, other: Timestamp) -> bool:
         """Whether this is at or past `other` in every partition."""
-        return all(self.offset(partition) >= place.offset for partition, place in other.places.items())
+        mine = self.places
+        for partition, place in other.places.items():
+            if mine.get(partition, ORIGIN).offset < place.offset:
+                return False
+        return True
 
     def merge_max(self, other: Timestamp) -> Timestamp:
         """The earliest timestamp that covers both."""

@@ -80,7 +80,7 @@ class Scene:
         self.pulsed_at = 0
         self.running: dict[str, int] = {}
         catalog = Catalog()
-        catalog.records["term"] = TermRecord(self.term, "scene", self.started_at)
+        catalog.put("term", TermRecord(self.term, "scene", self.started_at))
         limits = BuildLimits(concurrent=9, concurrent_per_node=1)
         self.leader = Leader(catalog, "keytide", self.term, Limits(), limits)
 

@@ -67,6 +67,8 @@ FEW = 3
 """Where so few faults may strike they strike often."""
 REGULAR = 40
 """Longest time between two steps, ms."""
+CALM_MS = (100, 150, 100, 25)
+"""How far apart rounds are when everything drains: a plan has one of these."""
 
 Step = tuple[str, int]
 """(action, its chance)."""
@@ -108,6 +110,7 @@ class Plan(NamedTuple):
         tables: some builds begin with a table.
         repairs: slices come to hold what is wrong, and a repair is at work.
         ranged: indexes are by RANGE; the splits of one of them are found by a sample.
+        calm_ms: time between rounds in which everybody does all that there is to do.
     """
 
     seed: int
@@ -119,6 +122,7 @@ class Plan(NamedTuple):
     tables: bool = False
     repairs: bool = False
     ranged: bool = False
+    calm_ms: int = 25
 
 
 def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
@@ -159,6 +163,7 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         restart_at_end=seed % 4 == 1 or repairs,
         repairs=repairs,
         ranged=seed % 8 == 7,
+        calm_ms=CALM_MS[seed // 8 % len(CALM_MS)],
     )
 
 

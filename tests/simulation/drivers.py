@@ -128,7 +128,8 @@ class SimDriver:
             else:
                 self._todo = None
                 self.checkpoint.finished += 1
-                break
+                if world.storm:
+                    break
         self._report("PASSED" if self._passed else "RUNNING")
         return True
 

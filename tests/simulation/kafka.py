@@ -122,9 +122,9 @@ class Reader:
         end = min(len(self._kafka.metadata), begin + most)
         for key, record in self._kafka.metadata[begin:end]:
             if record is None:
-                self.catalog.records.pop(key, None)
+                self.catalog.remove(key)
             else:
-                self.catalog.records[key] = record
+                self.catalog.put(key, record)
         self.catalog.offset = end
         return end > begin
 

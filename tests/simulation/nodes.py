@@ -15,8 +15,8 @@ from indexer.following import Limits
 from indexer.hosting import Hosting
 from indexer.metrics import NodeMetrics
 from indexer.node import Node
-from indexer.slices import SliceKey
-from indexer.store.interface import Applied, ApplyResult, SliceStore, StoreDamagedError
+from indexer.slices import SliceKey, SliceRunner
+from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
 from keytide.messages import (
     Acknowledged,
     Corrections,
@@ -61,6 +61,18 @@ class SimStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    @property
+    def applied(self) -> Applied:  # these are asked for at every step
+        return self.inner.applied
+
+    @property
+    def durable(self) -> Applied:
+        return self.inner.durable
+
+    @property
+    def counts(self) -> Counts:
+        return self.inner.counts
 
     def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
         return self._commit(lambda: self.inner.apply(segments, applied))
@@ -277,7 +289,7 @@ class SimNode:
             self._hear(number, now)
         for runner in runners.values():
             runner.feed(Turn(now), now)
-        if not chance.below(3):
+        if world.healed or not chance.below(3):
             for runner in runners.values():
                 runner.look_after(now)
                 runner.sweep(now)
@@ -292,13 +304,22 @@ class SimNode:
         self.hosting.reconcile(self.reader.catalog, self.world.clock.now)
 
     def _read(self, key: SliceKey, most: int) -> None:
-        now = self.world.clock.now
-        while most > 0:
-            most -= 1
-            place, runner = self.places.get(key), self.hosting.runners.get(key)
-            if place is None or place.paused or runner is None:
+        runner = self.hosting.runners.get(key)
+        if runner is None:
+            return
+        core = runner.core
+        dropped, incomplete = core.gap_drops, core.incomplete_batches
+        self._feed(key, runner, most)
+        self.world.seen["gaps"] += max(0, core.gap_drops - dropped)
+        self.world.seen["passed over"] += max(0, core.incomplete_batches - incomplete)
+
+    def _feed(self, key: SliceKey, runner: SliceRunner, most: int) -> None:
+        kafka, now = self.world.kafka, self.world.clock.now
+        for _ in range(most):
+            place = self.places.get(key)
+            if place is None or place.paused:
                 return
-            queue = self.world.kafka.queue(place.topic, key[1])
+            queue = kafka.queue(place.topic, key[1])
             if queue is None:
                 return  # not there (any more); the reader waits
             if place.position < queue.begin:
@@ -310,10 +331,7 @@ class SimNode:
             position = place.position
             place.position += 1
             data = queue.records[position]
-            before = (runner.core.gap_drops, runner.core.incomplete_batches)
             runner.feed(BackfillData(data, position) if place.building else MutationData(data, position), now)
-            self.world.seen["gaps"] += max(0, runner.core.gap_drops - before[0])
-            self.world.seen["passed over"] += max(0, runner.core.incomplete_batches - before[1])
 
     def _fell_out(self, key: SliceKey, place: _Place, queue: Queue) -> None:
         """The queue was trimmed: position 0 is its beginning, every other is lost."""

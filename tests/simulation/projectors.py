@@ -200,8 +200,8 @@ class SimProjector:
         world = self.world
         log = world.kafka.source.logs[state.key.partition]
         end = min(log.end, state.position + (world.chance.below(most + 1) if world.storm else 8 * most))
-        end = max(end, state.position)
-        columns = columns_of(log, state.position, end)
+        end = reach = max(end, state.position)
+        columns = columns_of(log, state.position, reach)
         last = columns[-1].offsets[-1] + 1 if columns else state.position
         below = epoch_below(log, last, end)
         if most and self._strange(state, columns, log, below):
@@ -216,7 +216,8 @@ class SimProjector:
         if end == log.end:
             self.life.fresh_at[log.partition] = world.clock.now
         marked = below[0] if below else -1
-        columns = columns_of(log, state.position, end)
+        if end < reach:
+            columns = columns_of(log, state.position, end)
         return batches_of(state.key, state.position, end, state.position_epoch, columns, marked), marked
 
     def _strange(self, state: PartitionState, columns: list[Columns], log: Log, below: list[int]) -> bool:

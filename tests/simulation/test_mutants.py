@@ -96,7 +96,7 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
         KeyspaceRecord(KEYSPACE, source.topic_id, PARTITIONS, 1),
         IndexRecord("a", definition("a"), "READY", 1, placement, "b", 0),
     ):
-        catalog.records[record_key(record)] = record
+        catalog.put(record_key(record), record)
     pipeline = Pipeline("p", Limits(1 << 20, 1 << 20))
     for log in source.logs:
         key, at = Key(KEYSPACE, log.partition), 0

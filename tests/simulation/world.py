@@ -27,7 +27,6 @@ from keytide.catalog import (
     TableOrigin,
     record_key,
 )
-from keytide.definition import parse_statement
 from keytide.errors import CallerError
 from keytide.history import History
 from keytide.messages import Message, NodeHeartbeat, Published, StabilityTimestamp
@@ -46,7 +45,7 @@ from tests.simulation.nodes import Reopenable, SimNode
 from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
 from tests.simulation.repairs import Repairs
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, definition, statement_of
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, creation, definition
 from tests.simulation.story import story
 from tests.simulation.tables import Tables
 from tests.simulation.uniqueness import Uniqueness
@@ -78,6 +77,7 @@ class World:
 
     Attributes:
         storm: faults strike, producers write.
+        healed: they do so no more.
         disks: node -> slice -> what is on its disk.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
@@ -91,7 +91,7 @@ class World:
         self.clock = Clock()
         self.note = self.clock.note
         self.chance = Chance(plan.seed)
-        self.storm = True
+        self.storm, self.healed = True, False
         self.kafka = Kafka(Source(ranged=plan.ranged))
         self.kafka.source.compacted = "compaction" in plan.faults
         self.checkers = Checkers(self.kafka.source)
@@ -363,9 +363,7 @@ class World:
             if self.plan.tables and self.chance.happens(TABLE_SHARE):
                 self._build_from_table(name, name in known, facts)
             elif name not in known:
-                leader.ask(
-                    leader.leader.execute(parse_statement(statement_of(name, self.plan.ranged)), facts, now)
-                )
+                leader.ask(leader.leader.execute(creation(name, self.plan.ranged), facts, now))
             else:
                 leader.ask(leader.leader.build([name], 0, now))
             self.checkers.asked[name] = self.kafka.source.ends()
@@ -375,8 +373,8 @@ class World:
     def _build_from_table(self, name: str, known: bool, facts: SourceFacts) -> None:
         leader, now = self.leader, self.clock.now
         if not known:
-            deferred = statement_of(name, self.plan.ranged).replace("WITH (", "WITH (defer_build=true, ")
-            leader.ask(leader.leader.execute(parse_statement(deferred), facts, now))
+            deferred = creation(name, self.plan.ranged, deferred=True)
+            leader.ask(leader.leader.execute(deferred, facts, now))
         origin = self.tables.take(self.chance, now)
         leader.ask(leader.leader.build([name], 0, now, origin, facts))
         self.seen["table"] += 1
@@ -549,7 +547,7 @@ class World:
         self.coordinators.append(SimCoordinator(self))
 
     def _heal(self) -> None:
-        self.storm = False
+        self.storm, self.healed = False, True
         self.note("healed")
         for old in self.coordinators[:-1]:
             old.stop()
@@ -564,7 +562,7 @@ class World:
         reason = "nothing was tried"
         for number in range(HEAL_ROUNDS):
             steering.settle(self)
-            self._round(25 if number < PATIENT_ROUNDS else 2_000)
+            self._round(self.plan.calm_ms if number < PATIENT_ROUNDS else 2_000)
             self.repairs.step()
             reason = self._left() or self.repairs.left() or self._unscannable()
             if not reason:

@@ -92,7 +92,7 @@ class World:
         self.topic_id = ""
         """Which topic has the keyspace's name; "" for the one that it has in the dictionary."""
         catalog = catalog or Catalog()
-        catalog.records["term"] = TermRecord(1, "test", 0)
+        catalog.put("term", TermRecord(1, "test", 0))
         catalog.offset = max(catalog.offset, 7)
         self.leader = Leader(catalog, "kt", 1, Limits(), self.limits)
 

@@ -64,7 +64,7 @@ def catalog(*indexes: IndexRecord, partitions: int = 2, incarnation: int = 0) ->
     keyspace = KeyspaceRecord("people", "topic-1", partitions, version=1, incarnation=incarnation)
     records: list[Record] = [keyspace, *indexes]
     for record in records:
-        result.records[record_key(record)] = record
+        result.put(record_key(record), record)
     return result
 
 
@@ -267,7 +267,7 @@ def test_a_topic_that_was_made_anew_begins_at_its_own_offsets() -> None:
     assert stream.in_flight is not None
     core.handle(Issued(stream.in_flight, 5, 2))
     anew = catalog(index_record("by_city-9", state="BUILDING"))
-    anew.records["keyspace/people"] = KeyspaceRecord("people", "topic-2", 2, version=2)
+    anew.put("keyspace/people", KeyspaceRecord("people", "topic-2", 2, version=2))
     core.catalog_changed(anew, 3)
     core.handle(progress(1_000, 3, 4, topic_id="topic-2"))
     stream = core.streams["people"]

@@ -134,9 +134,9 @@ def test_a_driver_with_another_task_waits_for_the_one_that_runs(
 def catalog_of(builds: dict[str, BuildState], jobs: dict[str, JobState] | None = None) -> Catalog:
     made = Catalog()
     for id_, state in builds.items():
-        made.records[f"build/{id_}"] = BuildRecord(id_, "people", [], state, Timestamp(), 0)
+        made.put(f"build/{id_}", BuildRecord(id_, "people", [], state, Timestamp(), 0))
     for id_, job_state in (jobs or {}).items():
-        made.records[f"job/{id_}"] = JobRecord(id_, "verify", "people", [], job_state, 0)
+        made.put(f"job/{id_}", JobRecord(id_, "verify", "people", [], job_state, 0))
     return made
 
 

@@ -169,7 +169,7 @@ def test_numbers_of_dropped_indexes_are_forgotten() -> None:
     gate = Gate(world)
     gate.reads()
     gate.hears(5, "by_city", "with_name")
-    del world.catalog.records["index/by_city-1"]
+    world.catalog.remove("index/by_city-1")
     gate.reads()
     assert gate.view.published("by_city-1") is None
     assert gate.view.published("with_name-1") == 5
