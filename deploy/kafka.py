@@ -75,6 +75,11 @@ _LOG4J = """\
 """
 
 
+def jvm_options() -> list[str]:
+    """Options of the broker's JVM; KAFKA_JVM_PERFORMANCE_OPTS replaces those of speed."""
+    return [*_JVM, *shlex.split(os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _PERFORMANCE))]
+
+
 class EmbeddedKafka:
     """A single-node Kafka broker on 127.0.0.1.
 
@@ -149,8 +154,7 @@ class EmbeddedKafka:
         self._write_state({**state, "port": self._port})
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
-        performance = os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _PERFORMANCE)
-        command += [*_JVM, *shlex.split(performance), "kafka.Kafka", str(config)]
+        command += [*jvm_options(), "kafka.Kafka", str(config)]
         self._child = Child("Kafka broker", command, log=self.log_dir / "kafka.out").start()
         try:
             self._child.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")

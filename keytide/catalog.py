@@ -65,7 +65,8 @@ class Catalog:
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
         self._listed: dict[type[object], Sequence[Record]] = {}
-        """Of each kind that was asked for since it changed: its records in key order."""
+        """Of each kind that was asked for since it changed: its records in key order. A change replaces the
+        dictionary, so that a list which another thread is just making does not outlive it."""
         self.offset = 0
 
     @property
@@ -75,13 +76,16 @@ class Catalog:
     def put(self, key: str, record: Record) -> None:
         """Change or add a record."""
         self._records[key] = record
-        self._listed.pop(type(record), None)
+        self._changed(type(record))
 
     def remove(self, key: str) -> bool:
         """Forget a record; whether there was one."""
         record = self._records.pop(key, None)
-        self._listed.pop(type(record), None)
+        self._changed(type(record))
         return record is not None
+
+    def _changed(self, kind: type[object]) -> None:
+        self._listed = {other: listed for other, listed in self._listed.items() if other is not kind}
 
     def apply(self, key: str, value: bytes | None, offset: int) -> Record | None:
         """Fold one metadata message in. Returns the new record, or None for a deletion."""
@@ -101,11 +105,10 @@ class Catalog:
         return other
 
     def _all(self, kind: type[RecordT]) -> list[RecordT]:
-        listed = self._listed.get(kind)
+        known, records = self._listed, self._records
+        listed = known.get(kind)
         if listed is None:
-            records = self._records
-            listed = [records[key] for key in sorted(records) if isinstance(records[key], kind)]
-            self._listed[kind] = listed
+            listed = known[kind] = [records[key] for key in sorted(records) if isinstance(records[key], kind)]
         return list(cast("Sequence[RecordT]", listed))
 
     def _one(self, key: str, kind: type[RecordT]) -> RecordT | None:

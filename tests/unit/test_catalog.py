@@ -1,0 +1,82 @@
+"""The dictionary's lists are those of its records, whatever changes between two questions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from keytide.catalog import Catalog, KeyspaceRecord, NodeRecord, Record, encode_record, record_key
+
+
+def _some(chance: random.Random) -> Record:
+    name = f"n{chance.randrange(6)}"
+    if chance.random() < 0.5:
+        return NodeRecord(name, "http://there", chance.randrange(100))
+    return KeyspaceRecord(name, "its-id", chance.randrange(9), chance.randrange(9))
+
+
+def _listed(catalog: Catalog, kind: type[Record]) -> list[Record]:
+    return [catalog.records[key] for key in sorted(catalog.records) if isinstance(catalog.records[key], kind)]
+
+
+def _are_right(catalog: Catalog) -> bool:
+    nodes, keyspaces = catalog.nodes(), catalog.keyspaces()
+    return nodes == _listed(catalog, NodeRecord) and keyspaces == _listed(catalog, KeyspaceRecord)
+
+
+def test_lists_follow_every_change() -> None:
+    chance, catalog, copies = random.Random(7), Catalog(), list[Catalog]()
+    for offset in range(2_000):
+        record = _some(chance)
+        key = record_key(record)
+        match chance.randrange(4):
+            case 0:
+                there = key in catalog.records
+                assert catalog.remove(key) is there
+            case 1:
+                catalog.put(key, record)
+            case 2:
+                value = None if chance.random() < 0.2 else encode_record(record)
+                catalog.apply(key, value, offset)
+                assert catalog.offset == offset + 1
+            case _:
+                copies = [*copies[-3:], catalog.copy()]
+        assert _are_right(catalog)
+    assert copies
+    assert all(_are_right(copy) for copy in copies)
+
+
+def test_a_copy_does_not_change_with_its_original() -> None:
+    catalog = Catalog()
+    catalog.put("node/a", NodeRecord("a", "http://a", 1))
+    assert [node.id for node in catalog.nodes()] == ["a"]
+    copy = catalog.copy()
+    catalog.put("node/b", NodeRecord("b", "http://b", 2))
+    copy.remove("node/a")
+    assert [node.id for node in catalog.nodes()] == ["a", "b"]
+    assert copy.nodes() == []
+
+
+def test_who_changes_a_list_changes_its_own() -> None:
+    catalog = Catalog()
+    catalog.put("node/a", NodeRecord("a", "http://a", 1))
+    catalog.nodes().clear()
+    assert len(catalog.nodes()) == 1
+
+
+def test_a_list_made_while_a_record_comes_is_not_kept() -> None:
+    """Another thread asks just then: it may miss the record, the next one that asks may not."""
+    catalog = Catalog()
+    catalog.put("node/a", NodeRecord("a", "http://a", 1))
+
+    class Slow(dict[str, Record]):
+        def __iter__(self) -> Iterator[str]:
+            found = list(super().__iter__())
+            catalog._records = there
+            catalog.put("node/b", NodeRecord("b", "http://b", 2))
+            return iter(found)
+
+    there = dict(catalog.records)
+    catalog._records = Slow(there)
+    assert [node.id for node in catalog.nodes()] == ["a"]
+    assert [node.id for node in catalog.nodes()] == ["a", "b"]
