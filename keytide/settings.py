@@ -188,6 +188,12 @@ class BuildSettings(Section):
         description="how much a driver, with all that it starts, stands back behind other processes of its "
         "machine: with it live indexing keeps its rate",
     )
+    rebuild_nice: int = Field(
+        5,
+        ge=0,
+        le=19,
+        description="the same for the driver of a rebuild: while it works a slice is out of service",
+    )
     driver_disk_free_bytes: int = Field(
         256 * MIB,
         ge=64 * MIB,

@@ -17,7 +17,8 @@ from streaming.running import run_driver
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until the build's backfill has passed, failed, or was stopped."""
-    return run_driver("streaming.backfill", "Backfill one build.", Driver, "build", arguments)
+    description = "Backfill one build."
+    return run_driver("streaming.backfill", description, Driver, "build", arguments, stand_back=False)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import shutil
 import threading
 import time
@@ -159,6 +160,8 @@ class Driver:
         """Read what the build is, and how far it has come."""
         self._catalog.start()
         self._build = self._wanted()
+        own = self._settings.build
+        os.nice(own.rebuild_nice if self._build.rebuild else own.nice)  # Spark's processes are children
         keyspace = self._catalog.catalog.keyspace(self._build.keyspace)
         if keyspace is None:
             raise failures.BuildImpossibleError(f"keyspace {self._build.keyspace} is not in the metadata")

@@ -28,8 +28,15 @@ def run_driver(
     driver: type[RunsToItsEnd],
     of: Literal["build", "job"],
     arguments: list[str] | None,
+    *,
+    stand_back: bool = True,
 ) -> int:
-    """Run a driver, as `python -m <name> --<of> ID`; returns the exit status."""
+    """Run a driver, as `python -m <name> --<of> ID`; returns the exit status.
+
+    Args:
+        stand_back: behind other processes, by `build.nice`; False: the driver does so itself, when it knows
+            by how much.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument(f"--{of}", dest="id", required=True, help=f"id of the {of}")
     parsed = parser.parse_args(arguments)
@@ -43,5 +50,6 @@ def run_driver(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = load_settings()
-    os.nice(settings.build.nice)  # Spark's processes are children of this one
+    if stand_back:
+        os.nice(settings.build.nice)  # Spark's processes are children of this one
     return driver(settings, parsed.id, stop).run()

@@ -26,13 +26,15 @@ SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "4000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_BUILD__NICE": "5",
     "KEYTIDE_BUILD__RESTARTS": "50",
     "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
 }
-"""Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time."""
+"""Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time; and
+drivers that stand back less, so that builds are over while faults go on."""
 PROGRESS_S = 15.0
 PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id", "ranged"))
 """The indexes that stay, by keyspace in turn."""

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.errors import KeytideError, RetryableError
+from keytide.settings import load_settings
 from keytide.topics import Topics
 from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
@@ -200,6 +202,8 @@ def test_a_lost_folder_is_rebuilt_alone_whoever_dies_meanwhile(world: World, sce
 
         build = scene.wait_rebuild()
         with world.spark_held():
+            manners = {process.nice() - psutil.Process().nice() for process in world.spark()}
+            assert manners == {load_settings().build.rebuild_nice}, "it stands back less than a build"
             scene.others_go_on({key})
             _check_line(world)
         send(world.spark(), signal.SIGKILL)
