@@ -183,7 +183,7 @@ class BuildBook:
 
     def run(self, id_: str) -> Run:
         """What is known of a build beside its record."""
-        run = self._runs.get(id_)
+        run = self._runs.get(id_)  # not `setdefault`: it would make a Run at every event
         if run is None:
             run = self._runs[id_] = Run()
         return run

@@ -113,8 +113,12 @@ class KafkaWork:
 
     def sample_settled(self, keyspace: str) -> SourceFacts:
         """`sample`; but that there is no such topic is believed only after SETTLING_S: the broker that is
-        asked may not know yet of a topic that was made a moment ago."""
-        settled = time.monotonic() + SETTLING_S
+        asked may not know yet of a topic that was made a moment ago.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away.
+        """
+        settled = time.monotonic() + min(SETTLING_S, self._timeout)
         while not (facts := self.sample(keyspace)).exists and time.monotonic() < settled:
             time.sleep(0.05)
         return facts

@@ -171,7 +171,8 @@ class Lane:
             case PrepareBuild(build, keyspace, topics, queues):
                 self._work.make_queues(topics)
                 ends = {name: self._work.ends(name, partitions) for name, partitions in queues}
-                self._post(BuildPrepared(build, self._work.sample(keyspace), now_ms(), ends))
+                facts = self._work.sample_settled(keyspace)
+                self._post(BuildPrepared(build, facts, now_ms(), ends))
             case SampleSource(keyspace, build, read):
                 facts, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
                 self._post(SourceSampled(facts, build, now_ms(), lost))

@@ -1,4 +1,4 @@
-"""Builds that begin with a table (`keytide.catalog.TableOrigin`): may this one be right? Pure.
+"""Builds that begin with a table (`keytide.table_origin`): may this one be right? Pure.
 
 Theory of operation. The table stands for the log's beginning: it holds the newest version of every document
 below `offsets`. So the log must still have everything from there on, must have got that far already, and must

@@ -60,32 +60,31 @@ EMITTING: frozenset[str] = frozenset({"BUILDING", "PAUSED", "READY"})
 
 
 class Catalog:
-    """All records by key, as of `offset` (the next metadata offset to read)."""
+    """All records by key, as of `offset` (the next metadata offset to read). Of one thread; others take a
+    `copy`."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
         self._listed: dict[type[object], Sequence[Record]] = {}
-        """Of each kind that was asked for since it changed: its records in key order. A change replaces the
-        dictionary, so that a list which another thread is just making does not outlive it."""
+        """Of each kind that was asked for since it changed: its records in key order. (The leader asks for
+        the same lists at every event.)"""
         self.offset = 0
 
     @property
     def records(self) -> Mapping[str, Record]:
+        """All of them by key, as they are at any moment."""
         return self._records
 
     def put(self, key: str, record: Record) -> None:
         """Change or add a record."""
         self._records[key] = record
-        self._changed(type(record))
+        self._listed.pop(type(record), None)
 
     def remove(self, key: str) -> bool:
         """Forget a record; whether there was one."""
         record = self._records.pop(key, None)
-        self._changed(type(record))
+        self._listed.pop(type(record), None)
         return record is not None
-
-    def _changed(self, kind: type[object]) -> None:
-        self._listed = {other: listed for other, listed in self._listed.items() if other is not kind}
 
     def apply(self, key: str, value: bytes | None, offset: int) -> Record | None:
         """Fold one metadata message in. Returns the new record, or None for a deletion."""
@@ -105,10 +104,11 @@ class Catalog:
         return other
 
     def _all(self, kind: type[RecordT]) -> list[RecordT]:
-        known, records = self._listed, self._records
-        listed = known.get(kind)
+        listed = self._listed.get(kind)
         if listed is None:
-            listed = known[kind] = [records[key] for key in sorted(records) if isinstance(records[key], kind)]
+            records = self._records
+            listed = [records[key] for key in sorted(records) if isinstance(records[key], kind)]
+            self._listed[kind] = listed
         return list(cast("Sequence[RecordT]", listed))
 
     def _one(self, key: str, kind: type[RecordT]) -> RecordT | None:

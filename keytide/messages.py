@@ -12,7 +12,7 @@ Who sends what (topics in `keytide.topics`):
     backfill.<index>    Spark / coordinator -> slice PutChunk, RemovalChunk, BatchEnd, BuildEnd (or parts)
     control             leader -> all               StabilityTimestamp, Published, Leading
     reports             all -> coordinators          Progress, Activated, HistoryLost, Acknowledged, ...
-    metadata            leader -> all               keytide.catalog (JSON, compacted)
+    metadata            leader -> all               keytide.records (JSON, compacted)
 
 Positions are next offsets (exclusive). Times are milliseconds since the epoch.
 """
@@ -560,7 +560,7 @@ class BuildSampled(_Message, frozen=True, array_like=True):
 
 
 class JobProgress(_Message, frozen=True, array_like=True):
-    """What the driver of a job (`keytide.catalog.JobRecord`) has done."""
+    """What the driver of a job (`keytide.records.JobRecord`) has done."""
 
     job: str
     run: str

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from keytide.definition import IndexDefinition
-from keytide.table_origin import TableOrigin as TableOrigin
+from keytide.table_origin import TableOrigin
 from keytide.timestamp import Place, Timestamp
 
 IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]

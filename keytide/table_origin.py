@@ -7,7 +7,7 @@ import msgspec
 
 
 class TableOrigin(msgspec.Struct, frozen=True):
-    """A table that a build begins with; part of its record (`keytide.catalog`).
+    """A table that a build begins with; part of its record (`keytide.records`).
 
     Attributes:
         format: of Spark's reader: `parquet`, `json`, `orc`, `csv`, `jdbc`, or another one that is installed.

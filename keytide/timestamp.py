@@ -66,7 +66,7 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
 
     def covers(self, other: Timestamp) -> bool:
         """Whether this is at or past `other` in every partition."""
-        mine = self.places
+        mine = self.places  # asked for at every message: a loop takes half as long as `all`
         for partition, place in other.places.items():
             if mine.get(partition, ORIGIN).offset < place.offset:
                 return False

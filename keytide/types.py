@@ -8,7 +8,7 @@ Partition = NewType("Partition", int)
 """Number of a source partition (a Kafka partition of the keyspace's topic)."""
 TABLE_PARTITION: Final = Partition(0xFFFF_FFFF)
 """Stands for the source partition of a version that is a row of the table that a build began with
-(`keytide.catalog.TableOrigin`). Such a version is older than every record of every partition, and that a
+(`keytide.table_origin`). Such a version is older than every record of every partition, and that a
 document has both is nothing strange. (The largest number that a stored record has room for; numbers of
 partitions in Kafka are below 2^31.)"""
 Offset = NewType("Offset", int)

@@ -33,8 +33,8 @@ SETTINGS = {
     "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
 }
-"""Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time; and
-drivers that stand back less, so that builds are over while faults go on."""
+"""Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time;
+drivers that stand back less, so that builds come to their end between faults."""
 PROGRESS_S = 15.0
 PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id", "ranged"))
 """The indexes that stay, by keyspace in turn."""

@@ -3,14 +3,14 @@ liveness. Each raises `BrokenError` with its name; what the code under test asse
 `InvariantViolationError`.
 
     Untorn               every commit, and every scan, is the source at its timestamp: `committed`, `scanned`
-    Monotonic            a session never goes back unless it is told: `scanned`
+    Monotonic            a session never goes back unless it is told: `monotonic`
     Stable               all pages of a scan come from one snapshot: `paged`
     Mirror               forward entries are the inverse of the back index, at every commit: `committed`
     Published            a published number is held by every slice, but for restarts: `published`
     Contiguous           what a slice has applied only grows, but for crashes and rollbacks: `committed`
     BackfillIsInvisible  an index under build is the source at its timestamp, too: `committed`
     NothingSilent        what cannot be indexed is in the ledger of its slice, and nothing else: `committed`
-    Stuck                after the heal everything drains: `drained`
+    Stuck                after the heal everything drains: `World._drain`
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes docs/simulation.md's table and `killers`: which seed first sees each planted fault.
+"""Writes docs/simulation.md's table and `killers`: a seed that sees each planted fault.
 
 python -m tests.simulation.table [--budget N]
 """
@@ -91,7 +91,7 @@ UNITS: Final[tuple[tuple[str, str, str], ...]] = (
 
 def rows(found: dict[str, tuple[int, str]]) -> list[str]:
     """The table, by rule."""
-    lines = ["| rule | mutant | what it does | first seed | seen as |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| rule | mutant | what it does | seed | seen as |", "| --- | --- | --- | --- | --- |"]
     for one in MUTANTS:
         seed, name = found[one.name]
         lines.append(f"| {one.rules} | `{one.name}` | {one.text} | {seed} | {name} |")

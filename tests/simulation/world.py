@@ -77,7 +77,8 @@ class World:
 
     Attributes:
         storm: faults strike, producers write.
-        healed: they do so no more.
+        healed: the plan is over, and everybody does all that there is to do at once. (During the warm-up
+            there is no storm either, but parts go their usual pace.)
         disks: node -> slice -> what is on its disk.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
