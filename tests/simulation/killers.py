@@ -1,4 +1,4 @@
-"""The seed that is tried first for each planted fault, and what sees it. By `python -m tests.simulation.table`."""
+"""The seed that is tried first for each planted fault, and what sees it (`python -m tests.simulation.table`)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from keytide.catalog import Catalog, KeyspaceRecord, NodeRecord, Record, encode_
 def _some(chance: random.Random) -> Record:
     name = f"n{chance.randrange(6)}"
     if chance.random() < 0.5:
-        return NodeRecord(name, "http://there", chance.randrange(100))
+        return NodeRecord(name, "", chance.randrange(100))
     return KeyspaceRecord(name, "its-id", chance.randrange(9), chance.randrange(9))
 
 
@@ -47,10 +47,10 @@ def test_lists_follow_every_change() -> None:
 
 def test_a_copy_does_not_change_with_its_original() -> None:
     catalog = Catalog()
-    catalog.put("node/a", NodeRecord("a", "http://a", 1))
+    catalog.put("node/a", NodeRecord("a", "", 1))
     assert [node.id for node in catalog.nodes()] == ["a"]
     copy = catalog.copy()
-    catalog.put("node/b", NodeRecord("b", "http://b", 2))
+    catalog.put("node/b", NodeRecord("b", "", 2))
     copy.remove("node/a")
     assert [node.id for node in catalog.nodes()] == ["a", "b"]
     assert copy.nodes() == []
@@ -58,6 +58,6 @@ def test_a_copy_does_not_change_with_its_original() -> None:
 
 def test_who_changes_a_list_changes_its_own() -> None:
     catalog = Catalog()
-    catalog.put("node/a", NodeRecord("a", "http://a", 1))
+    catalog.put("node/a", NodeRecord("a", "", 1))
     catalog.nodes().clear()
     assert len(catalog.nodes()) == 1
