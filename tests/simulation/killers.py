@@ -1,4 +1,4 @@
-"""The seed that is tried first for each planted fault, and what sees it. `tests.simulation.table` writes it."""
+"""The seed that is tried first for each planted fault, and what sees it; `table` writes this."""
 
 from __future__ import annotations
 
