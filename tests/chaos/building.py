@@ -6,11 +6,12 @@ import random
 from typing import Any
 
 from keytide.errors import CallerError, KeytideError
+from tests.chaos.patience import OVER, Patience, builds_of
 from tests.chaos.run import Run, Target
 from tests.chaos.shapes import SHAPES, Shape
 
-BUILD_LIMIT_S = 300.0
-OVER = frozenset({"READY", "FAILED", "CANCELLED"})
+STILL_S = 300.0
+BUILD_LIMIT_S = 1_800.0
 DIED = "the Spark driver died"
 """A build that fails with these words was killed too often: that is what was done to it."""
 
@@ -67,7 +68,7 @@ class Builder:
 
     def wait(self, build: str) -> bool:
         """Wait until a build is over; whether it is READY."""
-        waited = 0.0
+        patience = Patience(lambda: builds_of(self._run.coordinator), STILL_S, BUILD_LIMIT_S)
         while True:
             state = self._run.build_state(build)
             if state["state"] == "READY":
@@ -82,9 +83,9 @@ class Builder:
                 self._run.count(builds_given_up=1)
                 return False
             self._run.pause(0.3)
-            waited += 0.3
-            if waited > BUILD_LIMIT_S:
-                self._run.fail(f"build {build} is not over after {BUILD_LIMIT_S:.0f} s", [str(state)])
+            if patience.over:
+                limits = f"no build has moved for {STILL_S:.0f} s, or it took more than {BUILD_LIMIT_S:.0f} s"
+                self._run.fail(f"build {build} is not over: {limits}", [str(state)])
 
     def _again(self, state: dict[str, Any]) -> str:
         """The build in place of one that ended because its keyspace was rolled back; "" for none."""

@@ -18,6 +18,7 @@ from keytide.cli.admin import Admin
 from keytide.errors import KeytideError
 from keytide.kafka_admin import list_offsets
 from tests.chaos.copies import copy_tails
+from tests.chaos.patience import Patience, builds_of
 from tests.chaos.processes import Processes, family, send, stopped
 from tests.chaos.run import Run
 from tests.chaos.truncating import cut
@@ -227,19 +228,24 @@ class Faults:
 
 
 def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
-    """Wait until a stable scan of every index shows all that the source has now; seconds that it took."""
+    """Wait until a stable scan of every index shows all that the source has now; seconds that it took.
+
+    Args:
+        limit: seconds without any build that moves (rebuilds of slices are builds).
+    """
     began = time.monotonic()
+    patience = Patience(lambda: builds_of(run.coordinator), limit, 5 * limit)
     number = 0
     for target in run.targets():
         at_least = None
         while run.offered(target):
-            left = began + limit - time.monotonic()
-            if left < 0:
+            if patience.over:
+                took = time.monotonic() - began
                 run.fail(
-                    f"{target.name} does not show within {limit:.0f} s, {when}, what the source had then",
+                    f"{target.name} does not show after {took:.0f} s, {when}, what the source had then",
                     state_of(run, target.name),
                 )
-                return limit
+                return took
             try:
                 at_least = at_least or _ends(run, target.keyspace)
                 number += 1
