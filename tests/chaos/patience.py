@@ -1,6 +1,6 @@
 """When waiting is over: what stands still is stuck, what is slow is not.
 
-A build waits for its turn, begins again after a rollback, and Spark takes a minute to start on two busy cores.
+A build waits for its turn, begins again after a rollback, and Spark takes a minute to start on busy cores.
 How long that takes says nothing of whether it is right; that nothing moves any more does.
 """
 
