@@ -75,6 +75,16 @@ REACHED = (
     "driver-restarted",
     "timestamp-not-sent",
     "snapshot gone",
+    "truncated",
+    "recreated",
+    "rolled-back",
+    "stepped back",
+    "build-restarted",
+    "slice-lost",
+    "slices-rebuilt",
+    "unique-violated",
+    "repaired",
+    "table",
 )
 
 
