@@ -48,6 +48,9 @@ class _Work:
     def sample(self, keyspace: str) -> Any:
         return keyspace
 
+    def sample_settled(self, keyspace: str) -> Any:
+        return self.sample(keyspace)
+
     def lost(self, keyspace: str, read: Timestamp) -> dict[int, Place]:
         self.done.append(("lost", read))
         return dict(read.places)
