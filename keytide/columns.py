@@ -78,7 +78,7 @@ def _common_width(lengths: Array) -> int | None:
     if not len(lengths):
         return None
     width = int(lengths[0])
-    return width if width and bool((lengths == width).all()) else None
+    return width if width and (len(lengths) == 1 or bool((lengths == width).all())) else None
 
 
 def _equal_items(width: int, blob: bytes) -> Any:

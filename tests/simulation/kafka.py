@@ -120,13 +120,15 @@ class Reader:
         """Take in some records; whether there were any. (A transaction may be seen in part.)"""
         begin = self.catalog.offset
         end = min(len(self._kafka.metadata), begin + most)
+        if end == begin:
+            return False
         for key, record in self._kafka.metadata[begin:end]:
             if record is None:
                 self.catalog.remove(key)
             else:
                 self.catalog.put(key, record)
         self.catalog.offset = end
-        return end > begin
+        return True
 
 
 class DiskFullError(RetryableError):

@@ -74,6 +74,10 @@ class SimStore:
     def counts(self) -> Counts:
         return self.inner.counts
 
+    @property
+    def horizon(self) -> Applied:
+        return self.inner.horizon
+
     def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
         return self._commit(lambda: self.inner.apply(segments, applied))
 
