@@ -6,6 +6,7 @@ beside). Every change of state goes through `TRANSITIONS`; anything else is our 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -160,7 +161,7 @@ class BuildBook:
         self.halted: set[str] = set()
         self.unique = Uniqueness(dictionary)
         self._live: dict[str, BuildRecord] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: defaultdict[str, Run] = defaultdict(Run)
         self._most: dict[str, int] = {}
 
     def all(self) -> list[BuildRecord]:
@@ -183,10 +184,7 @@ class BuildBook:
 
     def run(self, id_: str) -> Run:
         """What is known of a build beside its record."""
-        run = self._runs.get(id_)  # not `setdefault`: it would make a Run at every event
-        if run is None:
-            run = self._runs[id_] = Run()
-        return run
+        return self._runs[id_]
 
     def indexes(self, record: BuildRecord) -> list[IndexRecord]:
         """The records of its indexes; one that has been dropped meanwhile is left out."""

@@ -6,6 +6,7 @@ state goes through `TRANSITIONS`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -126,7 +127,7 @@ class JobBook:
         self.dictionary = dictionary
         self._limits = limits
         self._live: dict[str, JobRecord] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: defaultdict[str, Run] = defaultdict(Run)
 
     def note_progress(self, record: JobRecord) -> None:
         """Keep a newer state in memory only; `put` writes it."""
@@ -189,10 +190,7 @@ class JobBook:
 
     def run(self, id_: str) -> Run:
         """What is known of a job beside its record."""
-        run = self._runs.get(id_)  # not `setdefault`: it would make a Run at every event
-        if run is None:
-            run = self._runs[id_] = Run()
-        return run
+        return self._runs[id_]
 
     def put(self, record: JobRecord) -> None:
         """Write a newer state."""
