@@ -365,6 +365,16 @@ def test_what_retention_took_is_counted_and_nothing_else(
     assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
 
 
+def test_one_record_that_retention_took() -> None:
+    log = Log([Record(0, offset, b"d%d" % offset, ("a", (), 1)) for offset in range(2)])
+    ends = log.ends()
+    held = indexed(log, ends)
+    log.expire({0: 1, 1: 0})
+    outcome = verified(log, FakeSlices(held, ends, held, ends, 5), FakeReader(log, 1, 1 << 20))
+    assert outcome.differences == []
+    assert outcome.counts == {"UNPROVABLE": 1}
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     logs(),

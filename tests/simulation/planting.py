@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 _ABSENT = object()
 
@@ -51,8 +51,15 @@ class Mutant(NamedTuple):
     faults: tuple[str, ...] = ()
 
 
+class Plantable(Protocol):
+    """What `planted` needs of a mutant."""
+
+    @property
+    def plant(self) -> Callable[[Patches], None]: ...
+
+
 @contextmanager
-def planted(mutant: Mutant) -> Iterator[None]:
+def planted(mutant: Plantable) -> Iterator[None]:
     """The mutant's change, as long as the block lasts."""
     patches = Patches()
     try:

@@ -124,13 +124,17 @@ def plan_for(mutant: Mutant, seed: int) -> Plan:
 
 
 def killer(mutant: Mutant, budget: int) -> tuple[int, str] | None:
-    """The first seed that sees a mutant, and what it sees; None when none of the budget does. (Its plan must
-    be one that is well without the mutant.)"""
+    """The first seed that sees a mutant, and what it sees; None when none of the budget does.
+
+    Raises:
+        AssertionError: a plan fails without the mutant, too; it tells the story of its smallest form.
+    """
     for one in plans_for(mutant, budget):
         with planted(mutant):
             found = failure(one)
         if found == "TypeError":
             raise TypeError(f"{mutant.name} does not fit the code any more")
-        if found and not failure(one):
+        if found:
+            run_or_tell(one)
             return one.seed, found
     return None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from indexer.store.fold_worker import FoldWorker
+from indexer.store.interface import Applied
+from indexer.store.memory import MemorySliceStore
 from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
 from keytide.messages import SegmentBatch, encode
 from projector.events import Key
@@ -19,8 +23,9 @@ from tests.simulation import (  # noqa: F401 - add their own
 )
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants_unit import UNIT_MUTANTS, UnitMutant
 from tests.simulation.packing import segments_of
-from tests.simulation.planting import Mutant, Patches
+from tests.simulation.planting import Mutant, Patches, planted
 from tests.simulation.projectors import columns_of
 from tests.simulation.running import failure, killer, plan_for, quietly
 from tests.simulation.shrink import shrink
@@ -33,6 +38,20 @@ BUDGET = int(os.environ.get("KEYTIDE_MUTANT_SEEDS", "400"))
 def test_planted_faults_are_seen(mutant: Mutant) -> None:
     with quietly():
         assert killer(mutant, BUDGET) is not None, f"{mutant.name} survived {BUDGET} seeds"
+
+
+@pytest.mark.parametrize("mutant", UNIT_MUTANTS, ids=lambda mutant: mutant.name)
+def test_what_no_history_shows_is_seen_by_the_named_test(
+    mutant: UnitMutant, tmp_path: Path, folds: FoldWorker
+) -> None:
+    def run(place: str) -> None:
+        (folder := tmp_path / place).mkdir()
+        mutant.run(tmp_path=folder, folds=folds, store=MemorySliceStore(Applied()))
+
+    run("as it is")
+    with planted(mutant), pytest.raises((Exception, pytest.fail.Exception)) as seen:
+        run("planted")
+    assert not isinstance(seen.value, (TypeError, AttributeError, NameError)), "it does not fit the code"
 
 
 def test_planting_leaves_nothing_behind() -> None:

@@ -1,0 +1,276 @@
+"""Planted faults that no history can show, each with the test that sees it.
+
+A rule is here and not among the simulation's mutants when the simulated world leaves out what the rule is
+against (transactions, expiry, documents in two source partitions, chunks out of order), or when another rule
+hides its absence there. It is switched off all the same, and the named test must fail then: `test_mutants.py`
+runs it both ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from coordinator import backfilling, source
+from coordinator.builds import Builds
+from coordinator.events import SourceSampled
+from coordinator.finishing import Finishing
+from coordinator.lateness import Lateness, LatenessWatch
+from coordinator.retire import Cleaner
+from indexer.building import Building
+from indexer.core import SliceCore
+from indexer.events import Instruction, MutationData
+from indexer.following import Following
+from indexer.store import resolve
+from indexer.store.base import Base
+from keytide import digests
+from keytide.history import History
+from keytide.timestamp import Timestamp
+from streaming.verify.comparing import Evidence
+from tests.property import test_verify
+from tests.simulation.planting import Patches
+from tests.unit import test_builds, test_slice_core, test_store, test_store_bulk
+from tests.unit.leader_world import facts
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class UnitMutant(NamedTuple):
+    """A planted fault that a test of one part sees.
+
+    Attributes:
+        rules: of PROTOCOL that it breaks.
+        text: what is wrong.
+        why: no history can show it.
+        plant: makes the change.
+        test: must pass without the change, and fail with it.
+        given: arguments of the test, beside fixtures.
+    """
+
+    name: str
+    rules: str
+    text: str
+    why: str
+    plant: Callable[[Patches], None]
+    test: Callable[..., None]
+    given: Mapping[str, Any] = NOTHING
+
+    def run(self, **fixtures: Any) -> None:
+        """Call the test with those fixtures that it asks for."""
+        wanted = inspect.signature(self.test).parameters
+        self.test(**{name: one for name, one in fixtures.items() if name in wanted}, **self.given)
+
+    def where(self) -> str:
+        """The test, as pytest names it."""
+        return f"{self.test.__module__.replace('.', '/')}.py::{self.test.__name__}"
+
+
+UNIT_MUTANTS: list[UnitMutant] = []
+_Plant = Callable[[Patches], None]
+
+
+def unit_mutant(
+    rules: str, text: str, why: str, test: Callable[..., None], **given: Any
+) -> Callable[[_Plant], _Plant]:
+    """Adds a planted fault to the list."""
+
+    def add(plant: _Plant) -> _Plant:
+        UNIT_MUTANTS.append(UnitMutant(plant.__name__, rules, text, why, plant, test, given))
+        return plant
+
+    return add
+
+
+@unit_mutant(
+    "R3 (terms)",
+    "a timestamp of an older leader counts",
+    "a number is an offset, so no two leaders have one; what terms add cannot be seen from outside",
+    test_slice_core.test_lower_terms_and_other_incarnations_are_ignored,
+)
+def believe_old_leaders(patches: Patches) -> None:
+    patches.put(SliceCore, "_valid_term", lambda self, message: True)
+
+
+@unit_mutant(
+    "R17 (older ignored)",
+    "the version that comes last counts, whatever its offset",
+    "trimming keeps older versions of one source partition away, and a document has only one there",
+    test_store.test_an_older_version_is_ignored_and_counted,
+)
+def last_comer_wins(patches: Patches) -> None:
+    patches.put(resolve, "newer", lambda partition, offset, time, held: True)
+
+
+@unit_mutant(
+    "R19 (topics go after deactivation)",
+    "DROP deletes topics while projectors still send to them",
+    "segments of a projector that is behind are trimmed in a new topic, too",
+    test_builds.test_drop_waits_until_projectors_have_let_go,
+)
+def delete_topics_at_once(patches: Patches) -> None:
+    patches.put(Cleaner, "_deactivated", lambda self, index, progress, since, now: True)
+
+
+@unit_mutant(
+    "R22 (append falls back to put)",
+    "chunks that do not come in order are appended or nothing",
+    "chunks are in order there: it is the store's business",
+    test_store_bulk.test_what_cannot_be_appended_is_put,
+    what="order",
+)
+def append_or_fail(patches: Patches) -> None:
+    def load(self: Base, *of: Any) -> Any:
+        return self._load(self._append if self._empty() else self._put, *of)
+
+    patches.put(Base, "load", load)
+
+
+@unit_mutant(
+    "R23 (after the last batch)",
+    "a slice obeys the end of a build before it has the last batch",
+    "the queue's order says the same",
+    test_slice_core.test_the_end_of_the_build_waits_for_the_last_batch_and_switches,
+)
+def end_without_the_last_batch(patches: Patches) -> None:
+    def switch(self: Building) -> list[Instruction]:
+        end = self._end
+        if end is not None:
+            self._end = msgspec.structs.replace(end, batches=0)
+        out: list[Instruction] = _switch(self)
+        self._end = end
+        return out
+
+    _switch = patches.put(Building, "_switch_if_over", switch)
+
+
+@unit_mutant(
+    "R24",
+    "an open transaction below the load timestamp is neither shown nor waited for",
+    "no transactions there; and R25's end lies past the load timestamp",
+    test_builds.test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit,
+)
+def overlook_transactions(patches: Patches) -> None:
+    patches.put(backfilling, "open_transactions", lambda load, facts: [])
+
+
+@unit_mutant(
+    "R25",
+    "READY does not wait for the source's end, taken after the final micro-batch",
+    "the cleaner would have to run between two of a few steps",
+    test_builds.test_a_build_from_create_to_ready,
+)
+def ready_at_the_load_timestamp(patches: Patches) -> None:
+    def common(self: Finishing, event: Any) -> Any:
+        for record in self._book.all():
+            if record.final_timestamp is not None:
+                early = record.load_timestamp
+                self._book.note_progress(msgspec.structs.replace(record, final_timestamp=early))
+        return _common(self, event)
+
+    _common = patches.put(Finishing, "common", common)
+
+
+@unit_mutant(
+    "R26 (builds)",
+    "a build that may have missed tombstones goes on",
+    "the cleaner there leaves tombstones",
+    test_builds.test_a_build_that_can_never_be_right_fails_with_the_reason,
+    later=facts(compacted=True, delete_retention_ms=1_000, at=9_000_000),
+    reason="keeps tombstones",
+)
+def miss_tombstones_while_building(patches: Patches) -> None:
+    patches.put(source, "_lost_tombstones", lambda build, facts: "")
+
+
+@unit_mutant(
+    "R26 (live indexes)",
+    "an index whose projectors may have missed tombstones stays READY",
+    "the cleaner there leaves tombstones",
+    test_builds.test_live_indexes_that_may_have_missed_tombstones_fail,
+)
+def miss_tombstones(patches: Patches) -> None:
+    def judge(self: LatenessWatch, *of: Any, **more: Any) -> Lateness:
+        found: Lateness = _judge(self, *of, **more)
+        return Lateness(found.hold)
+
+    _judge = patches.put(LatenessWatch, "judge", judge)
+
+
+@unit_mutant(
+    "R27",
+    "timestamps fall into what was read late",
+    "the cleaner there stays behind the projectors",
+    test_builds.test_no_timestamp_falls_into_a_range_that_was_read_late,
+)
+def stamp_what_was_read_late(patches: Patches) -> None:
+    patches.put(LatenessWatch, "_hold", lambda self, watch, late, end, read: None)
+
+
+@unit_mutant(
+    "R28, lost before it has passed",
+    "nobody looks once more at what a build has read when its driver has passed",
+    "the log would have to be cut between the driver's last look and the coordinator's, a step later",
+    test_builds.test_what_has_been_read_is_looked_for_when_the_driver_has_passed,
+)
+def trust_the_last_report(patches: Patches) -> None:
+    def ends(self: Builds, event: SourceSampled) -> Any:
+        return _ends(self, dataclasses.replace(event, lost={}))
+
+    _ends = patches.put(Builds, "_source_ends", ends)
+
+
+@unit_mutant(
+    "R29 (builds)",
+    "offsets that retention took count as missed although the build had read them",
+    "nothing expires there",
+    test_builds.test_deleted_offsets_that_were_read_do_not_matter,
+)
+def miss_what_was_read(patches: Patches) -> None:
+    def lost(build: Any, facts: Any) -> str:
+        return str(_lost(msgspec.structs.replace(build, backfill_timestamp=Timestamp()), facts))
+
+    _lost = patches.put(source, "_lost_offsets", lost)
+
+
+@unit_mutant(
+    "R29 (verification)",
+    "entries whose records retention took are told as wrong",
+    "nothing expires there",
+    test_verify.test_one_record_that_retention_took,
+)
+def compare_what_is_gone(patches: Patches) -> None:
+    patches.put(digests, "below", lambda floors, *version: False)
+    patches.put(Evidence, "below", lambda self, version: False)
+
+
+@unit_mutant(
+    "R30 (await)",
+    "a message of a later incarnation is passed over before its rollback is known",
+    "the position does not pass what was taken too early, and it is read again",
+    test_slice_core.test_a_later_history_makes_deaf_until_the_dictionary_tells,
+)
+def pass_the_future(patches: Patches) -> None:
+    def data(self: Following, event: MutationData) -> None:
+        _data(self, event)
+        if self.deaf:
+            self.deaf, self._cursor = 0, event.position + 1
+
+    _data = patches.put(Following, "data", data)
+
+
+@unit_mutant(
+    "R30 (chain)",
+    "only the first rollback after a message cuts it",
+    "needs two rollbacks and a message older than both",
+    test_slice_core.test_each_incarnation_is_cut_where_its_own_branch_ends,
+)
+def cut_by_the_next_rollback(patches: Patches) -> None:
+    def limit(self: History, incarnation: int) -> Timestamp | None:
+        return next((one.timestamp for one in self._rollbacks if one.incarnation > incarnation), None)
+
+    patches.put(History, "limit", limit)
