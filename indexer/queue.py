@@ -11,7 +11,9 @@ splitting the segments it goes through (R11), and keeps the rest.
 
 What an election has lost may be held already; `hear` takes what the log has in its place, by the leader
 epochs of segments: records of the new leader, or nothing but its marker. (Where it is applied, the
-coordinator knows of it and rolls back.)
+coordinator knows of it and rolls back.) A timestamp may come before what `hear` needs for that: so one of a
+later leader than what is held below it waits until something of that leader was heard *behind* it in the
+queue. Whoever acknowledged the timestamp has sent that to every slice, if only a heartbeat.
 
 Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
 restart must begin to read (R6).
@@ -68,10 +70,27 @@ class Piece:
 
 @dataclass(slots=True)
 class _Lane:
-    """One source partition: where hearing ends, and the pieces between there and the position."""
+    """One source partition: where hearing ends, and the pieces between there and the position.
+
+    Attributes:
+        leaders: (leader epoch, queue offset of the last message with a segment of it), of falling epochs and
+            rising offsets: what came before a later epoch's last message is not needed.
+    """
 
     heard: Place
     pieces: deque[Piece] = field(default_factory=deque)
+    leaders: list[tuple[int, int]] = field(default_factory=list)
+
+    def note_leader(self, epoch: int, position: int) -> None:
+        """Something of a leader epoch was heard at a queue offset."""
+        while self.leaders and self.leaders[-1][0] <= epoch:
+            self.leaders.pop()
+        self.leaders.append((epoch, position))
+
+    def heard_of(self, epoch: int) -> int:
+        """Queue offset of the last message with anything of an epoch or a later one, -1 when there was
+        none."""
+        return max((position for known, position in self.leaders if known >= epoch), default=-1)
 
 
 class HeldQueue:
@@ -111,7 +130,8 @@ class HeldQueue:
 
     def _lost(self, partition: int, place: Place) -> bool:
         """Whether a document is held below `place` of a later leader than the place's, or the last one of an
-        earlier leader."""
+        earlier leader; or it cannot be told yet, for what is held there is of an earlier leader and nothing
+        of the place's own was heard since."""
         lane = self._lanes.get(partition)
         if lane is None or place.epoch < 0 or not lane.pieces:
             return False
@@ -123,6 +143,8 @@ class HeldQueue:
                 start = piece.start
             elif 0 <= piece.segment.epoch < place.epoch:
                 start = max(piece.start, place.offset - 1)
+                if start < end and lane.heard_of(place.epoch) < piece.position:
+                    return True
             else:
                 continue
             if _first_document(piece.segment, start, end) is not None:
@@ -141,6 +163,9 @@ class HeldQueue:
             return Hearing.VOID
         if limit is not None and limit.offset < segment.end:
             end = limit
+        held = self._lanes.get(segment.partition)
+        if held is not None and segment.epoch >= 0:
+            held.note_leader(segment.epoch, position)
         self._settle(segment, end.offset)
         known = self.heard(segment.partition)
         if segment.start > known:

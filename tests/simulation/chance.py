@@ -67,10 +67,10 @@ FEW = 3
 """Where so few faults may strike they strike often."""
 REGULAR = 40
 """Longest time between two steps, ms."""
-CALM_MS = (100, 150, 100, 25)
+CALM_MS = (100, 150, 100, 25, 100, 150, 100, 150)
 """How far apart rounds are when everything drains, by seed in turn. What the cluster waits for is mostly due
-after 60 to 150 ms, so that longer rounds are fewer; one plan in four has short ones, between which timers and
-messages interleave as in the storm. (Plans that were kept by hand have those.)"""
+after 60 to 150 ms, so that longer rounds are fewer; one plan in eight has short ones, between which timers
+and messages interleave as in the storm. (Plans that were kept by hand have those.)"""
 
 Step = tuple[str, int]
 """(action, its chance)."""

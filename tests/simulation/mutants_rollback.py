@@ -14,7 +14,7 @@ from indexer import queue
 from indexer.core import SliceCore
 from indexer.events import DataLost, SteppedBack
 from indexer.following import Following
-from indexer.queue import HeldQueue
+from indexer.queue import HeldQueue, _Lane
 from indexer.scan import agree
 from indexer.snapshots import SnapshotRing
 from indexer.stamps import PendingStamps
@@ -81,6 +81,15 @@ def ignore_the_branch(patches: Patches) -> None:
 @mutant("R30, an election's loss that nobody tells", "what is held of a lost branch stays", faults=LOST)
 def keep_what_is_lost(patches: Patches) -> None:
     patches.put(HeldQueue, "_settle", lambda self, segment, end: None)
+
+
+@mutant(
+    "R30, an election's loss that nobody tells",
+    "a timestamp of a later leader is committed before anything of that leader was heard",
+    faults=("truncate", "lost"),
+)
+def commit_before_its_leader_was_heard(patches: Patches) -> None:
+    patches.put(_Lane, "heard_of", lambda self, epoch: 1 << 62)
 
 
 @mutant("R30, markers", "a range above a marker is sent under the epoch of the records below it")

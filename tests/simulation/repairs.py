@@ -197,6 +197,9 @@ class Repairs:
         finally:
             for one in held:
                 one.release()
+        if not self._on_the_log(at):
+            self._again(job)
+            return
         truth = [self._truth(at, number, rows[number]) for number in range(SLICES)]
         if any(one is None for one in truth):
             return  # the branch is not known; a later timestamp says it
@@ -210,6 +213,12 @@ class Repairs:
     def enough(self, timestamp: Timestamp, job: _Job) -> bool:
         """Whether every version at or past a timestamp lies behind the watch in the queues."""
         return all(timestamp.offset(partition) >= end for partition, end in job.ends.items())
+
+    def _on_the_log(self, at: Timestamp) -> bool:
+        """What the real job asks Kafka before and after it reads (`streaming.verify.driver.Source.check`)."""
+        source = self.world.kafka.source
+        short = any(at.offset(partition) > end for partition, end in source.ends().items())
+        return at.topic_id in ("", source.topic_id) and not short
 
     def _folds(self, at: Timestamp) -> list[Fold] | None:
         """By partition, what is true at a timestamp; None when it may mean several branches. (In the end the

@@ -761,6 +761,21 @@ def test_a_timestamp_of_what_replaced_the_held_waits_for_it() -> None:
     assert commits(decide(core)) == [(1, {0: 3}, [(0, 2), (2, 3)])]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_timestamp_of_a_later_leader_waits_until_that_was_heard_of(lost: bool) -> None:
+    """Timestamps come another way than segments, and may come first. What is held ends without a document:
+    whether the later leader has one there, only its own segments tell; a heartbeat when nothing was lost."""
+    core = live(Applied(timestamp=at(1)), documents=1)
+    hear(core, 0, Segment(0, 1, 1, 1))  # of the later leader, but from before what is held
+    hear(core, 1, segment(0, 1, 2, versions(1, 2), epoch=0), Segment(0, 0, 2, 4))
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(4, 1)}, TOPIC_ID), 0, 0)))
+    assert decide(core) == []  # it is full, and reads on all the same
+    replaced = segment(0, 2, 4, versions(2, 4), epoch=1)
+    hear(core, 2, replaced if lost else Segment(0, 1, 4, 4))
+    assert commits(decide(core)) == [(1, {0: 4}, [(1, 2), (2, 4)] if lost else [(1, 2)])]
+    assert core.heard().place(0) == Place(4, 1 if lost else 0)
+
+
 def test_what_made_room_and_an_election_has_lost_makes_the_slice_lost() -> None:
     """Its sender died before it reported it, so that no rollback cuts it; and it is applied."""
     core = live(documents=2)
