@@ -21,7 +21,7 @@ from deploy.cluster import LocalCluster
 from deploy.up import read_state, running_pid
 from keytide.cli.admin import Admin
 from keytide.errors import KeytideError
-from tests.chaos.driver import SETTINGS, Driver, Plan
+from tests.chaos.driver import Driver, Plan
 from tests.chaos.faults import KINDS
 from tests.chaos.run import Run
 
@@ -112,7 +112,7 @@ def _on_own(arguments: argparse.Namespace, plan: Plan) -> int:
     folder = Path(tempfile.mkdtemp(prefix="keytide-chaos-"))
     status = 1
     try:
-        with LocalCluster(folder, nodes=3, projectors=2, settings=SETTINGS, say=_say) as cluster:
+        with LocalCluster(folder, nodes=3, projectors=2, settings=plan.settings(), say=_say) as cluster:
             run = Run(cluster.coordinator_url, cluster.bootstrap, cluster.name, plan.seed)
             status = _drive(Driver(run, plan, os.getpid(), folder / "logs"), arguments.json, folder / "logs")
     finally:

@@ -23,7 +23,6 @@ from tests.chaos.truth import Truth
 from tests.chaos.writing import Writer
 
 SETTINGS = {
-    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "4000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_BUILD__NICE": "5",
@@ -35,6 +34,9 @@ SETTINGS = {
 }
 """Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time;
 drivers that stand back less, so that builds come to their end between faults."""
+LEAST_BATCH, BATCHES = 4_000, 20
+"""Documents of a micro-batch, and how many batches a build has at the end of a run, when that is more: the
+topics only grow, and batches of one size would make rebuilds slower and slower."""
 PROGRESS_S = 15.0
 PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id", "ranged"))
 """The indexes that stay, by keyspace in turn."""
@@ -57,6 +59,11 @@ class Plan:
     ids: int = 1_500
     readers: int = 2
     kinds: list[str] | None = None
+
+    def settings(self) -> dict[str, str]:
+        """Of a cluster of its own."""
+        documents = max(LEAST_BATCH, int(self.rate * self.seconds / BATCHES))
+        return {**SETTINGS, "KEYTIDE_BUILD__BATCH_DOCUMENTS": str(documents)}
 
 
 class Driver:
@@ -214,4 +221,6 @@ class Driver:
         for topic in self._topics:
             for number in range(2):
                 Builder(run, topic, 0).drop(f"{topic}_churn{number}")
-        AdminClient({"bootstrap.servers": run.bootstrap}).delete_topics(self._topics)
+        admin = AdminClient({"bootstrap.servers": run.bootstrap})
+        for deletion in admin.delete_topics(self._topics).values():
+            deletion.result(30)

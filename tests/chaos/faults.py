@@ -25,7 +25,8 @@ from tests.chaos.truncating import cut
 
 FRESH_LIMIT_S = 180.0
 STALL_S = (12.0, 18.0)
-"""Longer than every time-out of a cluster with `run.SETTINGS`: nodes 3 s, sessions 6 s, transactions 10 s."""
+"""Longer than every time-out of a cluster with `driver.SETTINGS`: nodes 3 s, sessions 6 s, transactions
+10 s."""
 
 
 KINDS = (
