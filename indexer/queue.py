@@ -12,8 +12,9 @@ splitting the segments it goes through (R11), and keeps the rest.
 What an election has lost may be held already; `hear` takes what the log has in its place, by the leader
 epochs of segments: records of the new leader, or nothing but its marker. (Where it is applied, the
 coordinator knows of it and rolls back.) A timestamp may come before what `hear` needs for that: so one of a
-later leader than what is held below it waits until something of that leader was heard *behind* it in the
-queue. Whoever acknowledged the timestamp has sent that to every slice, if only a heartbeat.
+later leader than what is held last below it waits until a segment of that leader was heard behind that and
+reaches as far. It always comes: whoever had the place acknowledged first has sent what ends there to every
+slice, and a slice that held something older then has that in its queue behind it.
 
 Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
 restart must begin to read (R6).
@@ -22,8 +23,9 @@ restart must begin to read (R6).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,13 +52,15 @@ class Piece:
 
     Attributes:
         segment: as it came; may be wider than the piece.
-        position: queue offset of the message that brought it.
+        position: queue offset of the message that brought it, of its first part.
+        arrival: the how manieth segment it was.
     """
 
     segment: Segment
     start: int
     end: int
     position: int
+    arrival: int
 
     @property
     def partition(self) -> int:
@@ -68,29 +72,38 @@ class Piece:
         return self.start <= self.segment.start and self.end >= self.segment.end
 
 
+class _Witness(NamedTuple):
+    """A segment that was heard: its leader epoch, where it ends, and the how manieth it was."""
+
+    epoch: int
+    end: int
+    arrival: int
+
+
 @dataclass(slots=True)
 class _Lane:
     """One source partition: where hearing ends, and the pieces between there and the position.
 
     Attributes:
-        leaders: (leader epoch, queue offset of the last message with a segment of it), of falling epochs and
-            rising offsets: what came before a later epoch's last message is not needed.
+        witnesses: the last segments heard, without those that a later one stands for.
     """
 
     heard: Place
     pieces: deque[Piece] = field(default_factory=deque)
-    leaders: list[tuple[int, int]] = field(default_factory=list)
+    witnesses: list[_Witness] = field(default_factory=list)
 
-    def note_leader(self, epoch: int, position: int) -> None:
-        """Something of a leader epoch was heard at a queue offset."""
-        while self.leaders and self.leaders[-1][0] <= epoch:
-            self.leaders.pop()
-        self.leaders.append((epoch, position))
+    def note(self, epoch: int, end: int, arrival: int) -> None:
+        """A segment was heard."""
+        self.witnesses = [one for one in self.witnesses if one.epoch > epoch or one.end > end]
+        self.witnesses.append(_Witness(epoch, end, arrival))
 
-    def heard_of(self, epoch: int) -> int:
-        """Queue offset of the last message with anything of an epoch or a later one, -1 when there was
-        none."""
-        return max((position for known, position in self.leaders if known >= epoch), default=-1)
+    def vouched_for(self, place: Place, arrival: int) -> bool:
+        """Whether a segment came behind the `arrival`th that is of the place's leader, or a later one, and
+        reaches as far."""
+        return any(
+            one.arrival > arrival and one.epoch >= place.epoch and one.end >= place.offset
+            for one in self.witnesses
+        )
 
 
 class HeldQueue:
@@ -101,10 +114,11 @@ class HeldQueue:
         bytes: size of their columns.
     """
 
-    __slots__ = ("_lanes", "bytes", "documents")
+    __slots__ = ("_arrivals", "_lanes", "bytes", "documents")
 
     def __init__(self, applied: Timestamp) -> None:
         self._lanes = {partition: _Lane(place) for partition, place in sorted(applied.places.items())}
+        self._arrivals = 0
         self.documents = 0
         self.bytes = 0
 
@@ -130,8 +144,8 @@ class HeldQueue:
 
     def _lost(self, partition: int, place: Place) -> bool:
         """Whether a document is held below `place` of a later leader than the place's, or the last one of an
-        earlier leader; or it cannot be told yet, for what is held there is of an earlier leader and nothing
-        of the place's own was heard since."""
+        earlier leader; or it cannot be told yet, for what is held there is of an earlier leader, and nothing
+        of the place's own or a later one that reaches as far was heard since."""
         lane = self._lanes.get(partition)
         if lane is None or place.epoch < 0 or not lane.pieces:
             return False
@@ -143,7 +157,7 @@ class HeldQueue:
                 start = piece.start
             elif 0 <= piece.segment.epoch < place.epoch:
                 start = max(piece.start, place.offset - 1)
-                if start < end and lane.heard_of(place.epoch) < piece.position:
+                if start < end and not lane.vouched_for(place, piece.arrival):
                     return True
             else:
                 continue
@@ -163,9 +177,15 @@ class HeldQueue:
             return Hearing.VOID
         if limit is not None and limit.offset < segment.end:
             end = limit
-        held = self._lanes.get(segment.partition)
-        if held is not None and segment.epoch >= 0:
-            held.note_leader(segment.epoch, position)
+        self._arrivals += 1
+        outcome = self._take_in(segment, position, end)
+        lane = self._lanes.get(segment.partition)
+        if lane is not None and segment.epoch >= 0 and outcome not in (Hearing.BEYOND, Hearing.VOID):
+            lane.note(segment.epoch, end.offset, self._arrivals)
+        return outcome
+
+    def _take_in(self, segment: Segment, position: int, end: Place) -> Hearing:
+        """`hear`, up to where the segment's branch ends."""
         self._settle(segment, end.offset)
         known = self.heard(segment.partition)
         if segment.start > known:
@@ -175,7 +195,7 @@ class HeldQueue:
         lane = self._lanes.setdefault(segment.partition, _Lane(Place(0)))
         if 0 <= segment.epoch < lane.heard.epoch and _first_document(segment, known, end.offset) is not None:
             return Hearing.VOID
-        lane.pieces.append(Piece(segment, known, end.offset, position))
+        lane.pieces.append(Piece(segment, known, end.offset, position, self._arrivals))
         lane.heard = end
         self.documents += _documents(segment)
         self.bytes += _size(segment)
@@ -201,7 +221,7 @@ class HeldQueue:
         while lane.pieces and lane.pieces[-1].end > cut:
             piece = lane.pieces.pop()
             if piece.start < cut:
-                lane.pieces.append(Piece(piece.segment, piece.start, cut, piece.position))
+                lane.pieces.append(replace(piece, end=cut))
                 break
             self.documents -= _documents(piece.segment)
             self.bytes -= _size(piece.segment)
@@ -245,8 +265,8 @@ class HeldQueue:
                     f"partition {partition}: piece at {piece.start}, not {reached}",
                 )
                 if piece.end > place.offset:
-                    lane.pieces.appendleft(Piece(piece.segment, place.offset, piece.end, piece.position))
-                    piece = Piece(piece.segment, piece.start, place.offset, piece.position)
+                    lane.pieces.appendleft(replace(piece, start=place.offset))
+                    piece = replace(piece, end=place.offset)
                 else:
                     self.documents -= _documents(piece.segment)
                     self.bytes -= _size(piece.segment)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -32,12 +33,14 @@ SETTINGS = {
     "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
 }
-"""Of a cluster of its own: small deltas and micro-batches, so that folds and batch ends come all the time;
-drivers that stand back less, so that builds come to their end between faults."""
+"""Of a cluster of its own: small deltas, so that folds come all the time; drivers that stand back less,
+so that builds come to their end between faults."""
 LEAST_BATCH, BATCHES = 4_000, 20
 """Documents of a micro-batch, and how many batches a build has at the end of a run, when that is more: the
 topics only grow, and batches of one size would make rebuilds slower and slower."""
 PROGRESS_S = 15.0
+GONE_LIMIT_S = 180.0
+"""Longer than a coordinator waits for projectors that do not let go of a dropped index."""
 PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id", "ranged"))
 """The indexes that stay, by keyspace in turn."""
 
@@ -221,6 +224,15 @@ class Driver:
         for topic in self._topics:
             for number in range(2):
                 Builder(run, topic, 0).drop(f"{topic}_churn{number}")
+        deadline = time.monotonic() + GONE_LIMIT_S
+        while any(one["keyspace"] in self._topics for one in run.admin("GET", "/v1/indexes")):
+            if time.monotonic() > deadline:
+                run.fail(f"dropped indexes are not gone after {GONE_LIMIT_S:.0f} s")
+                return
+            run.pause(0.3)  # (projectors let go of them while the topics are there)
         admin = AdminClient({"bootstrap.servers": run.bootstrap})
-        for deletion in admin.delete_topics(self._topics).values():
-            deletion.result(30)
+        for topic, deletion in admin.delete_topics(self._topics).items():
+            try:
+                deletion.result(30)
+            except KafkaException as error:
+                run.fail(f"topic {topic} cannot be deleted: {error}")

@@ -16,7 +16,7 @@ from indexer import following, slices
 from indexer.building import Building
 from indexer.events import Apply, LoadBatch
 from indexer.following import Following
-from indexer.queue import Hearing, HeldQueue, Piece
+from indexer.queue import Hearing, HeldQueue
 from indexer.snapshots import SnapshotRing
 from indexer.stamps import PendingStamps
 from indexer.store import memory
@@ -180,7 +180,7 @@ def forget_to_trim(patches: Patches) -> None:
         if outcome is Hearing.TRIMMED:
             lane = self._lanes[segment.partition]
             piece = lane.pieces.pop()
-            lane.pieces.append(Piece(piece.segment, segment.start, piece.end, position))
+            lane.pieces.append(dataclasses.replace(piece, start=segment.start))
         return outcome
 
     _hear = patches.put(HeldQueue, "hear", hear)

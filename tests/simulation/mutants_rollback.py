@@ -85,11 +85,11 @@ def keep_what_is_lost(patches: Patches) -> None:
 
 @mutant(
     "R30, an election's loss that nobody tells",
-    "a timestamp of a later leader is committed before anything of that leader was heard",
+    "a timestamp of a later leader is committed before a segment of that leader that reaches as far",
     faults=("truncate", "lost"),
 )
 def commit_before_its_leader_was_heard(patches: Patches) -> None:
-    patches.put(_Lane, "heard_of", lambda self, epoch: 1 << 62)
+    patches.put(_Lane, "vouched_for", lambda self, place, arrival: True)
 
 
 @mutant("R30, markers", "a range above a marker is sent under the epoch of the records below it")

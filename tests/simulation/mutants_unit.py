@@ -62,8 +62,11 @@ class UnitMutant(NamedTuple):
 
     def run(self, **fixtures: Any) -> None:
         """Call the test with those fixtures that it asks for."""
-        wanted = inspect.signature(self.test).parameters
-        self.test(**{name: one for name, one in fixtures.items() if name in wanted}, **self.given)
+        self.test(**{name: one for name, one in fixtures.items() if name in self.wanted()}, **self.given)
+
+    def wanted(self) -> list[str]:
+        """The parameters of the test."""
+        return list(inspect.signature(self.test).parameters)
 
     def where(self) -> str:
         """The test, as pytest names it."""
@@ -225,7 +228,7 @@ def trust_the_last_report(patches: Patches) -> None:
 
 
 @unit_mutant(
-    "R29 (builds)",
+    "R29 (what a build has read may go)",
     "offsets that retention took count as missed although the build had read them",
     "nothing expires there",
     test_builds.test_deleted_offsets_that_were_read_do_not_matter,

@@ -132,7 +132,7 @@ def killer(mutant: Mutant, budget: int) -> tuple[int, str] | None:
     for one in plans_for(mutant, budget):
         with planted(mutant):
             found = failure(one)
-        if found == "TypeError":
+        if found in ("TypeError", "AttributeError", "NameError"):
             raise TypeError(f"{mutant.name} does not fit the code any more")
         if found:
             run_or_tell(one)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from indexer.store.bulk import NotInOrderError
 from indexer.store.fold_worker import FoldWorker
 from indexer.store.interface import Applied
 from indexer.store.memory import MemorySliceStore
@@ -30,6 +32,7 @@ from tests.simulation.projectors import columns_of
 from tests.simulation.running import failure, killer, plan_for, quietly
 from tests.simulation.shrink import shrink
 from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, definition
+from tests.store_kit import lmdb_store
 
 BUDGET = int(os.environ.get("KEYTIDE_MUTANT_SEEDS", "400"))
 
@@ -44,14 +47,16 @@ def test_planted_faults_are_seen(mutant: Mutant) -> None:
 def test_what_no_history_shows_is_seen_by_the_named_test(
     mutant: UnitMutant, tmp_path: Path, folds: FoldWorker
 ) -> None:
-    def run(place: str) -> None:
-        (folder := tmp_path / place).mkdir()
-        mutant.run(tmp_path=folder, folds=folds, store=MemorySliceStore(Applied()))
+    def run(place: str, *, on_disk: bool) -> None:
+        (folder := tmp_path / f"{place}-{on_disk}").mkdir()
+        store = lmdb_store(folder / "slice", folds) if on_disk else MemorySliceStore(Applied())
+        with closing(store):
+            mutant.run(tmp_path=folder, folds=folds, store=store)
 
-    run("as it is")
-    with planted(mutant), pytest.raises((Exception, pytest.fail.Exception)) as seen:
-        run("planted")
-    assert not isinstance(seen.value, (TypeError, AttributeError, NameError)), "it does not fit the code"
+    for on_disk in (False, True) if "store" in mutant.wanted() else (False,):
+        run("as it is", on_disk=on_disk)
+        with planted(mutant), pytest.raises((AssertionError, pytest.fail.Exception, NotInOrderError)):
+            run("planted", on_disk=on_disk)
 
 
 def test_planting_leaves_nothing_behind() -> None:

@@ -434,8 +434,9 @@ class World:
     def _round(self, ms: int) -> None:
         """Everybody does all that there is to do. (After the heal the first projector has all partitions.)"""
         self.clock.run_until(self.clock.now + ms)
-        for projector in self.projectors[:1] if self.healed else self.projectors:
-            projector.poll(8)
+        for number, projector in enumerate(self.projectors):
+            if number == 0 or not self.healed:
+                projector.poll(8)
             projector.tick()
         self._step_drivers()
         self.leader.step()

@@ -776,6 +776,39 @@ def test_a_timestamp_of_a_later_leader_waits_until_that_was_heard_of(lost: bool)
     assert core.heard().place(0) == Place(4, 1 if lost else 0)
 
 
+@pytest.mark.parametrize(
+    "heard",
+    [
+        [(0, 1, 2, 2)],  # it does not reach as far as the timestamp
+        [(0, 1, 5, 7)],  # beyond what was heard: it is dropped
+        [(0, 0, 4, 4)],  # of the earlier leader
+    ],
+)
+def test_what_does_not_tell_what_the_later_leader_has_there(heard: list[tuple[int, int, int, int]]) -> None:
+    core = live(Applied(timestamp=at(1)))
+    hear(core, 0, segment(0, 1, 2, versions(1, 2), epoch=0), Segment(0, 0, 2, 4))
+    hear(core, 1, *(Segment(*one) for one in heard))
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(4, 1)}, TOPIC_ID), 0, 0)))
+    assert decide(core) == []
+    hear(core, 2, segment(0, 2, 4, versions(2, 4), epoch=1))
+    assert commits(decide(core)) == [(1, {0: 4}, [(1, 2), (2, 4)])]
+
+
+def test_a_message_in_parts_is_heard_when_it_is_whole() -> None:
+    """Its first part comes before the later leader's word, and so it is no word on what it brings."""
+    core = live(Applied(timestamp=at(1)))
+    long = segment(0, 1, 40, versions(1, 40), epoch=0)
+    parts = split(encode(batch([long, Segment(0, 0, 40, 41)])), 200, "p", 1)
+    core.handle(MutationData(parts[0], 0))
+    hear(core, 1, Segment(0, 1, 1, 1), Segment(0, 1, 1, 1))
+    for position, part in enumerate(parts[1:], 2):
+        core.handle(MutationData(part, position))
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(41, 1)}, TOPIC_ID), 0, 0)))
+    assert decide(core) == []
+    hear(core, 90, Segment(0, 1, 41, 41))
+    assert [number for number, _, _ in commits(decide(core))] == [1]
+
+
 def test_what_made_room_and_an_election_has_lost_makes_the_slice_lost() -> None:
     """Its sender died before it reported it, so that no rollback cuts it; and it is applied."""
     core = live(documents=2)
