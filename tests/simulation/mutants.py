@@ -25,7 +25,7 @@ from keytide.messages import Assembler, Segment
 from keytide.timestamp import Timestamp
 from projector.core import SourceBatch
 from projector.tracker import Tracker
-from tests.simulation import coordinators, drivers, nodes, projectors, readers
+from tests.simulation import coordinators, drivers, kafka, nodes, projectors, readers
 from tests.simulation.planting import Mutant, Patches
 
 MUTANTS: list[Mutant] = []
@@ -257,6 +257,28 @@ def begin_later_than_told(patches: Patches) -> None:
         return out
 
     _committed = patches.put(Tracker, "_committed", committed)
+
+
+@mutant(
+    "R13, fence",
+    "a projector's commit counts although the partition has another owner",
+    faults=("rebalance", "lost"),
+)
+def commit_unfenced(patches: Patches) -> None:
+    def commit(self: kafka.Kafka, partition: int, generation: int, commit: Any) -> bool:
+        self.committed[partition] = commit
+        return True
+
+    patches.put(kafka.Kafka, "commit", commit)
+
+
+@mutant("R3, fence", "a deposed leader writes into the dictionary")
+def write_unfenced(patches: Patches) -> None:
+    def write(self: kafka.Kafka, term: int, records: Any) -> bool:
+        self.metadata += records
+        return True
+
+    patches.put(kafka.Kafka, "write", write)
 
 
 @mutant("R14", "nothing is told while nothing changes")

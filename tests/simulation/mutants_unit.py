@@ -18,10 +18,11 @@ import msgspec
 
 from coordinator import backfilling, source
 from coordinator.builds import Builds
-from coordinator.events import SourceSampled
+from coordinator.events import BuildPrepared, SourceSampled
 from coordinator.finishing import Finishing
 from coordinator.lateness import Lateness, LatenessWatch
 from coordinator.retire import Cleaner
+from coordinator.starting import Starting
 from indexer.building import Building
 from indexer.core import SliceCore
 from indexer.events import Instruction, MutationData
@@ -159,6 +160,20 @@ def end_without_the_last_batch(patches: Patches) -> None:
 )
 def overlook_transactions(patches: Patches) -> None:
     patches.put(backfilling, "open_transactions", lambda load, facts: [])
+
+
+@unit_mutant(
+    "R24 (high watermark)",
+    "a build needs to load only what lies below open transactions",
+    "no transactions there",
+    test_builds.test_the_load_timestamp_is_the_end_behind_open_transactions,
+)
+def load_what_is_stable(patches: Patches) -> None:
+    def prepared(self: Starting, event: BuildPrepared) -> list[Any]:
+        stable = dataclasses.replace(event.facts, high=event.facts.stable)
+        return list(_prepared(self, dataclasses.replace(event, facts=stable)))
+
+    _prepared = patches.put(Starting, "prepared", prepared)
 
 
 @unit_mutant(

@@ -28,10 +28,8 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 NOT_SWITCHED_OFF: Final = (
     "R5, what a slower slice works towards",
     "R10, how long a gap may stay",
-    "R13, that the commit is fenced",
     "R14, empty segments (nothing is wrong or stuck without them in 400 histories)",
     "R21, removals before puts",
-    "R24, that the load timestamp is the high watermark",
     "R29, that entries stay, and that a build says from where it could read",
     "R33, that the journal covers unnumbered commits",
 )

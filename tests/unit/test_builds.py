@@ -334,6 +334,16 @@ def test_a_quiet_compacted_topic_is_never_too_late() -> None:
     assert world.index("by_city").state == "READY"
 
 
+def test_the_load_timestamp_is_the_end_behind_open_transactions() -> None:
+    world = World()
+    world.sql(CREATE)
+    world.node("n1")
+    world.tick()
+    world.prepared("b8", facts((100, 50), stable=(80, 50)))
+    assert world.build("b8").load_timestamp.offsets() == {0: 100, 1: 50}
+    assert "partition 0 from offset 80" in world.leader.builds.book.run("b8").waiting_for
+
+
 def test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit() -> None:
     world = started(World(BuildLimits(transaction_limit_ms=MINUTE)))
     held = facts((140, 50), stable=(80, 50))
