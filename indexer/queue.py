@@ -14,7 +14,8 @@ epochs of segments: records of the new leader, or nothing but its marker. (Where
 coordinator knows of it and rolls back.) A timestamp may come before what `hear` needs for that: so one of a
 later leader than what is held last below it waits until a segment of that leader was heard behind that and
 reaches as far. It always comes: whoever had the place acknowledged first has sent what ends there to every
-slice, and a slice that held something older then has that in its queue behind it.
+slice, and a slice that held something older then has that in its queue behind it. In the same way a segment
+does not continue what is held of an earlier leader than its sender has read there, before that was heard.
 
 Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
 restart must begin to read (R6).
@@ -190,6 +191,8 @@ class HeldQueue:
         known = self.heard(segment.partition)
         if segment.start > known:
             return Hearing.BEYOND
+        if self._continues_another_branch(segment):
+            return Hearing.VOID if end.offset <= known else Hearing.BEYOND
         if end.offset <= known:
             return Hearing.EMPTY if segment.start == end.offset else Hearing.DUPLICATE
         lane = self._lanes.setdefault(segment.partition, _Lane(Place(0)))
@@ -200,6 +203,17 @@ class HeldQueue:
         self.documents += _documents(segment)
         self.bytes += _size(segment)
         return Hearing.EXTENDED if segment.start == known else Hearing.TRIMMED
+
+    def _continues_another_branch(self, segment: Segment) -> bool:
+        """Whether its sender has read below its start what is of a later leader than what is held there, and
+        that has not come: a send between failed. It comes again, and settles what is held (R10)."""
+        lane = self._lanes.get(segment.partition)
+        if lane is None or segment.below < 0:
+            return False
+        piece = next((one for one in reversed(lane.pieces) if one.start < segment.start), None)
+        if piece is None or not 0 <= piece.segment.epoch < segment.below:
+            return False
+        return not lane.vouched_for(Place(segment.start, segment.below), piece.arrival)
 
     def _settle(self, segment: Segment, end: int) -> None:
         """Let go of what is held and not on the log any more: along a log leader epochs only grow, so where

@@ -222,6 +222,7 @@ def cut_segment(segment: Segment, offset: int) -> tuple[Segment, Segment]:
         _part_of_heard(heard, 0, middle, 0),
         _part_of_puts(puts, 0, entries, 0),
         lower_skips,
+        segment.below,
     )
     upper = Segment(
         segment.partition,
@@ -231,6 +232,7 @@ def cut_segment(segment: Segment, offset: int) -> tuple[Segment, Segment]:
         _part_of_heard(heard, middle, count, offset - segment.start),
         _part_of_puts(puts, entries, puts.count if puts else 0, middle),
         upper_skips,
+        segment.epoch,
     )
     return lower, upper
 

@@ -115,6 +115,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     heard: Heard | None = None
     puts: Puts | None = None
     skips: list[Skip] = []
+    below: int = -1
+    """Leader epoch of what lies just below `start`, as far as its sender has read it; -1 when unknown."""
 
 
 class SegmentBatch(_Message, frozen=True, array_like=True):

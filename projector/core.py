@@ -59,6 +59,7 @@ class SourceBatch:
         ids: record keys.
         values: record values; None is a tombstone.
         times: record timestamps, milliseconds.
+        below: leader epoch of what lies just below `start`, -1 when unknown.
     """
 
     partition: int
@@ -69,6 +70,7 @@ class SourceBatch:
     ids: list[bytes | None]
     values: list[bytes | None]
     times: Sequence[int] | npt.NDArray[np.int64]
+    below: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,15 +84,14 @@ def batches_of(
         if not run.offsets:
             continue
         if run.offsets[0] - at >= _SPAN:
-            batches.append(_empty(key, run.epoch, at, run.offsets[0]))
-            at = run.offsets[0]
+            batches.append(_empty(key, run.epoch, at, run.offsets[0], epoch))
+            at, epoch = run.offsets[0], run.epoch
         after = run.offsets[-1] + 1
-        batches.append(
-            SourceBatch(key.partition, run.epoch, at, after, run.offsets, run.keys, run.values, run.times)
-        )
+        columns_of_run = (run.offsets, run.keys, run.values, run.times)
+        batches.append(SourceBatch(key.partition, run.epoch, at, after, *columns_of_run, epoch))
         at, epoch = after, run.epoch
     if not batches or at < end:
-        batches.append(_empty(key, max(epoch, marked) if at < end else epoch, at, max(at, end)))
+        batches.append(_empty(key, max(epoch, marked) if at < end else epoch, at, max(at, end), epoch))
     return batches
 
 
@@ -108,8 +107,8 @@ def reached_by(batches: Sequence[SourceBatch], tail: int, marked: int = -1) -> R
     return Reached(last.end, last.epoch, 0 if marked >= 0 else bare)
 
 
-def _empty(key: Key, epoch: int, start: int, end: int) -> SourceBatch:
-    return SourceBatch(key.partition, epoch, start, end, [], [], [], [])
+def _empty(key: Key, epoch: int, start: int, end: int, below: int) -> SourceBatch:
+    return SourceBatch(key.partition, epoch, start, end, [], [], [], [], below)
 
 
 class Pipeline:
@@ -198,7 +197,7 @@ class Pipeline:
         splits = {record.id: record.splits for record in indexes}
         for batch in batches:
             if not batch.offsets:
-                segment = Segment(batch.partition, batch.epoch, batch.start, batch.end)
+                segment = Segment(batch.partition, batch.epoch, batch.start, batch.end, below=batch.below)
                 for slices in found.values():
                     for some in slices:
                         some.append(segment)
@@ -215,6 +214,7 @@ class Pipeline:
                     len(slices),
                     partition=batch.partition,
                     epoch=batch.epoch,
+                    below=batch.below,
                     start=batch.start,
                     end=batch.end,
                     heard=projected.heard,

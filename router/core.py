@@ -115,15 +115,16 @@ def segments(
     end: int,
     heard: Heard | None,
     splits: Sequence[bytes] = (),
+    below: int = -1,
 ) -> list[Segment]:
     """One segment per slice, in slice order; a sync message where there is nothing to say.
 
     Args:
-        partition, epoch, start, end, heard: of the batch that was projected.
+        partition, epoch, start, end, heard, below: of the batch that was projected.
         splits: of a RANGE index.
     """
     return [
-        Segment(partition, epoch, start, end, heard, puts, skips)
+        Segment(partition, epoch, start, end, heard, puts, skips, below)
         for puts, skips in route(entries, slices, splits)
     ]
 

@@ -26,6 +26,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "do_not_wait_for_the_version": (102, "Stuck"),
     "begin_later_than_told": (255, "Stuck"),
     "commit_unfenced": (601176, "Stuck"),
+    "write_unfenced": (4, "Stuck"),
     "tell_only_changes": (0, "Stuck"),
     "equal_replaces": (0, "Untorn"),
     "lose_tombstones": (0, "Untorn"),

@@ -27,6 +27,7 @@ from indexer.building import Building
 from indexer.core import SliceCore
 from indexer.events import Instruction, MutationData
 from indexer.following import Following
+from indexer.queue import HeldQueue
 from indexer.store import resolve
 from indexer.store.base import Base
 from keytide import digests
@@ -264,6 +265,16 @@ def miss_what_was_read(patches: Patches) -> None:
 def compare_what_is_gone(patches: Patches) -> None:
     patches.put(digests, "below", lambda floors, *version: False)
     patches.put(Evidence, "below", lambda self, version: False)
+
+
+@unit_mutant(
+    "R30 (an election's loss that nobody tells)",
+    "a segment continues what is held of an earlier leader than its sender has read there",
+    "two sends must fail to one slice and not to another, behind an election whose loss nobody tells",
+    test_slice_core.test_what_continues_another_branch_than_its_sender_has_read_is_not_taken,
+)
+def continue_any_branch(patches: Patches) -> None:
+    patches.put(HeldQueue, "_continues_another_branch", lambda self, segment: False)
 
 
 @unit_mutant(

@@ -63,16 +63,23 @@ def pack_skips(versions: Sequence[Version], number: int) -> list[Skip]:
 
 
 def segments_of(
-    partition: int, epoch: int, start: int, end: int, versions: Sequence[Version]
+    partition: int, epoch: int, start: int, end: int, below: int, versions: Sequence[Version]
 ) -> list[Segment]:
     """One segment for each slice."""
     heard = pack_heard(versions, start)
     return [
         Segment(
-            partition, epoch, start, end, heard, pack_puts(versions, number), pack_skips(versions, number)
+            partition,
+            epoch,
+            start,
+            end,
+            heard,
+            pack_puts(versions, number),
+            pack_skips(versions, number),
+            below,
         )
         if versions
-        else Segment(partition, epoch, start, end)
+        else Segment(partition, epoch, start, end, below=below)
         for number in range(SLICES)
     ]
 

@@ -294,7 +294,7 @@ class SimProjector:
             if not indexes:
                 continue
             sent = [
-                segments_of(one.partition, one.epoch, one.start, one.end, self._versions(one))
+                segments_of(one.partition, one.epoch, one.start, one.end, one.below, self._versions(one))
                 for one in batches
             ]
             for number in range(SLICES):

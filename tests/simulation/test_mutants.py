@@ -130,7 +130,12 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
             made = pipeline.emit(catalog, KEYSPACE, {1: batches}, 5)
             quick = [
                 segments_of(
-                    one.partition, one.epoch, one.start, one.end, [log.records[o] for o in one.offsets]
+                    one.partition,
+                    one.epoch,
+                    one.start,
+                    one.end,
+                    one.below,
+                    [log.records[o] for o in one.offsets],
                 )
                 for one in batches
             ]

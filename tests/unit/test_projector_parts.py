@@ -81,8 +81,13 @@ class TestBatches:
         assert [b.epoch for b in batches] == [0, 0]
 
     def test_without_records_it_is_the_range_alone(self) -> None:
-        assert batches_of(KEY, 10, 12, 4, []) == [SourceBatch(1, 4, 10, 12, [], [], [], [])]
-        assert batches_of(KEY, 10, 10, 4, []) == [SourceBatch(1, 4, 10, 10, [], [], [], [])]
+        assert batches_of(KEY, 10, 12, 4, []) == [SourceBatch(1, 4, 10, 12, [], [], [], [], 4)]
+        assert batches_of(KEY, 10, 10, 4, []) == [SourceBatch(1, 4, 10, 10, [], [], [], [], 4)]
+
+    def test_each_batch_says_which_leader_was_read_below_it(self) -> None:
+        runs = [columns(10, 11, epoch=4), columns(12, 13, epoch=6)]
+        batches = batches_of(KEY, 10, 16, 3, runs)
+        assert [(b.start, b.epoch, b.below) for b in batches] == [(10, 4, 3), (12, 6, 4), (14, 6, 6)]
 
     def test_a_range_above_a_marker_is_of_the_markers_leader(self) -> None:
         batches = batches_of(KEY, 10, 14, 4, [columns(10, 11, epoch=5)], 6)

@@ -776,6 +776,28 @@ def test_a_timestamp_of_a_later_leader_waits_until_that_was_heard_of(lost: bool)
     assert core.heard().place(0) == Place(4, 1 if lost else 0)
 
 
+def test_what_continues_another_branch_than_its_sender_has_read_is_not_taken() -> None:
+    """The later leader's [2, 4) was not delivered, [4, 6) was; a timestamp overtakes what is sent again."""
+    core = live(Applied(timestamp=at(1)))
+    hear(core, 0, segment(0, 1, 4, versions(1, 4), epoch=0))
+    continues = structs.replace(segment(0, 4, 6, versions(4, 6), epoch=1), below=1)
+    hear(core, 1, continues, Segment(0, 1, 4, 4, below=1))
+    assert core.heard().offsets() == {0: 4}
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(6, 1)}, TOPIC_ID), 0, 0)))
+    assert decide(core) == []
+    hear(core, 2, structs.replace(segment(0, 2, 6, versions(2, 6), epoch=1), below=0))
+    assert commits(decide(core)) == [(1, {0: 6}, [(1, 2), (2, 6)])]
+
+
+def test_what_the_later_leader_has_there_too_is_continued() -> None:
+    """What is held ends with a marker of the later leader, whose epoch its sender did not know."""
+    core = live(Applied(timestamp=at(1)))
+    hear(core, 0, segment(0, 1, 2, versions(1, 2), epoch=0), Segment(0, 0, 2, 4))
+    continues = structs.replace(segment(0, 4, 6, versions(4, 6), epoch=1), below=1)
+    hear(core, 1, Segment(0, 1, 2, 4, below=0), continues)
+    assert core.heard().place(0) == Place(6, 1)
+
+
 @pytest.mark.parametrize(
     "heard",
     [
