@@ -86,10 +86,12 @@ class _Lane:
     """One source partition: where hearing ends, and the pieces between there and the position.
 
     Attributes:
+        applied: where the pieces begin.
         witnesses: the last segments heard, without those that a later one stands for.
     """
 
     heard: Place
+    applied: Place
     pieces: deque[Piece] = field(default_factory=deque)
     witnesses: list[_Witness] = field(default_factory=list)
 
@@ -118,7 +120,7 @@ class HeldQueue:
     __slots__ = ("_arrivals", "_lanes", "bytes", "documents")
 
     def __init__(self, applied: Timestamp) -> None:
-        self._lanes = {partition: _Lane(place) for partition, place in sorted(applied.places.items())}
+        self._lanes = {partition: _Lane(place, place) for partition, place in sorted(applied.places.items())}
         self._arrivals = 0
         self.documents = 0
         self.bytes = 0
@@ -148,7 +150,11 @@ class HeldQueue:
         earlier leader; or it cannot be told yet, for what is held there is of an earlier leader, and nothing
         of the place's own or a later one that reaches as far was heard since."""
         lane = self._lanes.get(partition)
-        if lane is None or place.epoch < 0 or not lane.pieces:
+        if lane is None or place.epoch < 0:
+            return False
+        if place.offset == lane.applied.offset and place.tail == 0 and place.epoch < lane.applied.epoch:
+            return True  # a build has read what the log has since an election; this is of what it had before
+        if not lane.pieces:
             return False
         if lane.pieces[0].segment.epoch == place.epoch == lane.pieces[-1].segment.epoch:
             return False
@@ -195,7 +201,7 @@ class HeldQueue:
             return Hearing.VOID if end.offset <= known else Hearing.BEYOND
         if end.offset <= known:
             return Hearing.EMPTY if segment.start == end.offset else Hearing.DUPLICATE
-        lane = self._lanes.setdefault(segment.partition, _Lane(Place(0)))
+        lane = self._lanes.setdefault(segment.partition, _Lane(Place(0), Place(0)))
         if 0 <= segment.epoch < lane.heard.epoch and _first_document(segment, known, end.offset) is not None:
             return Hearing.VOID
         lane.pieces.append(Piece(segment, known, end.offset, position, self._arrivals))
@@ -286,6 +292,8 @@ class HeldQueue:
                     self.bytes -= _size(piece.segment)
                 taken.append(piece)
                 reached = piece.end
+            if lane is not None:
+                lane.applied = place
             invariant(
                 reached == max(start, place.offset),
                 "Contiguous",

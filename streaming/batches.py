@@ -166,7 +166,7 @@ class Batches:
             reach("driver-before-batch-end")
             end = footing.placed(begin, Timestamp(), self._looked)
             self._status.settle_batch(end)
-            self.send_ends(0, begin, begin, outcome.winners)
+            self.send_ends(0, begin, end, outcome.winners)
             journal = self._status.journal
             journal.table_read, journal.table_documents = True, outcome.documents
             self._status.at_table = False
@@ -189,7 +189,7 @@ class Batches:
         outcome, end = self._read(frame, work, covered, self._looked)
         reach("driver-before-batch-end")
         self._status.settle_batch(end)
-        self.send_ends(batch, covered.start, covered.end, outcome.winners)
+        self.send_ends(batch, covered.start, end, outcome.winners)
         self._status.finish_batch(batch, end, self._plan.slots, outcome)
         reach("driver-batch-ended")
         log.info(
@@ -309,6 +309,9 @@ class Batches:
         self, batch: int, start: Timestamp, end: Timestamp, winners: Sequence[dict[str, int]]
     ) -> None:
         """Send every slice the end of a micro-batch, and wait until all are acknowledged.
+
+        Args:
+            end: with leader epochs: a slice commits no timestamp of what the log had before an election.
 
         Raises:
             DeliveryError: one is not.

@@ -305,7 +305,8 @@ class SimDriver:
         winners: dict[tuple[str, int], dict[str, int]],
     ) -> list[Message]:
         topic_id = self._position().topic_id
-        start, stop = Timestamp.of(begin, topic_id), Timestamp.of(end, topic_id)
+        start = Timestamp.of(begin, topic_id)
+        stop = footing.known(Timestamp.of(end, topic_id), self.checkpoint.read)
         return [
             (
                 TOPICS.backfill(index, self.build),

@@ -60,6 +60,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "ignore_the_branch": (17, "Untorn"),
     "keep_what_is_lost": (37, "Stuck"),
     "commit_before_its_leader_was_heard": (4051, "Untorn"),
+    "end_without_epochs": (701976, "Untorn"),
     "hide_the_marker": (32004, "Untorn"),
     "believe_records_only": (32004, "Untorn"),
     "keep_what_made_room": (33714, "Untorn"),

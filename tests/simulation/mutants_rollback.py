@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
+
 from coordinator import confirming, rebuilding, rollback, trimming
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
@@ -20,12 +22,13 @@ from indexer.snapshots import SnapshotRing
 from indexer.stamps import PendingStamps
 from indexer.store import memory
 from keytide.history import History
+from keytide.messages import BatchEnd, decode, encode
 from keytide.timestamp import Place, Timestamp
 from projector.partition import PartitionState
 from projector.places import Beginning, decode_metadata
 from projector.tracker import Tracker
 from streaming import footing
-from tests.simulation import projectors
+from tests.simulation import drivers, projectors
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 
@@ -90,6 +93,24 @@ def keep_what_is_lost(patches: Patches) -> None:
 )
 def commit_before_its_leader_was_heard(patches: Patches) -> None:
     patches.put(_Lane, "vouched_for", lambda self, place, arrival: True)
+
+
+@mutant(
+    "R30, an election's loss that a build has not read",
+    "a slice does not know of which leader its build has read the last",
+    faults=("disk-loss", "election", "new-leader", "truncate"),
+)
+def end_without_epochs(patches: Patches) -> None:
+    def ends(self: Any, *of: Any) -> Any:
+        bare = []
+        for topic, number, data in _ends(self, *of):
+            end = decode(data)
+            assert isinstance(end, BatchEnd)
+            without = Timestamp.of(end.end.offsets(), end.end.topic_id)
+            bare.append((topic, number, encode(msgspec.structs.replace(end, end=without))))
+        return bare
+
+    _ends = patches.put(drivers.SimDriver, "_batch_ends", ends)
 
 
 @mutant("R30, markers", "a range above a marker is sent under the epoch of the records below it")

@@ -789,6 +789,19 @@ def test_what_continues_another_branch_than_its_sender_has_read_is_not_taken() -
     assert commits(decide(core)) == [(1, {0: 6}, [(1, 2), (2, 6)])]
 
 
+@pytest.mark.parametrize(("tail", "number"), [(0, 2), (1, 1)])
+def test_a_timestamp_of_an_earlier_leader_than_the_position_is_not_committed(tail: int, number: int) -> None:
+    """A build has read what the log has since an election; the timestamp is of what it had before. Where that
+    ends with a marker of an unknown leader, it may be of the same log."""
+    core = live(Applied(timestamp=Timestamp({0: Place(4, 1)}, TOPIC_ID)))
+    for issued, place in enumerate((Place(4, 0, tail), Place(4, 1)), 1):
+        timestamp = Timestamp({0: place}, TOPIC_ID)
+        core.handle(Stamped(issued, StabilityTimestamp("ks", 1, 0, timestamp, 0, 0)))
+        assert [one for one, _, _ in commits(decide(core))] == ([issued] if issued == number else [])
+        if issued == number:
+            break
+
+
 def test_what_the_later_leader_has_there_too_is_continued() -> None:
     """What is held ends with a marker of the later leader, whose epoch its sender did not know."""
     core = live(Applied(timestamp=at(1)))
