@@ -181,7 +181,7 @@ class Slice:
             counts[chunk.attempt] += 1
         assert counts == end.winners
         assert end.batch == self.batch + 1
-        assert self.batch < 0 or end.start == self.position
+        assert self.batch < 0 or end.start.offsets() == self.position.offsets()
         self.batch, self.position = end.batch, end.end
         self.runs.add(end.run)
         for chunk in won:
