@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 _ABSENT = object()
 
@@ -51,19 +51,12 @@ class Mutant(NamedTuple):
     faults: tuple[str, ...] = ()
 
 
-class Plantable(Protocol):
-    """What `planted` needs of a mutant."""
-
-    @property
-    def plant(self) -> Callable[[Patches], None]: ...
-
-
 @contextmanager
-def planted(mutant: Plantable) -> Iterator[None]:
-    """The mutant's change, as long as the block lasts."""
+def planted(plant: Callable[[Patches], None]) -> Iterator[None]:
+    """A mutant's change, as long as the block lasts."""
     patches = Patches()
     try:
-        mutant.plant(patches)
+        plant(patches)
         yield
     finally:
         patches.undo()

@@ -130,7 +130,7 @@ def killer(mutant: Mutant, budget: int) -> tuple[int, str] | None:
         AssertionError: a plan fails without the mutant, too; it tells the story of its smallest form.
     """
     for one in plans_for(mutant, budget):
-        with planted(mutant):
+        with planted(mutant.plant):
             found = failure(one)
         if found in ("TypeError", "AttributeError", "NameError"):
             raise TypeError(f"{mutant.name} does not fit the code any more")

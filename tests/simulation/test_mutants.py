@@ -55,7 +55,7 @@ def test_what_no_history_shows_is_seen_by_the_named_test(
 
     for on_disk in (False, True) if "store" in mutant.wanted() else (False,):
         run("as it is", on_disk=on_disk)
-        with planted(mutant), pytest.raises((AssertionError, pytest.fail.Exception, NotInOrderError)):
+        with planted(mutant.plant), pytest.raises((AssertionError, pytest.fail.Exception, NotInOrderError)):
             run("planted", on_disk=on_disk)
 
 
