@@ -28,7 +28,7 @@ from keytide.definition.expression import (
     Predicate,
     Truth,
 )
-from keytide.definition.semantics import LikePattern
+from keytide.definition.semantics import Constants, LikePattern
 
 
 class PredicateWriter:
@@ -70,12 +70,31 @@ class PredicateWriter:
         return "(" + f" {word} ".join(self.write(operand, wanted) for operand in operands) + ")"
 
     def _in(self, operand: Expression, choices: tuple[Expression, ...], wanted: bool) -> str:
-        texts = [c.value for c in choices if isinstance(c, Literal) and isinstance(c.value, str)]
-        if wanted and len(texts) == len(choices) and not isinstance(operand, Literal):
-            name = self._atom(operand)
-            return f"(type({name}) is str and {name} in {self._constant('choices', frozenset(texts))})"
-        equalities = tuple(Comparison("=", operand, choice) for choice in choices)
-        return self.write(Or(equalities), wanted)
+        """One look into a set for the constants, whatever their number; the rest are equalities."""
+        literals = tuple(c for c in choices if isinstance(c, Literal))
+        if len(literals) < 2 or isinstance(operand, Literal):
+            return self.write(Or(tuple(Comparison("=", operand, choice) for choice in choices)), wanted)
+        others = tuple(Comparison("=", operand, c) for c in choices if not isinstance(c, Literal))
+        listed = self._listed(self._atom(operand), Constants.of(c.value for c in literals), wanted)
+        if not others:
+            return listed
+        return f"({listed} {'or' if wanted else 'and'} {self.write(Or(others), wanted)})"
+
+    def _listed(self, name: str, constants: Constants, wanted: bool) -> str:
+        """Whether a value is one of some constants, by kind: Python takes 1 and True for equal."""
+        if constants.null and not wanted:
+            return "False"  # never for certain
+        tests = [
+            f"({' or '.join(f'type({name}) is {kind}' for kind in kinds)}) and {name} in {constant}"
+            for kinds, values in (
+                (("str",), constants.texts),
+                (("int", "float"), constants.numbers),
+                (("bool",), constants.booleans),
+            )
+            if values and (constant := self._constant("choices", values))
+        ]
+        found = "(" + " or ".join(tests or ["False"]) + ")"
+        return found if wanted else f"({_known(name)} and not {found})"
 
     def _comparison(self, node: Comparison, wanted: bool) -> str:
         operator, left, right = node.operator, node.left, node.right

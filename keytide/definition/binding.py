@@ -287,20 +287,21 @@ class Binding:
         return equal if operator == "=" else _negated(equal)
 
     def _in(self, operand: Expression, choices: tuple[Expression, ...]) -> Test:
-        texts = frozenset(c.value for c in choices if isinstance(c, Literal) and type(c.value) is str)
-        others = [c for c in choices if not (isinstance(c, Literal) and type(c.value) is str)]
-        rest = _any(tuple(self._comparison("=", operand, choice) for choice in others))
+        constants = semantics.Constants.of(c.value for c in choices if isinstance(c, Literal))
+        others = [c for c in choices if not isinstance(c, Literal)]
+        rest = _any(tuple(self._comparison("=", operand, choice) for choice in others)) if others else None
         value = self._value(operand)
 
         def test(key: Key, id: str, include: Included) -> bool | None:
             found = value(key, id, include)
-            if texts and (found is None or found is MISSING):
+            if found is None or found is MISSING:
                 return None
-            if type(found) is str and found in texts:
+            if constants.has(found):
                 return True
-            return rest(key, id, include)
+            below = rest(key, id, include) if rest is not None else False
+            return None if constants.null and not below else below
 
-        return test
+        return test if choices else _any(())
 
 
 def _part(ordinal: int) -> Evaluate:

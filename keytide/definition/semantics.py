@@ -33,7 +33,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from keytide.collation import MISSING, NotIndexableError, Value, encode_part
@@ -66,6 +67,43 @@ def equal(left: Value, right: Value) -> bool | None:
     if order is None:
         return None if type(left) is type(right) else False
     return order == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Constants to look a value up in, which takes the same time for a thousand as for one.
+
+    Python's sets compare as `equal` does within each of the three kinds: integers and floats by value,
+    exactly (2**53 + 1 is not 2.0**53), -0.0 as 0. They stand apart because Python takes 1 and True for equal.
+
+    Attributes:
+        null: NULL was among them, which nothing is equal to for certain.
+    """
+
+    texts: frozenset[str]
+    numbers: frozenset[int | float]
+    booleans: frozenset[bool]
+    null: bool
+
+    @classmethod
+    def of(cls, values: Iterable[Value]) -> Constants:
+        """Of strings, numbers, booleans and NULL."""
+        listed = list(values)
+        return cls(
+            frozenset(one for one in listed if type(one) is str),
+            frozenset(one for one in listed if type(one) is int or type(one) is float),
+            frozenset(one for one in listed if type(one) is bool),
+            any(one is None for one in listed),
+        )
+
+    def has(self, value: Value) -> bool:
+        """Whether one of them is equal to a value."""
+        kind = type(value)
+        if kind is str:
+            return value in self.texts
+        if kind is int or kind is float:
+            return value in self.numbers
+        return kind is bool and value in self.booleans
 
 
 def less(left: Value, right: Value) -> bool | None:

@@ -54,6 +54,9 @@ OPPOSITE: Final[dict[ComparisonOperator, ComparisonOperator]] = {
 }
 _NONE: Final = Binding(IndexDefinition("none", "none", "", (KeyPart(DocumentId()),), DocumentId()))
 """Binds constants only: it is never asked for a document."""
+_MANY: Final = 16
+"""Comparisons side by side, beyond which those of one expression are listed: a few are told as they were
+written."""
 _MOST_BITS: Final = 14_000
 """Of an integer that Python still writes as text."""
 
@@ -118,10 +121,41 @@ def _joined(operands: list[Predicate], every: bool) -> Predicate:
             return decisive
         for one in operand.operands if isinstance(operand, kind) else (operand,):
             flat.setdefault(identity(one), one)
+    if len(flat) > _MANY:
+        flat = _listed(flat, every)
     if not flat:
         return neutral
     found = tuple(flat.values())
     return found[0] if len(found) == 1 else kind(found)
+
+
+def _listed(flat: dict[bytes, Predicate], every: bool) -> dict[bytes, Predicate]:
+    """The same conditions with `a = 1 OR a = 2 OR ...` as one In, and `a <> 1 AND a <> 2 AND ...` as one that
+    is negated: what is listed is looked up, what is compared is compared one by one."""
+    wanted: ComparisonOperator = "<>" if every else "="
+    found: dict[bytes, Predicate] = {}
+    operands: dict[bytes, Expression] = {}
+    choices: dict[bytes, dict[bytes, Expression]] = {}
+    literals: tuple[Expression, ...]
+    for key, one in flat.items():
+        inner = one.operand if every and isinstance(one, Not) else one
+        if isinstance(one, Comparison) and one.operator == wanted and isinstance(one.right, Literal):
+            operand, literals = one.left, (one.right,)
+        elif isinstance(inner, In) and isinstance(one, Not) == every:
+            operand, literals = inner.operand, inner.choices
+        else:
+            found[key] = one
+            continue
+        of = identity(operand)
+        operands[of] = operand
+        choices.setdefault(of, {}).update((identity(literal), literal) for literal in literals)
+    for of, operand in operands.items():
+        literals = tuple(choices[of].values())
+        made: Predicate = Comparison(wanted, operand, literals[0])
+        if len(literals) > 1:
+            made = Not(In(operand, literals)) if every else In(operand, literals)
+        found[identity(made)] = made
+    return found
 
 
 def _comparison(operator: ComparisonOperator, left: Expression, right: Expression) -> Predicate:

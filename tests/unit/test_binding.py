@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytide.collation import MISSING, Json, Value, decode_key, encode_key
-from keytide.definition import CreateIndex, IndexDefinition, InvalidStatementError, parse_statement
+from keytide.definition import CreateIndex, IndexDefinition, InvalidStatementError, parse_statement, semantics
 from keytide.definition.binding import Binding, Needs, NotHeldError
+from keytide.definition.expression import Comparison, In, Literal, Not, Or, Path, Predicate
 from keytide.definition.fragments import MAX_FRAGMENT, parse_expression, parse_predicate
 from keytide.definition.render import render_expression
 from keytide.entry import unpack_value
+from keytide.query.normal import normal
 from projector.compile import compile_index
 from projector.decoding import DocumentReader
 from tests.property import naive_projection as naive
@@ -276,3 +278,74 @@ def test_filtering_entries_is_projecting_with_where(data: st.DataObject) -> None
     assert kept == [
         pair for pair in zip(expected_ordinals, expected_keys, strict=True) if pair[0] not in skipped
     ]
+
+
+# --- lists of constants -----------------------------------------------------------------------------------
+
+Scalar = bool | int | float | str | None
+CONSTANTS: st.SearchStrategy[Scalar] = st.one_of(
+    st.sampled_from(
+        [1, 1.0, True, False, 0, -0.0, 0.0, 2**53, 2**53 + 1, float(2**53), 2**80, 1e300, "1", ""]
+    ),
+    st.integers(-(2**90), 2**90),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=2),
+    st.booleans(),
+    st.none(),
+)
+VALUES: st.SearchStrategy[Value] = st.one_of(CONSTANTS, st.just(MISSING), st.just([1]), st.just({"a": 1}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CONSTANTS, min_size=1, max_size=6), VALUES, st.booleans())
+def test_a_list_of_constants_means_a_row_of_equalities(
+    choices: list[Scalar], value: Value, with_expression: bool
+) -> None:
+    rest = (Path(("b",)),) if with_expression else ()
+    listed = In(Path(("a",)), (*map(Literal, choices), *rest))
+    outcomes = [semantics.equal(value, one) for one in [*choices, *([7] if with_expression else [])]]
+    expected = True if True in outcomes else None if None in outcomes else False
+    binding = bound("CREATE INDEX by_a ON k (a, b)")
+    assert binding.test(listed)([value, 7], "", {}) is expected
+    row = Or(tuple(Comparison("=", listed.operand, one) for one in listed.choices))
+    for condition, wanted in ((listed, True), (Not(listed), False), (row, True), (Not(row), False)):
+        holds = expected is wanted
+        assert (binding.test(normal(condition))([value, 7], "", {}) is True) is holds
+        document = {"b": 7} if value is MISSING else {"a": value, "b": 7}
+        assert is_projected(condition, json.dumps(document).encode()) is holds
+
+
+def is_projected(condition: Predicate, document: bytes) -> bool:
+    """Whether an index with this WHERE has an entry of a document."""
+    definition = msgspec.structs.replace(defined("CREATE INDEX by_id ON k (id)"), where=condition)
+    compiled = compile_index(definition)
+    documents = DocumentReader(compiled.fields).read([document]).documents
+    return bool(compiled.project([0], documents, [b"u1"])[0])
+
+
+@pytest.mark.parametrize("form", ["a IN ({})", "NOT (a IN ({}))", "a NOT IN ({}) AND b > 0"])
+def test_a_thousand_numbers_cost_as_much_as_one(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries were compared with the numbers one after the other: 43 s for a count of a small index."""
+    condition = normal(parse_predicate(form.format(",".join(map(str, range(900))))))
+    test = bound("CREATE INDEX by_a ON k (a, b)").test(condition)
+    compared: list[Value] = []
+
+    def equal(left: Value, right: Value) -> bool | None:
+        compared.append(right)
+        return left == right
+
+    monkeypatch.setattr(semantics, "equal", equal)
+    for value in (5, 5.0, 1_000, 2**70, "5", True):
+        test([value, 7], "", {})
+    assert compared == []
+
+
+def test_many_equalities_are_a_list() -> None:
+    asked = [f"a = {number}" for number in range(100)]
+    assert isinstance(normal(parse_predicate(" OR ".join(asked))), In)
+    others = normal(parse_predicate(" AND ".join(asked).replace("=", "<>")))
+    assert isinstance(others, Not)
+    assert isinstance(others.operand, In)
+    mixed = normal(parse_predicate(" OR ".join([*asked, "b IN (1, 2)", "a IN (200, 201)", "c > 1"])))
+    assert isinstance(mixed, Or)
+    assert len(mixed.operands) == 3
