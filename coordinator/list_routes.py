@@ -17,7 +17,7 @@ from fastapi import FastAPI, Query
 from coordinator import list_views, views
 from coordinator.leader import Leader
 from keytide.catalog import IndexRecord
-from keytide.errors import RetryableError
+from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http_security import reading_token
 from keytide.lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 
@@ -96,11 +96,11 @@ async def _ask(session: aiohttp.ClientSession, node: str, url: str | None, ask: 
                 return page_decoder.decode(body)
     except TimeoutError as error:
         raise _unavailable(node, "it did not answer in time") from error
-    except (aiohttp.ClientError, msgspec.MsgspecError) as error:
+    except (aiohttp.ClientError, *UNDECODABLE) as error:
         raise _unavailable(node, str(error)) from error
     try:
         problem = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _unavailable(node, f"it answered {response.status}") from error
     raise RetryableError(
         f"node {node}: {problem.get('detail') or response.status}",

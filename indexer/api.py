@@ -32,6 +32,7 @@ from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
 from indexer.scan.reading import encoder, lease_decoder, read_decoder
 from indexer.scan.shown import show_answers
+from indexer.scan.wellformed import check
 from indexer.view import NodeView
 from keytide import digests, lists
 from keytide.clock import now_ms
@@ -141,15 +142,18 @@ def create_app(
 
 def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     """The routes for other nodes; returns the handler of reads."""
+    view = endpoint.view
 
     async def read(request: Request) -> Response:
         await endpoint.allow(request)
         wanted = await message_of(request, read_decoder)
+        check(wanted, view.catalog())
         return Response(encoder.encode(await endpoint.local.read(wanted)), media_type=_MESSAGE)
 
     async def lease(request: Request) -> Response:
         await endpoint.allow(request)
         wanted = await message_of(request, lease_decoder)
+        check(wanted, view.catalog())
         return Response(encoder.encode(endpoint.local.lease(wanted)), media_type=_MESSAGE)
 
     app.add_api_route(READ_PATH, read, methods=["POST"], include_in_schema=False)
@@ -157,8 +161,9 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     async def verify(request: Request) -> Response:
         await endpoint.allow(request)
         ask = await message_of(request, digests.ask_decoder)
+        check(ask, view.catalog())
         loop = asyncio.get_running_loop()
-        work = functools.partial(answer_verifier, endpoint.view, ask, now_ms())
+        work = functools.partial(answer_verifier, view, ask, now_ms())
         return Response(
             digests.encode(await loop.run_in_executor(endpoint.local.threads, work)), media_type=_MESSAGE
         )
@@ -166,8 +171,9 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     async def list_page(request: Request) -> Response:
         await endpoint.allow(request)
         ask = await message_of(request, lists.ask_decoder)
+        check(ask, view.catalog())
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(endpoint.local.threads, page, endpoint.view, ask)
+        found = await loop.run_in_executor(endpoint.local.threads, page, view, ask)
         return Response(lists.encoder.encode(found), media_type=_MESSAGE)
 
     app.add_api_route(lists.LISTS_PATH, list_page, methods=["POST"], include_in_schema=False)

@@ -10,7 +10,7 @@ begins again).
 A call looks at a bounded number of rows and says where it is, in a thread of the pool for long reads: so it
 keeps no thread from scans for long, and ends with whoever asked.
 
-What a read finds that no commit can have written takes the slice out of service, as with every other read.
+What a read finds that no commit can have written has the slice examined, as with every other read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from indexer.view import Held, NodeView, ReadableSnapshot, StoreDamagedError
+from indexer.view import DoubtfulReadError, Held, NodeView, ReadableSnapshot, StoreDamagedError
 from keytide import digests
 from keytide.collation import MISSING, decode_key, skip_key
 from keytide.columns import hashes_of
@@ -97,6 +97,9 @@ def answer(view: NodeView, ask: Ask, now: int) -> Answer:
             problem_type="store-damaged",
             next_step="it is rebuilt by itself; verify the index again when it is READY",
         ) from error
+    except DoubtfulReadError as error:
+        view.report_doubt(ask.index, ask.slice, error.message)
+        raise
     finally:
         snapshot.release()
 
@@ -128,7 +131,7 @@ def digest(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestA
     """Sum up a part of a slice.
 
     Raises:
-        StoreDamagedError: a row cannot have been written.
+        DoubtfulReadError: a row cannot have been written.
     """
     limit = max(1, min(ask.limit, LARGEST_LIMIT))
     work = _Forward(snapshot, definition, ask) if ask.stage == "forward" else _Back(snapshot, ask)
@@ -139,7 +142,7 @@ def digest(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestA
             if seen >= limit or work.full:
                 return work.result(True, reached, seen)
     except (InvariantViolationError, UnicodeDecodeError) as error:
-        raise StoreDamagedError(f"an entry cannot be read ({error})") from error
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     return work.result(False, reached, seen)
 
 
@@ -275,7 +278,7 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk) 
     """The rows of chosen documents among the next rows of a slice.
 
     Raises:
-        StoreDamagedError: a row cannot have been written.
+        DoubtfulReadError: a row cannot have been written.
     """
     chosen = _Chosen(ask)
     limit = max(1, min(ask.limit, LARGEST_LIMIT))
@@ -309,7 +312,7 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk) 
                     return RowsAnswer(entries, back, True, reached)
             _choose(chosen, held, back)
     except (InvariantViolationError, UnicodeDecodeError) as error:
-        raise StoreDamagedError(f"an entry cannot be read ({error})") from error
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     return RowsAnswer(entries, back, False, reached)
 
 

@@ -120,7 +120,7 @@ class Hosting:
         self._broken: dict[SliceKey, str] = {}
         self._lost: dict[SliceKey, _Lost] = {}
         self._fillable: frozenset[SliceKey] = frozenset()
-        self._scrubber = Scrubber(settings.scrub_interval_s * 1_000)
+        self._scrubber = Scrubber(settings.scrub_interval_s * 1_000, settings.doubt_pause_s * 1_000)
         self._store_settings = StoreSettings(
             base_map_bytes=settings.base_map_bytes,
             delta_map_bytes=settings.delta_map_bytes,

@@ -128,10 +128,16 @@ class Node:
         return self._troubles.get((index, slice_number))
 
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:
-        """A read has found what no commit has written: take the slice out of service."""
+        """A slice's store is not what was written: take it out of service."""
         ring = self._rings.get((index, slice_number))
         if ring is not None:
             ring.report_damage(reason)
+
+    def report_doubt(self, index: str, slice_number: int, reason: str) -> None:
+        """A read contradicts itself: have the slice examined."""
+        ring = self._rings.get((index, slice_number))
+        if ring is not None:
+            ring.report_doubt(reason)
 
     def node_url(self, node: str) -> str | None:
         """Where another node serves, None when unknown."""

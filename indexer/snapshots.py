@@ -13,8 +13,10 @@ Every commit gives a `StoreSnapshot`. A ring keeps, by number:
 and, whatever its number, the newest commit, for scans of the tip. The rest is closed, once nobody reads it.
 
 A rollback voids numbers: their snapshots go, leases and all; what somebody is reading is closed behind him. A
-reader that meets a damaged record reports it: from then on the ring gives out nothing, and the ingest thread
-takes the slice out of service.
+reader to whom the store says that it is damaged reports it: from then on the ring gives out nothing, and the
+ingest thread takes the slice out of service. A reader who only doubts (what was read contradicts itself, and
+that may be the fault of the request) leaves a note: the ingest thread has the slice examined
+(`indexer.scrubbing`), and it serves on meanwhile.
 
 The ingest thread adds, the endpoint's thread reads and leases: one short lock per ring. Times are passed in,
 in milliseconds.
@@ -66,6 +68,7 @@ class SnapshotRing:
         self._tip: _Kept | None = None
         self._published = UNNUMBERED
         self._damage = ""
+        self._doubt = ""
 
     # --- the ingest thread ----------------------------------------------------------------------------
 
@@ -128,13 +131,24 @@ class SnapshotRing:
         """What a reader has met and reported, empty when nothing."""
         return self._damage
 
+    def take_doubt(self) -> str:
+        """What made readers doubt since this was last asked, empty when nothing."""
+        with self._lock:
+            doubt, self._doubt = self._doubt, ""
+            return doubt
+
     # --- any thread -----------------------------------------------------------------------------------
 
     def report_damage(self, reason: str) -> None:
-        """A reader met what nothing could have written: nothing of this ring is given out any more, and the
-        ingest thread takes the slice out of service."""
+        """The store says that it is damaged: nothing of this ring is given out any more, and the ingest
+        thread takes the slice out of service."""
         with self._lock:
             self._damage = self._damage or reason
+
+    def report_doubt(self, reason: str) -> None:
+        """What a reader got contradicts itself: the ingest thread has the slice examined."""
+        with self._lock:
+            self._doubt = self._doubt or reason
 
     def acquire(self, number: int) -> Reading | None:
         """The snapshot of that number, to be released once; None when it is not held (any more)."""

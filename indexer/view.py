@@ -14,9 +14,19 @@ from indexer.store.interface import Held as Held
 from indexer.store.interface import SkipLine as SkipLine
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
 from keytide.catalog import Catalog
+from keytide.errors import RetryableError
 from keytide.history import History
 from keytide.messages import Duplicate
 from keytide.timestamp import Timestamp
+
+
+class DoubtfulReadError(RetryableError):
+    """What a read found contradicts itself: entries out of order, bytes that are no key. The disk may be to
+    blame, or a bug, or the request; so it says nothing of the slice until the store was compared with its own
+    checksums and counts (`NodeView.report_doubt`)."""
+
+    problem_type = "store-doubted"
+    status = 503
 
 
 class Trouble(NamedTuple):
@@ -134,7 +144,12 @@ class NodeView(Protocol):
         ...
 
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:
-        """A read has found what no commit can have written: the slice is to be taken out of service."""
+        """The store itself has found that it is not what was written (`StoreDamagedError`): the slice is to
+        be taken out of service."""
+        ...
+
+    def report_doubt(self, index: str, slice_number: int, reason: str) -> None:
+        """A read contradicts itself (`DoubtfulReadError`): the slice is to be examined, and serves on."""
         ...
 
     def node_url(self, node: str) -> str | None:

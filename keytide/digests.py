@@ -23,7 +23,7 @@ A difference hides only if its hashes sum up to the same 64-bit number: not by c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -123,6 +123,12 @@ def differing(index: Sums, source: Sums) -> npt.NDArray[np.int64]:
 
 VERIFY_PATH: Final = "/internal/v1/verify"
 
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Partition = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Place = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
+
 
 class PinAsk(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     """Hold a snapshot of some slices of an index, READY or not, for `lease_ms` from now.
@@ -133,11 +139,11 @@ class PinAsk(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     """
 
     index: str
-    slices: list[int]
-    number: int
-    incarnation: int
+    slices: list[_Count]
+    number: _Number
+    incarnation: _Number
     hold: str
-    lease_ms: int
+    lease_ms: _Count
 
 
 class SlicePin(msgspec.Struct, frozen=True, array_like=True):
@@ -170,14 +176,14 @@ class DigestAsk(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
     """
 
     index: str
-    slice: int
-    number: int
-    incarnation: int
+    slice: _Count
+    number: _Number
+    incarnation: _Number
     stage: Stage
-    bits: int
-    floors: dict[int, int]
+    bits: _Bits
+    floors: dict[_Partition, _Place]
     after: bytes
-    limit: int
+    limit: _Count
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True):
@@ -214,16 +220,16 @@ class RowsAsk(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
     """
 
     index: str
-    slice: int
-    number: int
-    incarnation: int
+    slice: _Count
+    number: _Number
+    incarnation: _Number
     stage: Stage
-    bits: int
-    buckets: list[int]
+    bits: _Bits
+    buckets: list[_Count]
     ids: list[bytes]
     after: bytes
-    limit: int
-    bytes_limit: int
+    limit: _Count
+    bytes_limit: _Count
 
 
 class BackRow(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,13 @@ HTTP servers turn the first two into RFC 9457 problem details through `problem_t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no such value: it has none of its own for text that is no UTF-8,
+nor for what is nested too deep."""
 
 
 class KeytideError(Exception):

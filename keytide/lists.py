@@ -7,7 +7,7 @@ Lists are read page by page, in an order that does not depend on where slices li
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -18,6 +18,11 @@ LARGEST_PAGE: Final = 1_000
 """Lines, or keys, on one page."""
 REASONS_LIMIT: Final = 100_000
 """Lines of each slice that are looked at to count them by reason: some tenths of a second."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Partition = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Place = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class ListAsk(msgspec.Struct, frozen=True):
@@ -33,9 +38,9 @@ class ListAsk(msgspec.Struct, frozen=True):
 
     what: Literal["skipped", "violations"]
     index: str
-    slices: list[int]
-    limit: int
-    after: tuple[int, int] | None = None
+    slices: list[_Count]
+    limit: _Count
+    after: tuple[_Partition, _Place] | None = None
     after_key: bytes | None = None
     reasons: bool = False
 

@@ -116,6 +116,12 @@ class IndexerSettings(Section):
         3_600,
         description="between checks of each base against its checksums, beside the one at every opening",
     )
+    doubt_pause_s: int = Field(
+        60,
+        ge=0,
+        description="between checks of a slice because what a read of it got contradicted itself: a check "
+        "reads the whole slice, and whoever may ask could ask for it again and again",
+    )
     unique_keys_listed: int = Field(
         1_000,
         description="keys of a UNIQUE index with several documents that each slice lists; further ones are "

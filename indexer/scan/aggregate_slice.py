@@ -32,7 +32,7 @@ from indexer.scan.aggregate_columns import (
 )
 from indexer.scan.aggregate_request import Plan
 from indexer.scan.aggregate_sums import Accumulator, State, Wants
-from indexer.view import StoreDamagedError
+from indexer.view import DoubtfulReadError
 from keytide.collation import encode_key, key_forms, skip_key, successor
 from keytide.collation.layout import INVERTED
 from keytide.definition import IndexDefinition
@@ -181,14 +181,14 @@ class SliceAggregate:
         Raises:
             TooManyGroupsError: there are more groups or distinct values than may be.
             NotIndexableError: a value to group by has no place in the order.
-            StoreDamagedError: the entries are in no order.
+            DoubtfulReadError: the entries are in no order.
         """
         keys, values = columns_of(rows)
         if self.backwards:
             keys.reverse()
             values.reverse()
         if not all(map(operator.lt, keys, keys[1:])):  # groups are found by bisection
-            raise StoreDamagedError("entries are out of order")
+            raise DoubtfulReadError("entries are out of order")
         read = self._reader.read(keys, values) if self._reads else []
         stretch = Stretch(keys, values, read, 0)
         if self._test is not None:

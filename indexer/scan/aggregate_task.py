@@ -18,7 +18,7 @@ from indexer.scan.aggregate_request import Plan
 from indexer.scan.aggregate_slice import GroupState, SliceAggregate, wants_of
 from indexer.scan.aggregate_sums import Accumulator
 from indexer.scan.tasks import SliceWork, Unfinished
-from indexer.view import StoreDamagedError
+from indexer.view import DoubtfulReadError
 from keytide.collation import decode_key, skip_key, successor
 from keytide.collation.layout import INVERTED, TAG_NULL
 from keytide.definition.binding import Binding
@@ -84,7 +84,7 @@ def aggregate_slice(work: SliceWork) -> bytes | Unfinished:
     """The task.
 
     Raises:
-        StoreDamagedError: an entry cannot have been written.
+        DoubtfulReadError: an entry cannot have been written.
         msgspec.DecodeError: the arguments cannot be read.
     """
     call = _Call(work)
@@ -95,7 +95,7 @@ def aggregate_slice(work: SliceWork) -> bytes | Unfinished:
         refused = (error.problem_type, error.message, error.next_step)
         return _encode(Partial([], False, b"", 0, refused))
     except _UNREADABLE as error:
-        raise StoreDamagedError(f"an entry cannot be read ({error})") from error
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
 
 class _Call:

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from indexer.scan.request import CountRequest, HoldRequest, Moment, ScanRequest
-from keytide.errors import CallerError
+from keytide.errors import UNDECODABLE, CallerError
 
 MomentT = TypeVar("MomentT", bound=Moment)
 Examples = Mapping[str, Mapping[str, Any]]
@@ -27,7 +27,6 @@ INDEX_PARAMETER: Final[Mapping[str, Any]] = {
 }
 
 _KEYS: Final = ("equals", "low", "high")
-_NOT_A_VALUE: Final = (msgspec.MsgspecError, RecursionError)
 _kinds: Final[set[type[Moment]]] = {ScanRequest, CountRequest, HoldRequest}
 """The types whose schemas the OpenAPI page shows; `operation` adds those of other modules."""
 
@@ -70,7 +69,7 @@ def parse(kind: type[MomentT], body: bytes) -> MomentT:
     """
     try:
         request: MomentT = _decoder(kind).decode(body or b"{}")
-    except _NOT_A_VALUE as error:
+    except UNDECODABLE as error:
         _refuse(error)
     return request
 
@@ -100,21 +99,21 @@ def from_query(kind: type[MomentT], parameters: Iterable[tuple[str, str]]) -> Mo
             members[name] = text
     try:
         return msgspec.convert(members, kind, strict=False)
-    except _NOT_A_VALUE as error:
+    except UNDECODABLE as error:
         _refuse(error)
 
 
 def _json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except _NOT_A_VALUE as error:
+    except UNDECODABLE as error:
         _refuse(error)
 
 
 def _json_or_text(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return text
     except RecursionError as error:
         _refuse(error)

@@ -14,7 +14,7 @@ from keytide.definition.binding import Binding, Needs
 from keytide.definition.binding import Test as Condition
 from keytide.definition.expression import Predicate
 from keytide.entry import unpack_value
-from keytide.errors import CallerError
+from keytide.errors import UNDECODABLE, CallerError
 
 KEPT: Final = 64
 """Filters that a node keeps ready: pages and blocks of one read come with the same."""
@@ -54,7 +54,7 @@ def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     """A predicate in JSON as a function of (entry key, value). Raises as `Filters.test`."""
     try:
         predicate = _decode(tested)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
     binding = Binding(definition)
     condition, needs = binding.test(predicate), binding.needs(predicate)

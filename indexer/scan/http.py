@@ -28,7 +28,7 @@ from indexer.scan.service import ScanService
 from indexer.scan.shared import Shared
 from indexer.validation.service import Validation
 from indexer.view import NodeView
-from keytide.errors import CallerError, RetryableError
+from keytide.errors import UNDECODABLE, CallerError, RetryableError
 from keytide.http_security import Guard, reading_token
 from keytide.settings import Settings
 
@@ -229,5 +229,5 @@ async def message_of(request: Request, decoder: msgspec.msgpack.Decoder[RequestT
     """
     try:
         return decoder.decode(await body_of(request, MAX_MESSAGE_BYTES))
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise MalformedRequestError(f"not a request of another node: {error}") from error

@@ -22,13 +22,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.scan.reading import TIP, LeaseRequest, Nodes
+from indexer.scan.reading import HOLDER, TIP, LeaseRequest, Nodes
 from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.view import NodeView
 from keytide.errors import RetryableError
-
-HOLDER: Final = "pages"
-"""The name under which slices keep snapshots for page tokens; for a hold it is its id."""
 
 BETWEEN_CALLS_MS: Final = 10_000
 """How long a read that slices could not finish in one call keeps the snapshot for its next, which comes at

@@ -13,6 +13,8 @@ A read that belongs to a held snapshot is answered only while the hold lasts, an
 Nothing is answered that the present history does not hold, as far as this node knows it: a request that is
 behind it is told so (`HistoryAheadError`), one that is ahead finds the snapshot gone and comes again. Nor is
 anything answered from a slice that is damaged or being rebuilt: it is `gone`, with its state and the reason.
+Only the store itself says that it is damaged. A read that contradicts itself may be the request's fault: it
+is `gone` as well, and has the slice examined, which serves on.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from indexer.scan.examining import flaw
@@ -42,10 +43,10 @@ from indexer.scan.reading import (
 from indexer.scan.selection import Shape
 from indexer.scan.task_list import TASKS
 from indexer.scan.tasks import SliceWork, Task, Unfinished
-from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError, Trouble
+from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, Trouble
 from keytide.clock import now_ms
 from keytide.definition import IndexDefinition
-from keytide.errors import InvariantViolationError, RetryableError
+from keytide.errors import UNDECODABLE, InvariantViolationError, RetryableError
 from keytide.history import History
 from keytide.timestamp import Timestamp
 
@@ -208,6 +209,9 @@ class LocalReader:
             except StoreDamagedError as error:
                 self._view.report_damage(request.index, slice_number, error.message)
                 replies.append(self._gone(request.index, slice_number, Trouble("LOST", error.message)))
+            except DoubtfulReadError as error:
+                self._view.report_doubt(request.index, slice_number, error.message)
+                replies.append(self._gone(request.index, slice_number, Trouble("DOUBTED", error.message)))
         return replies
 
     def _read_slice(
@@ -216,7 +220,8 @@ class LocalReader:
         """What one slice gives.
 
         Raises:
-            StoreDamagedError: what it holds cannot have been written.
+            StoreDamagedError: the store is not what was written.
+            DoubtfulReadError: what it gives cannot have been written.
         """
         picked = None
         entries: list[tuple[bytes, bytes]] = []
@@ -231,7 +236,7 @@ class LocalReader:
             entries = _entries(snapshot, request, after)
             keys = [key for key, _ in entries]
             if not all(map(operator.gt if request.reverse else operator.lt, keys, keys[1:])):
-                raise StoreDamagedError("entries are out of order")
+                raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= request.limit
         elif _knows_count(request):
             counted = sum(snapshot.count(low, high) for low, high in request.spans)
@@ -261,7 +266,7 @@ class LocalReader:
         """What a read finds that may look at much.
 
         Raises:
-            StoreDamagedError: what it looks at cannot have been written.
+            DoubtfulReadError: what it looks at cannot have been written.
         """
         try:
             test = None
@@ -269,7 +274,7 @@ class LocalReader:
                 test = self._filters.test(request.index, self._definition(request.index), request.filter)
             return pick(snapshot, request, after, self._shape(request.index), test, self._examined)
         except (InvariantViolationError, UnicodeDecodeError) as error:
-            raise StoreDamagedError(f"an entry cannot be read ({error})") from error
+            raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
     def _work(
         self, request: ReadRequest, slice_number: int, snapshot: ReadableSnapshot, after: bytes
@@ -280,7 +285,7 @@ class LocalReader:
         definition = self._definition(request.index)
         try:
             return task(SliceWork(request, slice_number, snapshot, definition, after, self._view))
-        except msgspec.DecodeError as error:  # of its arguments: of an entry it is damage
+        except UNDECODABLE as error:  # of its arguments: of an entry it is damage
             raise self._unknown(request) from error
 
     def _unknown(self, request: ReadRequest) -> UnknownTaskError:
@@ -290,12 +295,12 @@ class LocalReader:
         )
 
     def _examine(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes) -> None:
-        """Raise `StoreDamagedError` if what the request reads cannot have been written."""
+        """Raise `DoubtfulReadError` if what the request reads cannot have been written."""
         if not _is_plain(request):
             request = replace(request, limit=max(request.limit, self._examined))
         found = flaw(_entries(snapshot, request, after), request, after, self._shape(request.index))
         if found:
-            raise StoreDamagedError(found)
+            raise DoubtfulReadError(found)
 
     def _shape(self, index: str) -> Shape:
         """An index's, worked out once: ids are not used again. Raises as `_definition`."""

@@ -21,7 +21,7 @@ from indexer.scan.reading import (
     read_reply_decoder,
 )
 from indexer.view import NodeView
-from keytide.errors import RetryableError
+from keytide.errors import UNDECODABLE, RetryableError
 
 READ_PATH = "/internal/v1/read"
 LEASE_PATH = "/internal/v1/lease"
@@ -108,7 +108,7 @@ class Peers:
                 node=node,
                 next_step="try again, or see `keytide node list`",
             ) from error
-        except (aiohttp.ClientError, msgspec.MsgspecError) as error:
+        except (aiohttp.ClientError, *UNDECODABLE) as error:
             raise NodeUnavailableError(
                 f"node {node} cannot be asked: {error}",
                 node=node,
@@ -136,7 +136,7 @@ def _answered(node: str, status: int, body: bytes) -> RetryableError:
     """The error that a node answered with, under its own type if it has one."""
     try:
         problem = msgspec.json.decode(body, type=_Problem)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         text = body[:200].decode(errors="replace")
         return NodeUnavailableError(f"node {node} answered {status}: {text}", node=node)
     if status not in (503, 504):

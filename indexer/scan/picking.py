@@ -78,7 +78,7 @@ def pick(
         most: entries to look at.
 
     Raises:
-        StoreDamagedError, InvariantViolationError: what is stored cannot have been written.
+        InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
     picked = Picked()
     for low, high in stretches(request, after):

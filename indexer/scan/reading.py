@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -11,6 +11,14 @@ from keytide.timestamp import Timestamp
 
 TIP: Final = -1
 """In place of a snapshot number: each slice's newest state."""
+
+Number = Annotated[int, msgspec.Meta(ge=TIP, le=(1 << 63) - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Decoding holds messages to these; what only a whole message shows is checked by `wellformed`."""
+
+
+HOLDER: Final = "pages"
+"""The name under which slices keep snapshots for page tokens; for a hold it is its id."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -27,7 +35,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
             long: a page token will most likely follow.
         in_use: this is not the first page.
         examine: give nothing, but look whether every entry is one that can have been written; a slice with
-            one that cannot is damaged.
+            one that cannot is `DOUBTED`.
         filter: JSON of the predicate that entries must satisfy (`keytide.definition.expression`), b"" for
             none.
         distinct: only the first entry of each key, in the direction of the read.
@@ -39,27 +47,27 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """
 
     index: str
-    number: int
-    incarnation: int
-    slices: list[int]
+    number: Number
+    incarnation: Count
+    slices: list[Count]
     spans: list[tuple[bytes, bytes | None]]
     after: list[bytes]
     reverse: bool
-    limit: int
-    lease_ms: int = 0
+    limit: Count
+    lease_ms: Count = 0
     in_use: bool = False
     examine: bool = False
     filter: bytes = b""
     distinct: bool = False
-    skip: int = 0
+    skip: Count = 0
     keys_only: bool = False
     hold: str = ""
     task: str = ""
     body: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(self.after) != len(self.slices) or self.limit < 0:
-            raise ValueError("one `after` per slice, and a limit of 0 or more")
+        if len(self.after) != len(self.slices):
+            raise ValueError("one `after` per slice")
 
 
 class SliceReply(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +83,7 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True):
         newest: the newest snapshot number that the slice holds, -1 when none.
         incarnation: of the snapshot read; of a tip scan, of the history that its states belong to.
         state, reason: when it is gone because the slice is not in order: `LOST` (only a rebuild helps),
-            `BUILDING`, `STOPPED`, and why.
+            `BUILDING`, `STOPPED`, and why; `DOUBTED` when what was read contradicts itself.
         reached: behind which key to go on; b"" for the last entry's. A read that filters, skips or goes from
             key to key looks at a bounded number of entries, and may find none for long.
         skipped: how many entries were left out of those that the request was to `skip`.
@@ -112,10 +120,10 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     it back. `in_use` and `hold` as in `ReadRequest`."""
 
     index: str
-    number: int
-    incarnation: int
-    slices: list[int]
-    lease_ms: int
+    number: Number
+    incarnation: Count
+    slices: list[Count]
+    lease_ms: Count
     in_use: bool
     hold: str = ""
 

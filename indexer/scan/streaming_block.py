@@ -16,7 +16,7 @@ from indexer.scan.filtering import Filters
 from indexer.scan.picking import pick, stretches
 from indexer.scan.selection import Shape
 from indexer.scan.tasks import SliceWork
-from indexer.view import StoreDamagedError
+from indexer.view import DoubtfulReadError
 from keytide.entry import pack_value, unpack_value
 from keytide.errors import InvariantViolationError
 
@@ -66,7 +66,7 @@ def read_block(work: SliceWork) -> bytes:
     """The task: at most `request.limit` entries behind `work.after`.
 
     Raises:
-        StoreDamagedError: what is stored cannot have been written.
+        DoubtfulReadError: what is stored cannot have been written.
     """
     wanted = _decode_wanted(work.request.body)
     request = work.request
@@ -77,7 +77,7 @@ def read_block(work: SliceWork) -> bytes:
         block.values = []
     compare = operator.gt if request.reverse else operator.lt
     if not all(map(compare, block.keys, block.keys[1:])):
-        raise StoreDamagedError("entries are out of order")
+        raise DoubtfulReadError("entries are out of order")
     return _encode(block)
 
 
@@ -111,7 +111,7 @@ def _picked(work: SliceWork) -> Block:
         test = _filters.test(request.index, definition, request.filter)
         picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED)
     except (InvariantViolationError, UnicodeDecodeError) as error:
-        raise StoreDamagedError(f"an entry cannot be read ({error})") from error
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     keys, values = [key for key, _ in picked.entries], [value for _, value in picked.entries]
     return Block(keys, values, picked.more, picked.reached, picked.examined)
 

@@ -74,7 +74,7 @@ def find_changes(work: SliceWork) -> bytes:
     """The task.
 
     Raises:
-        StoreDamagedError: what is stored cannot have been written.
+        StoreDamagedError: the store is not what was written.
     """
     wanted = _decode_wanted(work.request.body)
     older = work.view.acquire(work.request.index, work.slice, wanted.older)

@@ -41,4 +41,4 @@ class Unfinished:
 
 
 Task = Callable[[SliceWork], bytes | Unfinished]
-"""Works on one slice. Any thread. May raise `StoreDamagedError`, and typed errors for the reader."""
+"""Works on one slice. Any thread. May raise `DoubtfulReadError`, and typed errors for the reader."""

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from keytide.errors import CallerError
+from keytide.errors import UNDECODABLE, CallerError
 
 _SIGNATURE_BYTES: Final = 12
 
@@ -120,7 +120,7 @@ def verify(text: str, kind: type[TokenT], secret: bytes) -> TokenT:
         signature, body = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
         if hmac.compare_digest(signature, _signature(body, secret)):
             return msgspec.msgpack.decode(body, type=kind)
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
+    except (binascii.Error, ValueError, *UNDECODABLE):
         pass
     raise InvalidTokenError(
         "the token was not made by this cluster, or is damaged",

@@ -1,7 +1,8 @@
 """Mirror: the forward entries of a commit are exactly the inverse of its back index.
 
 Both directions are read once and summed up by digest (128 bits, order does not matter), so the check needs no
-memory. Only when the sums differ are the entries compared one by one, to tell the story.
+memory; entries must come in order. Only when the sums differ are the entries compared one by one, to tell the
+story.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import xxhash
 
 from indexer.store.interface import StoreSnapshot
-from keytide.errors import invariant
+from keytide.errors import InvariantViolationError, invariant
 
 _SPAN = 1 << 128
 _NAMED = 5
@@ -23,7 +24,7 @@ def check_mirror(snapshot: StoreSnapshot) -> None:
     Raises:
         InvariantViolationError: it does not hold; names some entries.
     """
-    forward, entries = _digest(_forward(snapshot))
+    forward, entries = _digest(_ascending(_forward(snapshot)))
     back, inverse = _digest(_inverse(snapshot))
     invariant(entries == inverse and forward == back, "Mirror", lambda: _story(snapshot, entries, inverse))
     documents = tombstones = 0
@@ -42,6 +43,15 @@ def _forward(snapshot: StoreSnapshot) -> Iterator[bytes]:
     for block in snapshot.rows():
         for key, _ in block:
             yield key
+
+
+def _ascending(keys: Iterator[bytes]) -> Iterator[bytes]:
+    before: bytes | None = None
+    for key in keys:
+        if before is not None and key <= before:
+            raise InvariantViolationError("Mirror", f"entry {key[:24].hex()} is out of order")
+        before = key
+        yield key
 
 
 def _inverse(snapshot: StoreSnapshot) -> Iterator[bytes]:

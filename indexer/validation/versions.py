@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from indexer.validation.primary import UNKNOWN_OFFSET, Asked
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition import IndexDefinition
+from keytide.entry import MAX_ID_BYTES
 from keytide.partitioning import Partitioning
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ Columns = tuple[list[int], list[int]]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_body = msgspec.msgpack.Decoder(dict[int, msgspec.Raw]).decode
-_decode_ids = msgspec.msgpack.Decoder(list[bytes]).decode
+_Id = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_ID_BYTES)]
+_decode_ids = msgspec.msgpack.Decoder(list[_Id]).decode
 _decode_columns = msgspec.msgpack.Decoder(Columns).decode
 
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar, get_args
 
 import httpx
-import msgspec
 import numpy as np
 
 from keytide import digests
@@ -44,7 +43,7 @@ from keytide.digests import (
     Stage,
     Sums,
 )
-from keytide.errors import RetryableError
+from keytide.errors import UNDECODABLE, RetryableError
 from keytide.timestamp import Timestamp
 from keytide.tls import trusted
 
@@ -370,7 +369,7 @@ class Slices:
             raise _problem(node, response)
         try:
             answer: Answer = digests.decode_answer(response.content)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise RetryableError(f"node {node} answers with something else: {error}") from error
         if not isinstance(answer, kind):
             raise RetryableError(f"node {node} answers another question")

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.scan import gather as gathering
-from indexer.scan.leases import HOLDER
+from indexer.scan.reading import HOLDER
 from indexer.scan.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
 from indexer.store.fold_worker import FoldWorker
 from keytide.clock import now_ms

@@ -174,6 +174,7 @@ class FakeView:
         self.looks = 0
         self.troubles: dict[tuple[str, int], Trouble] = {}
         self.damaged: dict[tuple[str, int], str] = {}
+        self.doubted: dict[tuple[str, int], str] = {}
         self.behind: Catalog | None = None
 
     def catalog(self) -> Catalog:
@@ -208,6 +209,10 @@ class FakeView:
         self.damaged[index, slice_number] = reason
         self.troubles[index, slice_number] = Trouble("LOST", reason)
         self.slices[index, slice_number].restart()
+
+    def report_doubt(self, index: str, slice_number: int, reason: str) -> None:
+        """Nothing examines the slice: it serves on."""
+        self.doubted[index, slice_number] = reason
 
     def _slice(self, index: str, number: int) -> FakeSlice:
         return self.slices.get((index, number), FakeSlice())

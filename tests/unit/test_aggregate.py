@@ -28,8 +28,7 @@ from indexer.scan.news import ReaderGoneError
 from indexer.scan.reading import ReadRequest
 from indexer.scan.tasks import SliceWork, Unfinished
 from indexer.store.fold_worker import FoldWorker
-from indexer.store.interface import StoreDamagedError
-from indexer.view import ReadableSnapshot
+from indexer.view import DoubtfulReadError, ReadableSnapshot
 from keytide.collation import encode_key
 from keytide.definition.binding import Binding
 from keytide.errors import CallerError
@@ -570,10 +569,10 @@ def test_an_lmdb_store_of_several_levels_is_aggregated_as_its_entries(tmp_path: 
         [(encode_key([1]) + b"u", b"\xc1")],
     ],
 )
-def test_what_cannot_have_been_written_is_damage(entries: list[tuple[bytes, bytes]]) -> None:
+def test_what_cannot_have_been_written_is_doubted(entries: list[tuple[bytes, bytes]]) -> None:
     snapshot = Watched(entries)
     snapshot._snapshot.entries = entries  # unsorted
-    with pytest.raises(StoreDamagedError):
+    with pytest.raises(DoubtfulReadError):
         asked(snapshot, "CREATE INDEX i ON k (a)", ["sum(a)"], ["a"])
 
 

@@ -25,6 +25,7 @@ from indexer.slices import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
 from indexer.spool import ChunkSpool
 from indexer.store.fold_worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
+from indexer.store.lmdb_store import LmdbSliceStore
 from indexer.store.memory import MemorySliceStore
 from indexer.unique import UniqueLimits
 from indexer.unique_watch import KeyShape, UniqueWatch
@@ -364,6 +365,63 @@ def test_a_check_finds_damage_beside_everything_else(place: Place, monkeypatch: 
         time.sleep(0.001)
     assert place.status().reason == "page 7 is not what was written"
     assert threads[0].startswith("scrub")
+
+
+def doubt(place: Place, reason: str) -> None:
+    """A read doubts the slice, and the check of it ends."""
+    place.node.report_doubt(*KEY, reason)
+    place.hosting.look_after(0)
+    deadline = time.monotonic() + 10
+    while any(one.name == "scrub" for one in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    place.hosting.look_after(0)
+
+
+def test_a_sound_slice_that_a_read_doubts_is_checked_and_serves_on(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = place.built()
+    follow(runner, 0, 0, 30)
+    fold(runner)
+    follow(runner, 1, 30, 40)
+    doubt(place, "entries are out of order")
+    assert "is as it was written, and yet a read has met: entries are out of order" in caplog.text
+    assert place.hosting.runners[KEY] is runner
+    assert entries(runner) == 40
+    caplog.clear()
+    doubt(place, "again")
+    assert caplog.text == "", "it is not checked again and again"
+
+
+def test_a_doubt_finds_a_base_that_is_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = place.built()
+
+    def bad() -> None:
+        raise StoreDamagedError("page 7 is not what was written")
+
+    monkeypatch.setattr(runner.store, "verify", bad)
+    doubt(place, "entries are out of order")
+    assert (place.status().state, place.status().reason) == ("LOST", "page 7 is not what was written")
+
+
+def test_a_doubt_finds_a_delta_that_is_not_the_inverse_of_the_back_index(place: Place) -> None:
+    runner = place.built()
+    follow(runner, 0, 0, 30)
+    store = runner.store
+    assert isinstance(store, LmdbSliceStore)
+    delta = store._delta
+    assert delta is not None
+    with (
+        delta.environment.begin(db=delta.tables.forward, write=True) as transaction,
+        transaction.cursor() as rows,
+    ):
+        assert rows.first()
+        rows.delete()
+    delta.changed()
+    doubt(place, "an entry is missing")
+    assert place.status().state == "LOST"
+    assert "Mirror" in place.status().reason
 
 
 def test_a_sound_base_passes_its_checks(place: Place, caplog: pytest.LogCaptureFixture) -> None:

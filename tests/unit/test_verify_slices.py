@@ -144,7 +144,7 @@ def test_rows_and_sums_come_whole_in_small_calls(monkeypatch: pytest.MonkeyPatch
         assert {place[1]: len(entries) for place, entries in only.items()} == {0: 0, 1: 1, 2: 0}
 
 
-def test_a_snapshot_that_is_gone_and_a_slice_that_is_damaged_end_it() -> None:
+def test_a_snapshot_that_is_gone_and_a_slice_that_is_doubted_end_it() -> None:
     made = world()
     fill(made, 7)
     index = made.index("i").id
@@ -157,9 +157,9 @@ def test_a_snapshot_that_is_gone_and_a_slice_that_is_damaged_end_it() -> None:
     with asked(made) as (slices, _):
         pin = slices.pin()
         made.views["n0"].slices[index, 0].snapshots[8].entries = [(b"\xff not a key", b"")]
-        with pytest.raises(RetryableError, match="is damaged"):
+        with pytest.raises(RetryableError, match="store-doubted"):
             list(slices.digests(pin, 2, {}))
-    assert (index, 0) in made.views["n0"].damaged
+    assert (index, 0) in made.views["n0"].doubted
 
 
 def test_where_the_table_was_taken_that_an_index_began_with() -> None:

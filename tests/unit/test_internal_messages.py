@@ -1,0 +1,96 @@
+"""What nodes ask each other, by somebody who means harm: no message changes the state of a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
+
+from indexer.api import create_app
+from indexer.scan.peers import LEASE_PATH, READ_PATH
+from keytide.digests import VERIFY_PATH
+from keytide.lists import LISTS_PATH
+from keytide.settings import load_settings
+from tests.fuzz.internal import InternalFuzz
+from tests.live_node import NUMBER, LiveNode
+
+encode = msgspec.msgpack.encode
+INDEX = "by_city-1"
+MESSAGE = {"Content-Type": "application/msgpack"}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNode]:
+    made = LiveNode(tmp_path_factory.mktemp("node"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(node: LiveNode) -> Iterator[TestClient]:
+    with TestClient(create_app(node.view, load_settings(), CollectorRegistry())) as made:
+        yield made
+    node.check()
+
+
+def read(spans: list[Any], after: bytes = b"", limit: int = 10, **others: Any) -> list[Any]:
+    """A `ReadRequest` of the slice."""
+    task, body = others.get("task", ""), others.get("body", b"")
+    examine = others.get("examine", False)
+    rest = [0, False, examine, b"", False, 0, False, "", task, body]
+    return [INDEX, NUMBER, 0, [0], spans, [after], False, limit, *rest]
+
+
+WHOLE: list[Any] = [[b"", None]]
+CONTRADICTIONS: list[tuple[str, Any]] = [
+    # What took slices out of service.
+    (READ_PATH, [INDEX, NUMBER, 0, [0], [[b"", None], [b"", None]], [b""], False, 1_000_000]),
+    (READ_PATH, read([[b"a", b"z"], [b"b", b"y"]])),
+    (READ_PATH, read([[b"m", None], [b"a", b"b"]])),
+    (READ_PATH, read([[b"b", b"a"]])),
+    (READ_PATH, read([[b"a", b"a"]])),
+    (READ_PATH, read(WHOLE, limit=-1)),
+    (READ_PATH, read([[b"", None], [b"", None]], examine=True)),
+    (READ_PATH, [INDEX, NUMBER, 0, [2], WHOLE, [b""], False, 10]),
+    (READ_PATH, [INDEX, NUMBER, 0, [0, 0], WHOLE, [b"", b""], False, 10]),
+    (READ_PATH, [INDEX, NUMBER, 0, [0], WHOLE, [], False, 10]),
+    (READ_PATH, [INDEX, -7, 0, [0], WHOLE, [b""], False, 10]),
+    (READ_PATH, [INDEX, NUMBER, 0, [0], WHOLE, [b""], False, "ten"]),
+    (LEASE_PATH, [INDEX, NUMBER, 0, [9], 1_000, False]),
+    (LEASE_PATH, [INDEX, NUMBER, 0, [0], -1_000, False]),
+    (VERIFY_PATH, ["digest", "one_n-1", 0, NUMBER, 0, "forward", 2, {}, b"no key", 10]),
+    (VERIFY_PATH, ["digest", INDEX, 0, NUMBER, 0, "forward", 60, {}, b"", 10]),
+    (VERIFY_PATH, ["rows", INDEX, 0, NUMBER, 0, "forward", 2, [4], [], b"", 10, 10]),
+    (VERIFY_PATH, ["pin", INDEX, [0], NUMBER, 0, "pages", 0]),
+    (VERIFY_PATH, ["pin", INDEX, [0, 5], NUMBER, 0, "v", 10]),
+    (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [0], "limit": 5, "after": [-1, 0]}),
+    (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [3], "limit": 5}),
+]
+
+
+@pytest.mark.parametrize(("path", "message"), CONTRADICTIONS)
+def test_what_cannot_be_meant_so_is_refused(
+    node: LiveNode, client: TestClient, path: str, message: Any
+) -> None:
+    response = client.post(path, content=encode(message), headers=MESSAGE)
+    assert (response.status_code, response.json()["type"]) == (422, "invalid-request"), response.text
+    assert node.doubts() == {}
+
+
+def test_text_that_is_no_utf_8_is_an_invalid_request(client: TestClient) -> None:
+    body = encode([INDEX, NUMBER, 0, [0], WHOLE, [b""], False, 10]).replace(b"by_c", b"by_\xff")
+    assert client.post(READ_PATH, content=body, headers=MESSAGE).status_code == 422
+    for body in (b'"\xff"', b'{"equals":["\xff"]}', b'{"\xff":1}'):
+        response = client.post("/v1/indexes/by_city/scan", content=body)
+        assert (response.status_code, response.json()["type"]) == (422, "invalid-request")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_message_changes_the_state_of_a_slice(node: LiveNode, seed: int) -> None:
+    with InternalFuzz(node, seed) as fuzz:
+        fuzz.run(300)
+        assert {"read 200", "read 422", "verify 200", "lists 200", "lease 200"} <= set(fuzz.answers)
