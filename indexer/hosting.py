@@ -53,8 +53,6 @@ _RUNS: Final = frozenset({"BUILDING", "PAUSED", "READY"})
 _KEEPS: Final = frozenset({"BUILDING", "PAUSED", "READY", "FAILED"})
 _ACTIVE: Final = frozenset({"QUEUED", "BACKFILL", "CATCHUP", "PAUSED"})
 """States of a build that goes on."""
-_FOLD_WAIT_S: Final = 2.0
-"""How long a commit waits for a fold that is behind: all slices of the node wait with it."""
 _LEAST_DOCUMENTS: Final = 10_000
 _LEAST_BYTES: Final = 1 << 20
 
@@ -126,10 +124,10 @@ class Hosting:
             delta_map_bytes=settings.delta_map_bytes,
             fold_entries=settings.delta_entries,
             fold_age_ms=settings.delta_age_s * 1_000,
-            fold_wait_s=_FOLD_WAIT_S,
             undo_s=settings.undo_s,
             undo_bytes=settings.undo_bytes,
             check_mirror_s=settings.check_mirror_s,
+            stall_s=settings.stall_s,
         )
 
     def reconcile(self, catalog: Catalog, now: int) -> None:

@@ -59,7 +59,7 @@ class Ingest:
         self._catalog = CatalogReader(settings)
         self._consumer = NodeConsumer(settings)
         self._reporter = Reporter(settings, folder.node_id, url, now_ms())
-        self._folds = FoldWorker()
+        self._folds = FoldWorker(settings.indexer.stall_s)
         self._hosting = Hosting(
             folder,
             node,
@@ -178,8 +178,8 @@ class Ingest:
         )
 
     def _close(self) -> None:
+        self._folds.close()  # before the slices, which would end a fold at work
         self._hosting.close()
-        self._folds.close()
         self._reporter.close()
         self._consumer.close()
         self._catalog.close()

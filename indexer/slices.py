@@ -171,11 +171,11 @@ class SliceRunner:
             self.lose(damage, now, damaged=True)
         if self.core.state == "LOST":
             return
+        self._fold(now)
         if self._todo and now >= self._retry_at:
             self._try_again(now)
         if self._restart_at and now >= self._restart_at:
             self._restart(now)
-        self._fold(now)
         self.ring.trim(now)
         if self.unique is not None:
             self.unique.show()
@@ -385,6 +385,7 @@ class SliceRunner:
             if self.store.folding:
                 if self.store.finish_fold() is not None:
                     self._fold_error = ""
+                    self._retry_at = now  # of what waited for it, if anything
             elif self.store.fold_due(now):
                 self.store.start_fold()
         except StoreDamagedError as error:

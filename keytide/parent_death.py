@@ -31,3 +31,14 @@ def die_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
+
+
+def follow_parent() -> None:
+    """Have this process killed at the end of the thread that forked it; Linux only. For a child that asks by
+    itself, where running code between fork and exec would be a risk."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call: the signal will never come
+        os._exit(1)

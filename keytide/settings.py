@@ -122,6 +122,13 @@ class IndexerSettings(Section):
         description="between checks of a slice because what a read of it got contradicted itself: a check "
         "reads the whole slice, and whoever may ask could ask for it again and again",
     )
+    stall_s: float = Field(
+        60.0,
+        gt=0,
+        description="how long a fold worker, or a process that examines a base, may show no progress before "
+        "it is ended and another takes its place; a slow one that comes further, or that waits for the disk, "
+        "is left alone",
+    )
     unique_keys_listed: int = Field(
         1_000,
         description="keys of a UNIQUE index with several documents that each slice lists; further ones are "

@@ -40,7 +40,9 @@ POINTS: Final = frozenset(
         "fold-before-commit",
         "fold-committed",
         "fold-checksums-written",
+        "fold-filter-read",  # within a read transaction: only a filter that is built anew
         "fold-settled",
+        "examine-read",  # within a read transaction of the process that examines a base
         # indexer: backfill and rollback
         "load-before-commit",
         "load-committed",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from indexer.store.fold_worker import Folder
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
 from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.pages import PageFile
 from indexer.store.settings import MIB, StoreSettings
 from keytide.columns import hashes_of, lengths_of, pack_heard, pack_puts
 from keytide.messages import PutChunk, RemovalChunk, Segment, Skip
@@ -121,6 +123,32 @@ def removals(versions: Sequence[Version], skips: Sequence[Skip] = ()) -> list[Re
 
 def lmdb_store(folder: Path, folds: Folder, settings: StoreSettings = SMALL) -> LmdbSliceStore:
     return LmdbSliceStore(folder, Applied(), settings, folds)
+
+
+def base_bytes(folder: Path) -> int:
+    """How large the base of a slice's folder is: up to the last page that any of its trees has used. (On disk
+    there is what was made room for besides.)"""
+    with PageFile(folder / "base") as file:
+        state, _ = file.metas()
+        return (state.last + 1) * state.page_bytes
+
+
+def pinning(store: LmdbSliceStore) -> tuple[int, int]:
+    """Read transactions on a store's base: (of this process, of others). Each keeps its commit's pages."""
+    lines = [line.split() for line in store._base.level.environment.readers().splitlines()[1:]]
+    pids = [int(pid) for pid, _, transaction in lines if transaction != "-"]
+    return pids.count(os.getpid()), len(pids) - pids.count(os.getpid())
+
+
+def grows(folder: Path, fold: Callable[[], object]) -> bool:
+    """Whether the base of a slice's folder gets larger with folds (`fold`) that change it but bring nothing
+    more."""
+    for _ in range(3):
+        fold()
+    settled = base_bytes(folder)
+    for _ in range(6):
+        fold()
+    return base_bytes(folder) > 1.1 * settled + 4 * 4_096
 
 
 def state(number: int = 0, **offsets: int) -> Applied:

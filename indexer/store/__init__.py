@@ -18,7 +18,8 @@
     merge        several sorted levels -> one sorted stream, newest wins
     snapshot     reading a commit
     fold         merging a frozen delta into the base (runs in the fold worker's process)
-    fold_worker  that process, and the handle on it
+    fold_worker  the handle on that process (fold_process: what runs in it)
+    watched      child processes that are ended when they stand still
     undo         what a fold overwrote, as a file (journal: all of them, as the store sees them)
     states       bytes of a state
     pages        LMDB's file as pages, from outside

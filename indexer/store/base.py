@@ -85,11 +85,11 @@ class Base:
         used = allocated_bytes(path) if path.exists() else 0
         self.map_bytes = max(settings.base_map_bytes, 4 * used)
         for _ in range(_OPENINGS):
-            checked = check_base(folder, self.map_bytes)
+            checked = check_base(folder, self.map_bytes, settings.stall_s)
             with disk_errors(folder):
                 self.level = Level(path, self.map_bytes, settings, sync=settings.fsync)
             try:
-                self.level.environment.reader_check()  # slots of killed readers would pin old pages
+                self.forget_dead_readers()
                 if self._open(initial, checked):
                     with disk_errors(folder):
                         self._write_checksums()
@@ -123,6 +123,15 @@ class Base:
             transaction.put(OWNER_KEY, b"%d" % self.owner)
             self._read_meta(transaction)
         return True
+
+    def forget_dead_readers(self) -> None:
+        """Free the reader slots of processes that are gone. A process that is killed within a read
+        transaction leaves its slot behind, and no page that was freed since would ever be used again: the
+        base would grow with every fold."""
+        with disk_errors(self._folder):
+            gone = self.level.environment.reader_check()
+        if gone:
+            log.info("freed %d read transactions of killed processes in %s", gone, self._folder)
 
     def reload(self) -> None:
         """Take note of a commit that a fold made."""
@@ -263,7 +272,7 @@ class Base:
         view = self.level.view()  # keeps the environment open, should the store be closed meanwhile
         try:
             with disk_errors(self._folder):
-                verify_base(self._folder, self.level.environment, self.map_bytes)
+                verify_base(self._folder, self.level.environment, self.map_bytes, self._settings.stall_s)
         finally:
             view.release()
 

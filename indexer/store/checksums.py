@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct, error
 from typing import Final, NamedTuple
@@ -38,6 +39,7 @@ _MAGIC: Final = b"KTSUMS01"
 _HEADER: Final = Struct("<8sQQQQQ")  # magic, transaction, digest of the meta page, owner, sequence, pages
 _DIGEST: Final = Struct("<Q")
 _FIRST: Final = 2
+_FURTHER: Final = 4_096  # pages
 
 
 class Checksums(NamedTuple):
@@ -83,13 +85,16 @@ def read_checksums(folder: Path) -> Checksums | None:
     return Checksums(transaction, meta, owner, sequence, pages)
 
 
-def write_checksums(folder: Path, owner: int, sequence: int, *, sync: bool) -> int:
+def write_checksums(
+    folder: Path, owner: int, sequence: int, *, sync: bool, further: Callable[[], None] = lambda: None
+) -> int:
     """Bring the checksums of the slice in `folder` up to the state of its base; the caller holds the base's
     write lock, or is alone.
 
     Args:
         owner, sequence: as the state names them.
         sync: whether the file has reached the disk on return.
+        further: called now and then while pages are read.
 
     Returns:
         How many pages were read.
@@ -113,8 +118,10 @@ def write_checksums(folder: Path, owner: int, sequence: int, *, sync: bool) -> i
         else:
             sums = array("Q", bytes(8 * max(0, state.last + 1 - _FIRST)))
             wanted = [page for page in range(_FIRST, state.last + 1) if page not in free]
-        for page, digest in file.digests(wanted, state):
+        for done, (page, digest) in enumerate(file.digests(wanted, state)):
             sums[page - _FIRST] = digest
+            if not done % _FURTHER:
+                further()
     _put(folder, Checksums(state.transaction, state.digest, owner, sequence, sums), sync)
     return len(wanted)
 

@@ -1,8 +1,9 @@
 """A base compared with itself, in a process of its own: `python -m indexer.store.examine FOLDER MAP_BYTES`.
 
 Reads everything: keys ascend, every row can be decoded, forward entries are the inverse of the back index,
-the counts are right, and every page of the file is in use by one tree or free. Prints one JSON object with
-what it found; that this process is ended by a signal is an answer as well.
+the counts are right, and every page of the file is in use by one tree or free. Prints empty lines,
+which say that it comes further (`watched`), then one JSON object with what it found. That this process is
+ended by a signal of its own doing is an answer as well.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from indexer.store.states import decode_applied, decode_counts
 from indexer.store.writing import long_table_key, unpack_long
 from keytide.entry import unpack_value
 from keytide.errors import InvariantViolationError
+from keytide.parent_death import follow_parent
+from keytide.sync_points import reach
 
 _SPAN = 1 << 128
+_FURTHER_ROWS = 16_384
 
 
 def main() -> None:
     """Print what is found."""
+    follow_parent()
     found: dict[str, Any] = {"format": "", "owner": 0, "sequence": -1, "problem": ""}
     folder = Path(sys.argv[1])
     try:
@@ -68,6 +73,7 @@ def _examine(
         decode_applied(meta[STATE_KEY])
         expected = decode_counts(meta[COUNTS_KEY])
     forward, entries = _digest(_forward(transaction, tables))
+    reach("examine-read")
     documents = tombstones = foreign = 0
     total = count = 0
     for docid, record in _rows(transaction, tables.back):
@@ -112,7 +118,9 @@ def _tree_pages(stat: Mapping[str, Any]) -> int:
 def _rows(transaction: lmdb.Transaction[bytes], table: Any) -> Iterator[tuple[bytes, bytes]]:
     """All rows of a table; keys must ascend (so this ends, whatever the pages say)."""
     before: bytes | None = None
-    for key, value in transaction.cursor(table):
+    for row, (key, value) in enumerate(transaction.cursor(table)):
+        if not row % _FURTHER_ROWS:
+            print(flush=True)
         if before is not None and key <= before:
             raise StoreDamagedError(f"keys do not ascend at {key.hex()}")
         before = key

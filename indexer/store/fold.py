@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -145,10 +146,14 @@ class _RefusedError(Exception):
         self.outcome = FoldOutcome(error, detail)
 
 
-def run_fold(job: FoldJob) -> FoldOutcome:
+Further = Callable[[], None]
+"""Called whenever a fold has come a little further (`watched`)."""
+
+
+def run_fold(job: FoldJob, further: Further = lambda: None) -> FoldOutcome:
     """Do it. Never raises: every end is an outcome."""
     try:
-        _fold(job)
+        _fold(job, further)
     except _RefusedError as refused:
         return refused.outcome
     except (lmdb.MapFullError, lmdb.DiskError) as error:
@@ -161,7 +166,7 @@ def run_fold(job: FoldJob) -> FoldOutcome:
     return FoldOutcome()
 
 
-def _fold(job: FoldJob) -> None:
+def _fold(job: FoldJob, further: Further) -> None:
     folder = Path(job.slice_folder)
     base = lmdb.open(
         str(folder / "base"),
@@ -182,15 +187,18 @@ def _fold(job: FoldJob) -> None:
             lock=False,  # nothing writes to it any more, and it outlives this fold
         )
         with delta:
-            _merge(base, delta, folder, job)
+            _merge(base, delta, folder, job, further)
         reach("fold-committed")
-        _write_checksums(base, folder, job)
+        further()
+        _write_checksums(base, folder, job, further)
         reach("fold-checksums-written")
         if job.rebuild_bits:
-            _rebuild_filter(base, folder, job)
+            _rebuild_filter(base, folder, job, further)
 
 
-def _merge(base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: FoldJob) -> None:
+def _merge(
+    base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: FoldJob, further: Further
+) -> None:
     with base.begin(write=True) as into, delta.begin() as source:
         meta = base.open_db(b"meta", into, create=False)
         _check_owner(into, meta, job)
@@ -204,7 +212,7 @@ def _merge(base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: F
             for table_name in TABLES:
                 table = base.open_db(table_name, into, create=False)
                 from_table = delta.open_db(table_name, source, create=False)
-                _merge_table(source.cursor(from_table), into.cursor(table), table_name, undo, job)
+                _merge_table(source.cursor(from_table), into.cursor(table), table_name, undo, job, further)
                 rows[table_name] = into.stat(table)["entries"]
             _check(rows, job)
             if undo is not None and not undo.full:
@@ -218,6 +226,7 @@ def _merge(base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: F
             if undo is not None and not name:
                 undo.give_up()
         reach("fold-undo-written")
+        further()
         _move_filter(folder, job)
         reach("fold-filter-moved")
         into.put(STATE_KEY, bytes.fromhex(job.state), db=meta)
@@ -233,9 +242,11 @@ def _merge_table(
     table: bytes,
     undo: UndoWriter | None,
     job: FoldJob,
+    further: Further,
 ) -> None:
     rows = source.iternext()
     while block := list(islice(rows, _BLOCK)):
+        further()
         _leave_room(undo, job)
         replace, pop = cursor.replace, cursor.pop
         was = [pop(key) if value == _REMOVED else replace(key, value) for key, value in block]
@@ -254,11 +265,11 @@ def _check_owner(transaction: lmdb.Transaction[bytes], meta: Any, job: FoldJob) 
         raise _RefusedError("not-owner", f"the base belongs to opening {owner}, the fold to {job.owner}")
 
 
-def _write_checksums(base: lmdb.Environment, folder: Path, job: FoldJob) -> None:
+def _write_checksums(base: lmdb.Environment, folder: Path, job: FoldJob, further: Further) -> None:
     """Step 4, with the write lock: nobody takes the slice over while the file is written."""
     with base.begin(write=True) as lock:
         _check_owner(lock, base.open_db(b"meta", lock, create=False), job)
-        write_checksums(folder, job.owner, job.sequence, sync=job.fsync)
+        write_checksums(folder, job.owner, job.sequence, sync=job.fsync, further=further)
 
 
 def _leave_room(undo: UndoWriter | None, job: FoldJob) -> None:
@@ -289,7 +300,7 @@ def _move_filter(folder: Path, job: FoldJob) -> None:
     os.replace(new, folder / FILTER_FILE)
 
 
-def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob) -> None:
+def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob, further: Further) -> None:
     """A filter with exactly the base's documents, for the caller to take up."""
     from indexer.store.filter import IdFilter  # only now: numpy takes memory
     from keytide.columns import hashes_of
@@ -298,7 +309,9 @@ def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob) -> None:
     with base.begin() as transaction:
         ids = transaction.cursor(base.open_db(b"back", transaction, create=False)).iternext(values=False)
         while block := list(islice(ids, _BLOCK)):
+            further()
             built.add(hashes_of(block, len(block)))
+        reach("fold-filter-read")
     new = folder / NEXT_FILTER_FILE
     built.save(new, job.sequence, sync=job.fsync)
     os.replace(new, folder / FILTER_FILE)

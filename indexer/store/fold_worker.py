@@ -1,32 +1,37 @@
-"""The fold worker: one small process beside the indexer that runs folds, one after the other.
+"""The handle on the fold worker: one small process beside the indexer that runs folds, one after the other.
 
 A process of its own, not a thread: a fold shares neither the interpreter lock with ingest and scans nor its
 memory, and a disk that fills up under the memory map ends only the worker (LMDB's base stays as it was).
 
-The worker reads jobs from its standard input, one JSON object a line, and answers each on its standard
-output. When its input ends, also by a kill -9 of the parent, it exits at once, whatever it is doing. Should
-it still commit in that last moment, the owner number in the base tells (see `fold`).
+The process itself is `fold_process`. It is watched: while it comes further it may take what time it needs,
+when it stands still it is ended and another takes its place (`watched`). Should it still commit in its last
+moment, the owner number in the base tells (see `fold`).
+
+Jobs wait on this side and are handed over one by one, by a thread that speaks with the process. So nobody who
+submits a fold ever waits for the worker; of a worker that dies, or is ended because it stands still, only the
+fold at work fails; and a fold that nobody wants any more is taken back (`FoldTicket.cancel`).
 """
 
 from __future__ import annotations
 
-import os
-import queue
+import logging
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import deque
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import Final, Protocol
 
-from indexer.store.fold import FoldJob, FoldOutcome, run_fold
+from indexer.store.fold import FoldJob, FoldOutcome
+from indexer.store.watched import Child, StalledError
 
 WORKER_DIED: Final = "fold-worker-died"
+WORKER_STALLED: Final = "fold-worker-stalled"
 DISK_FULL: Final = "disk-full"
+STALL_S: Final = 60.0
+"""See `IndexerSettings.stall_s`."""
 _CLOSE_WAIT_S: Final = 10.0
+"""For the end of a fold, or of a killed process."""
+
+log = logging.getLogger(__name__)
 
 
 class FoldTicket(Protocol):
@@ -34,6 +39,11 @@ class FoldTicket(Protocol):
 
     def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
         """How it ended, None while it has not; waits for up to so long."""
+        ...
+
+    def cancel(self) -> None:
+        """It is not wanted any more. On return it is not at work, and never will be; what it had begun
+        may be done or not."""
         ...
 
 
@@ -45,88 +55,120 @@ class Folder(Protocol):
 
 class FoldWorker:
     """The handle on the worker process, shared by all slices of a node. It is started when first needed, and
-    again after it died. Safe to use from several threads."""
+    again after it died or stood still. Safe to use from several threads.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+    Args:
+        stall_s: how long a fold may show no progress before the worker is replaced.
+    """
+
+    def __init__(self, stall_s: float = STALL_S) -> None:
+        self._stall_s = stall_s
+        self._changed = threading.Condition()
         self._waiting: deque[_Ticket] = deque()
+        self._at_work: _Ticket | None = None
+        self._process: Child | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
         """Of the process at work, if any."""
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
 
     def submit(self, job: FoldJob) -> FoldTicket:
         """Hand over a fold; it begins when those before it have ended."""
-        ticket = _Ticket()
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
+        ticket = _Ticket(self, job)
+        with self._changed:
+            if self._closed:
+                ticket.settle(FoldOutcome(WORKER_DIED, "the fold worker is closed"))
+                return ticket
             self._waiting.append(ticket)
-            pipe = None if self._process is None else self._process.stdin
-            with suppress(OSError, ValueError):  # it died just now: the reader thread settles all its tickets
-                if pipe is not None:
-                    pipe.write(job.to_line())
-                    pipe.flush()
+            self._changed.notify_all()
+            if self._thread is None:
+                # It lives as long as the process may, which dies with the thread that starts it.
+                self._thread = threading.Thread(target=self._run, name="folds", daemon=True)
+                self._thread.start()
         return ticket
+
+    def cancel(self, ticket: _Ticket) -> None:
+        """`FoldTicket.cancel`."""
+        with self._changed:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                ticket.settle(FoldOutcome(WORKER_DIED, "the fold was taken back"))
+            elif ticket is self._at_work and self._process is not None:
+                self._process.kill()
+        if ticket.outcome(_CLOSE_WAIT_S) is None:  # only a disk that does not answer holds a killed process
+            log.error("fold worker %s does not end, %s s after it was killed", self.pid, _CLOSE_WAIT_S)
 
     def close(self) -> None:
         """Let it finish the fold at hand, up to a limit, then end it."""
-        with self._lock:
-            process, self._process = self._process, None
-            waiting = list(self._waiting)
+        with self._changed:
+            self._closed = True
+            at_work, thread = self._at_work, self._thread
+            while self._waiting:
+                self._waiting.popleft().settle(FoldOutcome(WORKER_DIED, "the fold worker was closed"))
+            self._changed.notify_all()
+        if at_work is not None and at_work.outcome(_CLOSE_WAIT_S) is None:
+            self.cancel(at_work)
+        if thread is not None:
+            thread.join(_CLOSE_WAIT_S)
+
+    def _run(self) -> None:
+        """The thread that speaks with the process."""
+        while (ticket := self._next()) is not None:
+            outcome = self._fold(ticket.job)
+            with self._changed:
+                self._at_work = None
+                ticket.settle(outcome)
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _next(self) -> _Ticket | None:
+        """The next job, once there is one and a process for it; None at the end."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            ticket = self._at_work = self._waiting.popleft()
+            if self._process is not None and not self._process.alive():
+                self._process.close()  # it died with nothing to do
+                self._process = None
+            if self._process is None:
+                try:
+                    self._process = Child("indexer.store.fold_process", (), self._stall_s)
+                except OSError as error:
+                    log.error("no fold worker can be started: %s", error)
+            return ticket
+
+    def _fold(self, job: FoldJob) -> FoldOutcome:
+        """Have the process do one job."""
+        process, stalled = self._process, ""
         if process is None:
-            return
-        deadline = time.monotonic() + _CLOSE_WAIT_S
-        for ticket in waiting:
-            ticket.outcome(max(0.0, deadline - time.monotonic()))
-        if process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
+            return FoldOutcome(WORKER_DIED, "no fold worker could be started")
         try:
-            process.wait(_CLOSE_WAIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _start(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "indexer.store.fold_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        self._waiting = deque()
-        reader = threading.Thread(
-            target=self._read, args=(self._process, self._waiting), name="fold-worker-answers", daemon=True
-        )
-        reader.start()
-
-    def _read(self, process: subprocess.Popen[bytes], waiting: deque[_Ticket]) -> None:
-        """Settle tickets as answers come; at the end of the process, all that are left."""
-        answers: IO[bytes] | None = process.stdout
-        if answers is not None:
-            for line in answers:
-                waiting.popleft().settle(FoldOutcome.from_line(line))
-            answers.close()
-        code = process.wait()
-        if process.stdin is not None:
-            with suppress(OSError):  # what it had not read is lost with it
-                process.stdin.close()
-        with self._lock:
-            left = list(waiting)
-            waiting.clear()
+            for line in process.lines(job.to_line()):
+                return FoldOutcome.from_line(line)
+        except StalledError as error:
+            stalled = str(error)
+        status = process.close()
+        with self._changed:
+            self._process = None
+        if stalled:
+            log.error("the fold of %s: %s, and is replaced", job.slice_folder, stalled)
+            return FoldOutcome(WORKER_STALLED, f"the fold worker was ended: {stalled}")
         # A page of a memory map for which the disk has no room is a SIGBUS; so is a broken disk.
-        error = DISK_FULL if code == -signal.SIGBUS else WORKER_DIED
-        for ticket in left:
-            ticket.settle(FoldOutcome(error, f"the fold worker ended with status {code}"))
+        how = DISK_FULL if status == -signal.SIGBUS else WORKER_DIED
+        return FoldOutcome(how, f"the fold worker ended with status {status}")
 
 
 class _Ticket:
-    def __init__(self) -> None:
+    def __init__(self, worker: FoldWorker, job: FoldJob) -> None:
+        self.job = job
+        self._worker = worker
         self._outcome: FoldOutcome | None = None
         self._settled = threading.Event()
 
@@ -139,22 +181,6 @@ class _Ticket:
             self._settled.wait(wait_s)
         return self._outcome
 
-
-def main() -> None:
-    """The worker's process: folds jobs from standard input until it ends."""
-    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin.buffer:
-            jobs.put(line)
-        os._exit(0)  # the parent is gone or has closed us: nothing that is at work may go on
-
-    threading.Thread(target=read, name="jobs", daemon=True).start()
-    while True:
-        outcome = run_fold(FoldJob.from_line(jobs.get()))
-        sys.stdout.buffer.write(outcome.to_line())
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
+    def cancel(self) -> None:
+        if self._outcome is None:
+            self._worker.cancel(self)

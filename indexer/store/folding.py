@@ -84,6 +84,7 @@ class Folding:
         if outcome is None or self.frozen is None:
             return held
         self._ticket = None
+        self._base.forget_dead_readers()  # of the worker, if it died or was ended
         if outcome.error in ("mirror", "not-owner"):
             name = "Mirror" if outcome.error == "mirror" else "OneOwner"
             raise InvariantViolationError(name, f"fold of {self._folder}: {outcome.detail}")
@@ -116,8 +117,10 @@ class Folding:
         return untold
 
     def abandon(self) -> None:
-        """The frozen delta goes: the store closes (what the worker still does no longer counts), or it steps
-        back (nothing is at work then)."""
+        """The frozen delta goes: the store closes (a fold at work is ended: it must not go on in a folder
+        that is deleted, renamed or opened again), or it steps back (nothing is at work then)."""
+        if self._ticket is not None:
+            self._ticket.cancel()
         if self.frozen is not None:
             self.frozen.retire(delete=self.frozen.folder)
         self.frozen = self._ticket = self._untold = None

@@ -288,8 +288,8 @@ class SliceStore(Protocol):
             wait_s: wait up to this long for its end.
 
         Raises:
-            RetryableError: the fold failed (`disk-full`, `fold-worker-died`); nothing is lost, and
-                `start_fold` begins it again.
+            RetryableError: the fold failed (`disk-full`, `fold-worker-died`, `fold-worker-stalled`); nothing
+                is lost, and `start_fold` begins it again.
         """
         ...
 
@@ -318,8 +318,8 @@ class SliceStore(Protocol):
             be gone): the slice must be rebuilt.
 
         Raises:
-            RetryableError: `disk-full`, or `fold-behind` when a fold is at work that does not end; some steps
-                may be done already. Calling it again goes on.
+            RetryableError: `disk-full`, or `fold-behind` while a fold is at work; some steps may be done
+                already. Calling it again goes on.
         """
         ...
 
@@ -350,9 +350,11 @@ class SliceStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Close it; what was not folded is lost. Snapshots stay readable until they are closed."""
+        """Close it; what was not folded is lost, and no fold is at work any more. Snapshots stay readable
+        until they are closed."""
         ...
 
     def destroy(self) -> None:
-        """Close it and delete everything (DROP). Snapshots stay readable until they are closed."""
+        """Close it and delete everything (DROP); no fold brings it back. Snapshots stay readable until they
+        are closed."""
         ...

@@ -12,8 +12,9 @@ Theory of operation
 The state lives here in memory between folds: the delta is thrown away at a crash, so it need not hold it. A
 commit without rows (a heartbeat on a quiet stream) therefore writes nothing at all.
 
-When the delta reaches `delta_hard_bytes` while the frozen one is still at work, `apply` waits for the fold up
-to `fold_wait_s`, then raises `fold-behind`: the caller's queue is bounded, so the wait travels back to Kafka.
+Nothing here waits for the fold worker: all slices of a node share the caller's thread. When the delta reaches
+`delta_hard_bytes` while the frozen one is still at work, `apply` raises `fold-behind`; the caller's queue is
+bounded, so the wait travels back to Kafka. So does `step_back` while a fold is at work.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class LmdbSliceStore:
         return self._folding.at_work
 
     def apply(self, segments: Sequence[Segment], applied: Applied) -> ApplyResult:
-        self._wait_for_fold()
+        self._leave_fold_behind()
         documents = from_segments(segments, self._filter)
         with disk_errors(self._folder):
             views = self._views()
@@ -124,7 +125,7 @@ class LmdbSliceStore:
         )
 
     def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
-        self._wait_for_fold()
+        self._leave_fold_behind()
         wanted = read_corrections(corrections)
         moments = Moments(corrections.timestamp, self._applied.timestamp)
         with disk_errors(self._folder):
@@ -284,11 +285,11 @@ class LmdbSliceStore:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_fold(self) -> None:
-        """Wait for the fold at work, and take note of what it did to the base."""
+        """Take note of what the fold at work did to the base, once it has ended."""
         if self._folding.at_work:
             # One that failed is not tried again: what it would have made durable is dropped.
             with suppress(RetryableError):
-                self._filter = self._folding.settle(self._settings.fold_wait_s, self._filter)
+                self._filter = self._folding.settle(0.0, self._filter)
         if self._folding.at_work:
             raise RetryableError(f"the fold of {self._folder} is still at work", problem_type="fold-behind")
         self._base.reload()  # also after a worker that died behind its commit
@@ -359,7 +360,7 @@ class LmdbSliceStore:
         settings = self._settings
         return max(settings.fold_entries, int(settings.fold_share * self._base.counts.entries))
 
-    def _wait_for_fold(self) -> None:
+    def _leave_fold_behind(self) -> None:
         """Keep the delta within its limit while the one before it is folded."""
         delta, settings = self._delta, self._settings
         if delta is None or delta.room.used_bytes() < settings.delta_hard_bytes:
@@ -367,7 +368,7 @@ class LmdbSliceStore:
         if self._folding.frozen is None or not self._folding.at_work:
             self.start_fold()
         elif self._folding.frozen is not None:
-            self._filter = self._folding.settle(settings.fold_wait_s, self._filter)
+            self._filter = self._folding.settle(0.0, self._filter)
             if self._folding.at_work:
                 raise RetryableError(
                     f"the fold of {self._folder} does not keep up: the delta after it has reached its limit",

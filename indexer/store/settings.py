@@ -25,15 +25,15 @@ class StoreSettings:
         fold_bytes: the limit in bytes of the delta's file (old snapshots keep its pages from being reused).
         fold_age_ms: a delta with anything in it is folded at this age, so that a restart replays little.
         fold_retry_ms: wait after a fold that failed (disk full) before the next try.
-        fold_wait_s: how long `apply` waits for a fold when the delta has reached `delta_hard_bytes`; then
+        delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded:
             it raises, and the caller keeps its segments (bounded by R4).
-        delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded.
         load_run_documents: entries of a micro-batch resolved and sorted at once, about 600 bytes of
             memory each.
         undo_s: how far back in time the base can step, fold by fold (R33). 0: not at all.
         undo_bytes: disk for that; the oldest steps go first.
         reserve_bytes: disk left free by commits; folds, which give a delta's room back, may use three
             quarters of it. A full disk is then an error, never a signal on a memory map.
+        stall_s: how long a process that examines the base may stand still before it is ended.
         max_readers: read transactions on one environment at once: snapshots kept, leased and being read.
         fsync: whether base commits reach the disk. Only tests turn it off.
         check_mirror_s: check entries against the back index after a commit, unless one of the last so many
@@ -49,12 +49,12 @@ class StoreSettings:
     fold_bytes: int = GIB
     fold_age_ms: int = 30_000
     fold_retry_ms: int = 5_000
-    fold_wait_s: float = 60.0
     delta_hard_bytes: int = 2 * GIB
     load_run_documents: int = 100_000
     undo_s: int = 3_600
     undo_bytes: int = GIB
     reserve_bytes: int = 256 * MIB
+    stall_s: float = 60.0
     max_readers: int = 1_024
     fsync: bool = True
     check_mirror_s: float | None = None

@@ -54,7 +54,7 @@ class Processes:
         return found
 
     def fold_workers(self) -> list[psutil.Process]:
-        return self.below("indexer.store.fold_worker")
+        return self.below("indexer.store.fold_process")
 
     def spark(self) -> list[psutil.Process]:
         """Spark drivers, their JVMs and Python workers."""

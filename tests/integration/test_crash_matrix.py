@@ -45,8 +45,11 @@ FOLD_WORKER = frozenset(
 )
 """Places in the fold worker: the node lives, and starts another."""
 OF_JOBS = frozenset(name for name in POINTS if name.startswith("verify-"))
-ELSEWHERE = frozenset(name for name in POINTS if name.startswith(("repair-", "sample-")))
-"""Places that need more than a live scene: `test_repair.py` and `test_range.py` strike there."""
+ELSEWHERE = frozenset(
+    name for name in POINTS if name.startswith(("repair-", "sample-", "examine-", "fold-filter-read"))
+)
+"""Places that need more than a live scene: `test_repair.py` and `test_range.py` strike there, and
+`unit/test_store_killed.py` within read transactions of other processes than the node."""
 OF_ROLLBACKS = frozenset(name for name in POINTS if "roll" in name or "step-back" in name)
 ONCE = frozenset(
     {

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from indexer.store import merge, snapshot
 from indexer.store.fold_worker import Folder, FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
+from indexer.store.lmdb_store import LmdbSliceStore
 from indexer.store.memory import MemorySliceStore
 from keytide.entry import pack_value
 from keytide.types import TABLE_PARTITION
@@ -27,6 +28,7 @@ from tests.store_kit import (
     chunks,
     key,
     lmdb_store,
+    pinning,
     removals,
     rows_of,
     segments,
@@ -267,6 +269,13 @@ class History:
         self.past.append((self.durable, self.durable_applied, self.durable_counts))
         self.durable, self.folding, self.durable_counts = self.folding, None, self.frozen_counts
 
+    def await_fold(self) -> None:
+        """Until the worker has answered; the store has not heard of it yet."""
+        if isinstance(self.store, LmdbSliceStore):
+            ticket = self.store._folding._ticket
+            assert ticket is not None
+            assert ticket.outcome(30) is not None
+
     def fold(self) -> None:
         self.finish_fold()
         self.start_fold()
@@ -289,6 +298,7 @@ class History:
             return
         if self.folding is not None:
             self.folded()
+            self.await_fold()
         states = [*self.past, (self.durable, durable, self.durable_counts)]
         if place < 0:
             assert not self.store.step_back(lambda _: False)
@@ -351,6 +361,10 @@ class History:
     def close(self) -> None:
         for taken, _, _ in self.held:
             taken.close()
+        if isinstance(self.store, LmdbSliceStore):
+            self.finish_fold()
+            self.store._base.level.changed()
+            assert pinning(self.store) == (0, 0), "a read transaction was left, and keeps pages"
         self.store.destroy()
 
 

@@ -118,6 +118,9 @@ class _Ticket:
     def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
         return self._outcome
 
+    def cancel(self) -> None:
+        pass  # it has ended
+
 
 class _Inline:
     """Folds at once."""

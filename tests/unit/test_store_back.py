@@ -370,9 +370,12 @@ class NeverEnds:
     def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
         return None
 
+    def cancel(self) -> None:
+        pass
+
 
 def test_a_fold_that_does_not_end_is_a_retryable_error(tmp_path: Path) -> None:
-    store = lmdb_store(tmp_path / "slice", NeverEnds(), replace(SMALL, fold_wait_s=0.01))
+    store = lmdb_store(tmp_path / "slice", NeverEnds())
     store.apply(segments(documents(0, 10)), state(1, p0=10))
     store.start_fold()
     store.apply(segments(documents(10, 10)), state(2, p0=20))

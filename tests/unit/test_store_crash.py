@@ -57,7 +57,7 @@ while True:
     store.apply(segments(window), state(first // 700, p0=first))
     store.finish_fold()
     store.start_fold()
-    print(folds.pid, store.durable.timestamp.offset(0), flush=True)
+    print(folds.pid or 0, store.durable.timestamp.offset(0), flush=True)
 """
 
 
@@ -107,7 +107,9 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
         cwd=ROOT,
     )
     assert writer.stdout is not None
-    worker = int(writer.stdout.readline().split()[0])
+    worker = 0
+    while not worker:
+        worker = int(writer.stdout.readline().split()[0])
     assert alive(worker)
     writer.kill()
     writer.wait()

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,17 @@ from indexer.store.fold_worker import WORKER_DIED, FoldWorker
 from indexer.store.lmdb_store import LmdbSliceStore
 from keytide.entry import pack_value
 from keytide.errors import RetryableError
-from tests.store_kit import SMALL, Version, all_rows, key, lmdb_store, segments, state
+from tests.store_kit import (
+    SMALL,
+    Version,
+    all_rows,
+    grows,
+    key,
+    lmdb_store,
+    pinning,
+    segments,
+    state,
+)
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = replace(SMALL, check_mirror_s=None, filter_bits=1 << 12, fsync=True)
@@ -127,7 +139,20 @@ def test_killed_at_a_named_place(
     assert store.start_fold()
     assert store.finish_fold(60) is not None
     assert all_rows(store) == rows_below(first + 90)
+    assert pinning(store)[1] == 0
     store.close()
+
+
+def again(store: LmdbSliceStore) -> None:
+    """A fold of new versions of all documents."""
+    first = store.applied.timestamp.offset(0)
+    some = [
+        Version(b"d%05d" % n, 0, first + n, entries=((key(f"k{n}"), bytes(pack_value(b"v"))),))
+        for n in range(200)
+    ]
+    store.apply(segments(some), state(store.applied.number + 1, p0=first + 200))
+    store.start_fold()
+    assert store.finish_fold(60) is not None
 
 
 def check(store: LmdbSliceStore, number: int) -> None:
@@ -195,7 +220,66 @@ def test_a_worker_killed_within_a_fold(
     assert store.undo_steps == expected // 100
     store.check_mirror()
     store.verify()
+    assert pinning(store)[1] == 0
+    assert not grows(tmp_path / "slice", lambda: again(store))
     assert store.step_back(lambda applied: applied.number < 0)
     assert all_rows(store) == []
     store.close()
     folds.close()
+
+
+FULL = replace(SETTINGS, filter_bits=1 << 10, undo_s=0, fsync=False)
+"""A filter that is too small, so that folds build it anew."""
+
+
+def overwrite(store: LmdbSliceStore, number: int) -> None:
+    """A fold that changes every document."""
+    first = number * 1_500
+    again = [
+        Version(b"d%05d" % (n - first), 0, n, entries=((key(f"k{n % 97}"), pack_value(b"v" * 40)),))
+        for n in range(first, first + 1_500)
+    ]
+    store.apply(segments(again), state(number + 1, p0=first + 1_500))
+    store.start_fold()
+    assert store.finish_fold(60) is not None
+
+
+@pytest.mark.fault
+def test_a_worker_killed_within_a_read_does_not_make_the_base_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its read transaction would keep every page that later folds free."""
+    monkeypatch.setenv("KEYTIDE_SYNC_POINT", f"fold-filter-read:once={tmp_path / 'struck'}")
+    with closing(FoldWorker()) as folds:
+        store = lmdb_store(tmp_path / "slice", folds, FULL)
+        with pytest.raises(RetryableError) as caught:
+            overwrite(store, 0)
+        assert caught.value.problem_type == WORKER_DIED
+        assert (tmp_path / "struck").exists()
+        assert pinning(store)[1] == 0
+        assert store.start_fold()
+        assert store.finish_fold(60) is not None
+        numbers = count(1)
+        assert not grows(tmp_path / "slice", lambda: overwrite(store, next(numbers)))
+        assert len(all_rows(store)) == 1_500
+        store.close()
+
+
+@pytest.mark.fault
+def test_an_examination_killed_within_its_read_pins_nothing_and_tells_nothing(
+    tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends it with a signal says nothing about the base: the slice is neither lost nor grows."""
+    store = lmdb_store(tmp_path / "slice", folds, FULL)
+    overwrite(store, 0)
+    (tmp_path / "slice" / "checksums").unlink()
+    with monkeypatch.context() as armed:
+        armed.setenv("KEYTIDE_SYNC_POINT", "examine-read:kill")
+        with pytest.raises(RetryableError) as caught:
+            store.verify()
+    assert caught.value.problem_type == "check-ended"
+    assert pinning(store)[1] == 0
+    store.verify()
+    numbers = count(1)
+    assert not grows(tmp_path / "slice", lambda: overwrite(store, next(numbers)))
+    store.close()
