@@ -3,8 +3,8 @@
 Theory of operation: half of what the start of a driver takes is finding, checking and linking 15,000 classes.
 A JVM that was told to can write them to a file at its end, in the form that it has them in memory, and the
 next one maps that file. So Spark is started once as a driver starts it, and runs a small stream. The file
-belongs to one Java and to one installation of pyspark, jar by jar with their times: its name is a digest of
-those, and a JVM that finds it not to fit does without.
+belongs to one Java and to one folder of Spark's jars (`deploy.spark_home`): its name is a digest of those,
+and a JVM that finds it not to fit does without.
 
 It is optional: `python -m deploy.archive` makes it (20 s, 150 MB in the cache folder); a cluster that is
 started here uses it if it is there.
@@ -20,12 +20,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.jars import cache_folder, pyspark_jars, spark_jars
+from deploy.jars import cache_folder
 from deploy.java import Java, JavaError, find_java
+from deploy.spark_home import spark_environment, spark_home
 from keytide.errors import KeytideError, RetryableError
 from keytide.parent_death import die_with_parent
 from keytide.settings import Settings
-from streaming.spark import JARS_VARIABLE, session_options, start_session, warm_up
+from streaming.spark import session_options, start_session, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,16 +43,9 @@ class ArchiveError(RetryableError):
 
 
 def archive_file(java: Java) -> Path:
-    """Where the archive for this Java and this pyspark is, made or not."""
-    of = f"{java.path} {java.version} {_installation()}"
+    """Where the archive for this Java and these jars is, made or not."""
+    of = f"{java.path} {java.version} {spark_home()}"
     return cache_folder() / "classes" / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
-
-
-def _installation() -> str:
-    """The jars of pyspark, as far as it matters to a JVM: where they are, and the newest one's time."""
-    jars = pyspark_jars()
-    folders = sorted({str(jar.parent) for jar in jars})
-    return f"{folders} {max((jar.stat().st_mtime_ns for jar in jars), default=0)}"
 
 
 def made_archive() -> Path | None:
@@ -78,7 +72,7 @@ def make() -> Path:
     print("Archiving the classes of Spark's JVM (once; 20 s) ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="making-") as made:
         written = Path(made, "spark.jsa")
-        environment = java.environment({**os.environ, JARS_VARIABLE: ",".join(map(str, spark_jars()))})
+        environment = java.environment({**os.environ, **spark_environment()})
         run = subprocess.run(
             [sys.executable, "-m", "deploy.archive", str(written)],
             env=environment,

@@ -23,13 +23,14 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from deploy.archive import made_archive
-from deploy.jars import spark_jars
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child, free_ports, is_free
+from deploy.spark_home import spark_environment
 from keytide.cli.admin import Admin
 from keytide.errors import CallerError, KeytideError
 from keytide.http_security import reading_token
 from keytide.settings import load_settings
+from streaming.spark import ARCHIVE_VARIABLE
 
 READY_LIMIT_S = 60.0
 _RESTART_PAUSE_S = 1.0
@@ -129,9 +130,11 @@ class LocalCluster:
                 self._embedded.start()
             else:
                 _see_kafka(self.bootstrap)
-            jars = ",".join(map(str, spark_jars())) if self._spark else ""
+            spark = (
+                {**spark_environment(), ARCHIVE_VARIABLE: str(made_archive() or "")} if self._spark else {}
+            )
             self._choose_ports()
-            self._define(jars, str(made_archive() or "") if self._spark else "")
+            self._define(spark)
             self._write_state()
             for name, child in self.services.items():
                 self._say(f"starting {name}")
@@ -219,7 +222,7 @@ class LocalCluster:
                     taken.add(port)
                     break
 
-    def _define(self, jars: str, archive: str) -> None:
+    def _define(self, spark: Mapping[str, str]) -> None:
         logs = self.data_dir / "logs"
 
         def service(name: str, module: str, folder: str, **extra: str) -> None:
@@ -228,8 +231,7 @@ class LocalCluster:
                 "KEYTIDE_CLUSTER": self.name,
                 "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
                 "KEYTIDE_DATA_DIR": str(self.data_dir / folder),
-                "KEYTIDE_SPARK_JARS": jars,
-                "KEYTIDE_SPARK_ARCHIVE": archive,
+                **spark,
                 "PYTHONUNBUFFERED": "1",
                 **self._settings,
                 **extra,

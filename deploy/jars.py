@@ -1,12 +1,12 @@
 """The Java parts: the broker's jars and Spark's Kafka connector, fetched once into a cache of the user's.
 
 Theory of operation: pyspark carries the Apache Ivy jar, so Java and pip are all that is needed to resolve
-`ivy.xml` (two configurations, `broker` and `spark`) from Maven Central. The result is a folder named after
-what was asked for (a digest of `ivy.xml` and the Spark version), so that another version of Keytide finds or
-makes its own. It is filled beside its place and moved there by one rename, under a lock, so that neither an
-interruption nor a second process ever leaves half a folder; a manifest with names and sizes makes the second
-call a matter of a few `stat`s. Ivy's own download cache lies next to it until all is there: an interrupted
-download goes on where it stopped.
+`ivy.xml` (its configurations `broker`, `spark` and `replacements`) from Maven Central. The result is a folder
+named after what was asked for (a digest of `ivy.xml` and the Spark version), so that another version of
+Keytide finds or makes its own. It is filled beside its place and moved there by one rename, under a lock, so
+that neither an interruption nor a second process ever leaves half a folder; a manifest with names and sizes
+makes the second call a matter of a few `stat`s. Ivy's own download cache lies next to it until all is there:
+an interrupted download goes on where it stopped.
 
 The cache is `$KEYTIDE_CACHE`, or `$XDG_CACHE_HOME/keytide`, or `~/.cache/keytide`. A machine without a
 network can be given a copy of that folder. `KEYTIDE_MAVEN_URL` names a mirror of Maven Central to use
@@ -40,7 +40,7 @@ from keytide.errors import ConfigurationError, KeytideError, RetryableError
 from keytide.parent_death import die_with_parent
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
-CONFIGURATIONS = ("broker", "spark")
+CONFIGURATIONS = ("broker", "spark", "replacements")
 MANIFEST = "manifest.json"
 
 _SETTINGS = """\
@@ -76,6 +76,11 @@ def broker_classpath() -> list[Path]:
 def spark_jars() -> list[Path]:
     """The jars of Spark's Kafka connector, for `spark.jars`; fetched and failing as in `broker_classpath`."""
     return _jars("spark")
+
+
+def replacement_jars() -> list[Path]:
+    """Jars that take the place of those of the same names inside pyspark; as `broker_classpath`."""
+    return _jars("replacements")
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -211,7 +216,7 @@ def _resolve(java: Java, work: Path, downloads: Path) -> Path:
             telling = [line.strip() for line in lines if _TROUBLE.search(line)] or lines
             raise JarsError(
                 "The Java parts (Kafka broker, Spark's Kafka connector) could not be fetched:\n  "
-                + "\n  ".join(dict.fromkeys(telling[-12:])),
+                + "\n  ".join(dict.fromkeys(telling[-40:])),
                 next_step=_next_step(),
             )
     return ready

@@ -46,8 +46,8 @@ _TASK_ATTEMPTS = 4
 _TASKS_PER_CORE = 4
 _PACKAGES = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:{spark}",
-    "org.apache.kafka:kafka-clients:3.9.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.12.0",
 )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploy.archive import make
-from deploy.jars import spark_jars
-from streaming.spark import ARCHIVE_VARIABLE, JARS_VARIABLE
+from deploy.spark_home import spark_environment
+from streaming.spark import ARCHIVE_VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -28,7 +28,7 @@ start_session(options).stop()
 
 @pytest.mark.parametrize("archived", [True, False])
 def test_a_driver_takes_its_classes_from_the_archive(tmp_path: Path, archived: bool) -> None:
-    environment = {**os.environ, JARS_VARIABLE: ",".join(map(str, spark_jars()))}
+    environment = {**os.environ, **spark_environment()}
     environment[ARCHIVE_VARIABLE] = str(make() if archived else tmp_path / "none")
     command = [sys.executable, "-c", START, str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -31,8 +31,8 @@ from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
 
-from deploy.jars import spark_jars
 from deploy.kafka import EmbeddedKafka
+from deploy.spark_home import spark_environment
 from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord, Record, encode_record, record_key
 from keytide.collation import encode_key
 from keytide.columns import heard_ids, heard_offsets, unpack
@@ -274,7 +274,7 @@ class Build:
             "KEYTIDE_CLUSTER": self.topics.cluster,
             "KEYTIDE_KAFKA__BOOTSTRAP": self.kafka.bootstrap,
             "KEYTIDE_DATA_DIR": str(self.folder),
-            "KEYTIDE_SPARK_JARS": ",".join(map(str, spark_jars())),
+            **spark_environment(),
             "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
             "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
             **self.settings,

@@ -29,8 +29,11 @@ from tests.oracle import Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
+DERBY = sorted(Path(pyspark.__file__).parent.glob("jars/derby*.jar"))
+"""A database with its JDBC driver, which drivers are started without (`deploy.spark_home`)."""
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
+    "KEYTIDE_BUILD__JARS": json.dumps([str(jar) for jar in DERBY]),
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
@@ -256,13 +259,12 @@ def test_columns_become_documents_and_ids_must_differ(world: World, tmp_path: Pa
 
 
 def _database(folder: Path, rows: list[tuple[str, dict[str, Any]]]) -> str:
-    """A database of one table, made by Derby's own tool (Spark brings it along); its JDBC address."""
+    """A database of one table, made by Derby's own tool; its JDBC address."""
     url = f"jdbc:derby:{folder / 'goods'}"
     script = [f"CONNECT '{url};create=true';", "CREATE TABLE goods (id VARCHAR(50), doc VARCHAR(2000));"]
     script += [f"INSERT INTO goods VALUES ('{id_}', '{json.dumps(document)}');" for id_, document in rows]
     (folder / "goods.sql").write_text("\n".join([*script, "EXIT;"]))
-    jars = Path(pyspark.__file__).parent / "jars"
-    path = os.pathsep.join(map(str, sorted(jars.glob("derby*.jar"))))
+    path = os.pathsep.join(map(str, DERBY))
     java = find_java()
     subprocess.run(
         [str(java.path), "-cp", path, "org.apache.derby.tools.ij", str(folder / "goods.sql")],

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy import archive, jars
+from deploy import archive
 from deploy.java import Java, JavaError
 from streaming.spark import ARCHIVE_VARIABLE, sharing
 
@@ -16,26 +15,19 @@ JAVA = Java(Path("/usr/bin/java"), "17.0.15", "PATH")
 NAME = "spark.driver.extraJavaOptions"
 
 
-def test_each_java_and_each_pyspark_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(archive, "spark_home", lambda: tmp_path / "home")
+
+
+def test_each_java_and_folder_of_jars_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KEYTIDE_CACHE", str(tmp_path))
     first = archive.archive_file(JAVA)
     assert first == archive.archive_file(JAVA)
     assert first.parent == tmp_path / "classes"
     assert archive.archive_file(replace(JAVA, version="21.0.1")) != first
-    monkeypatch.setattr(archive, "pyspark_jars", list)
+    monkeypatch.setattr(archive, "spark_home", lambda: tmp_path / "another")
     assert archive.archive_file(JAVA) != first
-
-
-def test_pysparks_jars_are_told_apart_by_their_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "__init__.py").touch()
-    (tmp_path / "jars").mkdir()
-    jar = tmp_path / "jars" / "a.jar"
-    jar.touch()
-    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})()
-    monkeypatch.setattr(jars, "find_spec", lambda _: spec)
-    before = archive.archive_file(JAVA)
-    os.utime(jar, (1, 1))
-    assert archive.archive_file(JAVA) != before
 
 
 def test_one_that_was_not_made_is_no_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

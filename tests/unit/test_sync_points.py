@@ -75,7 +75,7 @@ def test_what_is_no_point_or_action_is_refused(point: str) -> None:
 def test_a_part_of_a_cluster_is_armed_for_its_next_start(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, kafka="127.0.0.1:1", nodes=1)
     cluster._choose_ports()
-    cluster._define("", "")
+    cluster._define({})
     cluster.arm("node-1", "fold-frozen:kill:2")
     assert (cluster.services["node-1"].env or {})["KEYTIDE_SYNC_POINT"] == "fold-frozen:kill:2"
     assert "KEYTIDE_SYNC_POINT" not in (cluster.services["coordinator"].env or {})

@@ -1,0 +1,46 @@
+"""Each dependency has a lowest version, and those that are pinned are at or above it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+WANTED = [
+    Requirement(line)
+    for lines in (
+        PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"].values(),
+        PROJECT["build-system"]["requires"],
+    )
+    for line in lines
+]
+
+
+def pinned(file: str) -> dict[str, Version]:
+    found = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / file).read_text(), re.MULTILINE)
+    return {name.lower(): Version(version) for name, version in found}
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=str)
+def test_each_has_a_lowest_version_that_the_pinned_one_meets(wanted: Requirement) -> None:
+    assert any(bound.operator in (">=", "==") for bound in wanted.specifier), "no lowest version"
+    pins = pinned("requirements.txt") | pinned("requirements-build.txt")
+    assert pins[wanted.name.lower()] in wanted.specifier
+
+
+def test_the_connectors_release_is_said_alike_where_spark_fetches_it_itself() -> None:
+    from streaming.spark import _PACKAGES
+
+    ivy = (ROOT / "deploy" / "ivy.xml").read_text()
+    for package in _PACKAGES:
+        _, name, version = package.split(":")
+        asked = re.search(rf'name="{re.escape(name)}" rev="([^"]+)"', ivy)
+        assert asked is not None
+        assert asked[1] == version.replace("{spark}", "${spark.version}")
