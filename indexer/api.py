@@ -120,8 +120,17 @@ def create_app(
         dependencies=[Depends(endpoint.allow)],
         responses={status: PROBLEMS[status] for status in (401, 403)},
     )
-    async def indexes() -> list[dict[str, str]]:
-        return [{"name": r.name, "keyspace": r.keyspace, "state": r.state} for r in view.catalog().indexes()]
+    async def indexes() -> list[dict[str, str | int]]:
+        return [
+            {
+                "name": record.name,
+                "keyspace": record.keyspace,
+                "state": record.state,
+                "statement": record.definition.statement,
+                "slices": record.slices,
+            }
+            for record in view.catalog().indexes()
+        ]
 
     @app.get("/healthz", tags=["health"], summary="Whether the process lives")
     async def healthz() -> dict[str, str]:

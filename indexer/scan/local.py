@@ -122,8 +122,10 @@ class LocalReader:
         _check_history(request, history)
         if request.hold and request.in_use and not self._holds(request):
             return ReadReply([self._gone(request.index, one, _RUN_OUT) for one in request.slices])
-        held = [self._acquire(request, slice_number, history) for slice_number in request.slices]
+        held: list[ReadableSnapshot | None] = []
         try:
+            for slice_number in request.slices:
+                held.append(self._acquire(request, slice_number, history))
             if _is_short(request):
                 replies = self._read(request, held)
             else:

@@ -18,13 +18,14 @@ import httpx
 from rich.markup import escape
 
 from keytide.cli.output import err, progress
+from keytide.cli.patience import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
 from keytide.errors import CallerError, RetryableError
 from keytide.tls import trusted
 
 DEFAULT_URL = "http://127.0.0.1:8091"
 AWAY_LIMIT_S = 60.0
-"""How long a coordinator may be away while a build or job is waited for."""
+"""How long a coordinator may be away while a build or job is waited for, once it has told of it."""
 AWAY = "waiting for the coordinator"
 FOLLOW_S = 1.0
 """Between looks at the events."""
@@ -91,20 +92,31 @@ def left_running(build: str, quiet: bool) -> Iterator[None]:
         raise
 
 
+def coordinator(url: str | None, data_dir: Path, seconds: float | None = None) -> Admin:
+    """The coordinator for a command.
+
+    Args:
+        seconds: how long it may take to answer; None for as long as the command has patience.
+    """
+    return Admin(find_url(url, data_dir), seconds=give_up_s() if seconds is None else seconds)
+
+
 class Admin:
     """Calls the coordinator.
 
     Args:
         url: its address.
         token: API token; what `KEYTIDE_TOKEN` says when "".
+        seconds: how long an answer may take.
     """
 
-    def __init__(self, url: str, token: str = "") -> None:
+    def __init__(self, url: str, token: str = "", seconds: float = 60.0) -> None:
         token = token or api_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
+        self._seconds = seconds
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=60, verify=trusted())
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=seconds, verify=trusted())
         except httpx.InvalidURL as error:
             raise CallerError(
                 f"{url!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"
@@ -129,6 +141,13 @@ class Admin:
         wanted = {name: value for name, value in query.items() if value is not None}
         try:
             response = self._http.request(method, path, json=body, params=wanted)
+        except httpx.TimeoutException as error:
+            raise RetryableError(
+                f"the coordinator at {self.url} did not answer within {self._seconds:g} s",
+                problem_type="coordinator-silent",
+                next_step=("" if method == "GET" else "look whether it was done all the same, then ")
+                + f"see `keytide doctor`; {WAIT_LONGER}",
+            ) from error
         except httpx.TransportError as error:
             raise RetryableError(
                 f"no coordinator answers at {self.url}: {error}",
@@ -193,17 +212,17 @@ class Admin:
         Raises:
             RetryableError: the coordinator has not answered for a while.
         """
-        heard = time.monotonic()
+        heard, limit = time.monotonic(), give_up_s()
         while True:
             try:
                 state: dict[str, Any] = self.call("GET", path)
             except RetryableError:
-                if time.monotonic() > heard + AWAY_LIMIT_S:
+                if time.monotonic() > heard + limit:
                     raise
                 away()
                 time.sleep(0.5)
                 continue
-            heard = time.monotonic()
+            heard, limit = time.monotonic(), AWAY_LIMIT_S
             yield state
             if state["state"] in FINISHED:
                 return

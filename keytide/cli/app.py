@@ -7,15 +7,19 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from keytide.cli import jobs, lists, local, looks
-from keytide.cli.admin import Admin, find_url
+from keytide.cli.admin import coordinator
 from keytide.cli.gateway import gateway
+from keytide.cli.nodes import indexes
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
-from keytide.cli.output import facts, friendly_errors, out, print_json, table
+from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
+from keytide.cli.patience import look_s, set_patience
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
+from keytide.errors import CallerError, KeytideError, RetryableError
 
 app = typer.Typer(
     name="keytide",
@@ -26,6 +30,7 @@ app = typer.Typer(
 index_app = typer.Typer(help="Indexes.", no_args_is_help=True)
 build_app = typer.Typer(help="Builds of indexes.", no_args_is_help=True)
 node_app = typer.Typer(help="Indexer nodes.", no_args_is_help=True)
+app.callback()(set_patience)
 app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
@@ -64,14 +69,10 @@ BUILD_COLUMNS = (
 NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
 
 
-def _admin(url: str | None, data_dir: Path = DEFAULT_DATA_DIR) -> Admin:
-    return Admin(find_url(url, data_dir))
-
-
 def _list(
     path: str, title: str, columns: tuple[str, ...], url: str | None, data_dir: Path, as_json: bool
 ) -> None:
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         rows = admin.call("GET", path)
         if as_json:
             print_json(rows)
@@ -80,7 +81,7 @@ def _list(
 
 
 def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         document = admin.call("GET", path)
         if as_json:
             print_json(document)
@@ -88,19 +89,46 @@ def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool)
             facts(title, document)
 
 
+def _indexes(path: str, url: str | None, data_dir: Path, name: str = "") -> Any:
+    """What the coordinator says of all indexes, or of one; while it does not answer, what a node knows."""
+    try:
+        with coordinator(url, data_dir, look_s()) as admin:
+            return admin.call("GET", path)
+    except RetryableError as silence:
+        try:
+            known = indexes(url, data_dir)
+        except KeytideError:
+            raise silence from None
+        err.print(
+            f"{silence.message}: this is what a node knows", style="yellow", highlight=False, markup=False
+        )
+        found = [msgspec.to_builtins(one) for one in known if name in ("", one.name)]
+        if name and not found:
+            raise CallerError(
+                f"no node knows an index {name}", next_step="see `keytide index list`"
+            ) from None
+        return found[0] if name else found
+
+
 @index_app.command("list")
 def index_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """All indexes."""
-    _list("/v1/indexes", "Indexes", INDEX_COLUMNS, url, data_dir, as_json)
+    """All indexes; while no coordinator answers, what a node knows of them."""
+    with friendly_errors(as_json):
+        rows = _indexes("/v1/indexes", url, data_dir)
+        if as_json:
+            print_json(rows)
+        else:
+            columns = [one for one in INDEX_COLUMNS if not rows or one in rows[0]]
+            table("Indexes", columns, [looks.cells(row, columns) for row in rows])
 
 
 @index_app.command("show")
 def index_show(
     name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
-    """One index, and each of its slices."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
-        document = admin.call("GET", f"/v1/indexes/{name}")
+    """One index, and each of its slices; while no coordinator answers, what a node knows of it."""
+    with friendly_errors(as_json):
+        document = _indexes(f"/v1/indexes/{name}", url, data_dir, name)
         if as_json:
             print_json(document)
         else:
@@ -133,7 +161,7 @@ def index_build(
     as_json: Json = False,
 ) -> None:
     """Build deferred indexes of one keyspace together, reading the source once."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         body: dict[str, Any] = {"indexes": names}
         if rate is not None:
             body["rate_limit"] = rate
@@ -155,7 +183,7 @@ def index_drop(
     name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Drop an index; a build of it is cancelled."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         admin.call("DELETE", f"/v1/indexes/{name}")
         if as_json:
             print_json({"dropped": name})
@@ -182,7 +210,7 @@ def build_cancel(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Cancel a build."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         answer = admin.call("POST", f"/v1/builds/{build}/cancel")
         if as_json:
             print_json(answer)
@@ -195,7 +223,7 @@ def build_wait(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Follow a build with a progress bar until it is over."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         state = admin.wait_for_build(build, quiet=as_json)
         if as_json:
             print_json(state)
@@ -232,7 +260,7 @@ def build_throttle(
 
 
 def _steer(method: str, path: str, body: Any, url: str | None, data_dir: Path, as_json: bool) -> None:
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         state = admin.call(method, path, body)
         if as_json:
             print_json(state)
@@ -251,7 +279,7 @@ def node_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Js
 @app.command()
 def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """The cluster at a glance: stability timestamps, rollbacks, indexes, slices in trouble, builds, nodes."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         parts = {
             name: admin.call("GET", f"/v1/{name}") for name in ("stability", "indexes", "builds", "nodes")
         }
@@ -268,7 +296,7 @@ def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json 
 @app.command()
 def topology(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """Which node holds which slice, and how each of them is."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         document = admin.call("GET", "/v1/topology")
         if as_json:
             print_json(document)
@@ -284,7 +312,7 @@ def events(
     as_json: Json = False,
 ) -> None:
     """What happened lately, oldest first; with --json a JSON array, or one line per event with --follow."""
-    with friendly_errors(as_json), _admin(url, data_dir) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         if as_json and not follow:
             print_json(admin.call("GET", "/v1/events"))
             return

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from keytide.cli import looks
-from keytide.cli.admin import AWAY, Admin, find_url
+from keytide.cli.admin import AWAY, Admin, coordinator
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, progress, table
 from keytide.errors import CallerError
@@ -39,7 +39,7 @@ def index_verify(
     as_json: Json = False,
 ) -> None:
     """Compare an index with its source. With --wait the exit status is 4 when something is wrong."""
-    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         job = admin.call("POST", f"/v1/indexes/{name}/verify")
         show_job(admin, job, wait, as_json)
 
@@ -55,7 +55,7 @@ def index_repair(
     as_json: Json = False,
 ) -> None:
     """Put right what an index has wrong. With --wait the exit status is 4 when something is wrong still."""
-    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         job = admin.call("POST", f"/v1/indexes/{name}/repair", {"dry_run": dry_run})
         show_job(admin, job, wait, as_json)
 
@@ -105,7 +105,7 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
 @job_app.command("list")
 def job_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """All jobs, newest last."""
-    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         rows = admin.call("GET", "/v1/jobs")
         if as_json:
             print_json(rows)
@@ -116,7 +116,7 @@ def job_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Jso
 @job_app.command("show")
 def job_show(job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """One job."""
-    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         document = admin.call("GET", f"/v1/jobs/{job}")
         if as_json:
             print_json(document)
@@ -129,7 +129,7 @@ def job_cancel(
     job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Cancel a job; a build that waits for it fails."""
-    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         answer = admin.call("POST", f"/v1/jobs/{job}/cancel")
         if as_json:
             print_json(answer)
@@ -147,7 +147,7 @@ def job_report(
     as_json: Json = False,
 ) -> None:
     """What a job found: counts, and the differences one by one."""
-    with friendly_errors(as_json), Admin(find_url(url, data_dir)) as admin:
+    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
         report = admin.call("GET", f"/v1/jobs/{job}/report", offset=offset, limit=limit)
         if as_json:
             print_json(report)

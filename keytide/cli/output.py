@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from keytide.cli.patience import WAIT_LONGER
 from keytide.errors import KeytideError
 
 SIZES = frozenset({"bytes", "bytes_done", "bytes_total", "memory", "disk_free"})
@@ -115,6 +116,8 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
     try:
         yield
     except KeytideError as error:
+        if (error.problem_type, error.status) == ("node-unavailable", 504):  # it was silent for too long
+            error.next_step = "; ".join(filter(None, (error.next_step, WAIT_LONGER)))
         if as_json:
             print_json(error.problem())
         else:

@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any
 import msgspec
 import typer
 
-from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, TypeChangedError
@@ -101,7 +101,7 @@ def scan(
         }
         if all_rows and limit is not None:
             raise CallerError("--all and --limit go against each other", next_step="give one of them")
-        with Client(node or _live_nodes(url, data_dir), token=api_token()) as client:
+        with reader(node, url, data_dir, timeout) as client:
             if count:
                 _count(client, index, selection, as_json)
                 return
@@ -111,11 +111,6 @@ def scan(
                 _write(client, index, selection, rows, form or (Form.json if as_json else Form.ndjson), to)
             else:
                 _show(client, index, {**selection, "limit": limit or DEFAULT_LIMIT}, as_json)
-
-
-def _live_nodes(url: str | None, data_dir: Path) -> list[str]:
-    with Admin(find_url(url, data_dir)) as admin:
-        return admin.node_urls()
 
 
 def _count(client: Client, index: str, selection: dict[str, Any], as_json: bool) -> None:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from keytide.cli.admin import Admin, api_token, find_url
+from keytide.cli.admin import coordinator
+from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.client import Client
@@ -115,11 +116,8 @@ class _Runner:
         if self._client is not None:
             self._client.close()
 
-    def _admin(self) -> Admin:
-        return Admin(find_url(self._url, self._data_dir))
-
     def _statement(self, text: str) -> None:
-        with self._admin() as admin:
+        with coordinator(self._url, self._data_dir) as admin:
             answer = admin.call("POST", "/v1/statements", {"statement": text})
             build = answer.get("build")
             if self._wait and build:
@@ -166,11 +164,7 @@ class _Runner:
     def _reader(self) -> Client:
         """A client of some node, the same one from query to query."""
         if self._client is None:
-            node = self._node
-            if node is None:
-                with self._admin() as admin:
-                    node = admin.node_url()
-            self._client = Client(node, token=api_token())
+            self._client = reader(self._node, self._url, self._data_dir)
         return self._client
 
 

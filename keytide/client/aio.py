@@ -35,6 +35,8 @@ class AsyncClient:
         retries: how often a request is tried again, where that may help. Reading changes nothing, so all
             requests are safe to be tried again.
         transport, sleep: for tests.
+        answer_s: how long nothing may come back at most: a request whose own time-out is longer is given up
+            then, too. None for no such limit.
 
     All tasks of one event loop may use one client at the same time. A result (`AsyncScan`, `AsyncQuery`,
     `AsyncTail`) is for one task.
@@ -58,10 +60,11 @@ class AsyncClient:
         retries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        answer_s: float | None = None,
     ) -> None:
         self._session = Session()
         self._core = Core.of(url, retries, self._session)
-        self._shell = AsyncShell(self._core, token, transport, sleep)
+        self._shell = AsyncShell(self._core, token, transport, sleep, answer_s)
 
     def __repr__(self) -> str:
         return f"AsyncClient({self._core.nodes.urls!r})"

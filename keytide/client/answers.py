@@ -133,11 +133,18 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexName(msgspec.Struct, frozen=True):
-    """An index that can be scanned."""
+    """An index that can be scanned.
+
+    Attributes:
+        statement: the CREATE INDEX that makes it; "" from a node of an earlier release.
+        slices: how many it has; 0 from a node of an earlier release.
+    """
 
     name: str
     keyspace: str
     state: str
+    statement: str = ""
+    slices: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ class Shell:
         core: what the flows share.
         token: API token, "" for none.
         sleep: takes seconds.
+        answer_s: how long nothing may come back at most, whatever a request asks for; None for no such limit.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Shell:
         token: str,
         transport: httpx.BaseTransport | None,
         sleep: Callable[[float], None],
+        answer_s: float | None = None,
     ) -> None:
         self.core = core
+        self._answer_s = answer_s
         self._http = httpx.Client(headers=_headers(token), transport=transport, verify=trusted())
         self._sleep = sleep
 
@@ -66,7 +69,7 @@ class Shell:
         if self._http.is_closed:
             raise _closed()
         try:
-            response = self._http.send(_request(self._http, call), stream=True)
+            response = self._http.send(_request(self._http, call, self._answer_s), stream=True)
             if _stays_open(response, call):
                 return _reply(response, call, (response, response.iter_bytes()))
             try:
@@ -74,7 +77,7 @@ class Shell:
             finally:
                 response.close()
         except httpx.HTTPError as error:
-            return _failure(error)
+            return _failure(error, _seconds(call, self._answer_s))
         return _reply(response, call)
 
 
@@ -99,8 +102,10 @@ class AsyncShell:
         token: str,
         transport: httpx.AsyncBaseTransport | None,
         sleep: Callable[[float], Awaitable[None]],
+        answer_s: float | None = None,
     ) -> None:
         self.core = core
+        self._answer_s = answer_s
         self._http = httpx.AsyncClient(headers=_headers(token), transport=transport, verify=trusted())
         self._sleep = sleep
 
@@ -135,7 +140,7 @@ class AsyncShell:
         if self._http.is_closed:
             raise _closed()
         try:
-            response = await self._http.send(_request(self._http, call), stream=True)
+            response = await self._http.send(_request(self._http, call, self._answer_s), stream=True)
             if _stays_open(response, call):
                 return _reply(response, call, (response, response.aiter_bytes()))
             try:
@@ -143,7 +148,7 @@ class AsyncShell:
             finally:
                 await response.aclose()
         except httpx.HTTPError as error:
-            return _failure(error)
+            return _failure(error, _seconds(call, self._answer_s))
         return _reply(response, call)
 
 
@@ -166,11 +171,16 @@ def _headers(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    timeout = httpx.Timeout(call.seconds, connect=min(ANSWER_S, call.seconds))
+def _request(http: httpx.Client | httpx.AsyncClient, call: Call, answer_s: float | None) -> httpx.Request:
+    seconds = _seconds(call, answer_s)
+    timeout = httpx.Timeout(seconds, connect=min(ANSWER_S, seconds))
     return http.build_request(
         call.method, call.url, content=call.content, headers=dict(call.headers), timeout=timeout
     )
+
+
+def _seconds(call: Call, answer_s: float | None) -> float:
+    return call.seconds if answer_s is None else min(answer_s, call.seconds)
 
 
 def _stays_open(response: httpx.Response, call: Call) -> bool:
@@ -183,12 +193,13 @@ def _reply(response: httpx.Response, call: Call, body: Any = None) -> Reply:
     return Reply(call.url, response.status_code, response.headers, content, response.reason_phrase, body)
 
 
-def _failure(error: Exception) -> Failure:
-    """Why there is no answer."""
+def _failure(error: Exception, seconds: float | None = None) -> Failure:
+    """Why there is no answer; `seconds` were waited for one."""
     if isinstance(error, httpx.PoolTimeout):
         return Failure(type(error).__name__, busy=True)
     if isinstance(error, httpx.TimeoutException):
-        return Failure(type(error).__name__, slow=True)
+        waited = "" if seconds is None else f", {seconds:g} s"
+        return Failure(f"{type(error).__name__}{waited}", slow=True)
     return Failure(str(error) or type(error).__name__)
 
 

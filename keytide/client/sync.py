@@ -35,6 +35,8 @@ class Client:
         retries: how often a request is tried again, where that may help. Reading changes nothing, so all
             requests are safe to be tried again.
         transport, sleep: for tests.
+        answer_s: how long nothing may come back at most: a request whose own time-out is longer is given up
+            then, too. None for no such limit.
 
     Several threads may use one client at the same time. A result (`Scan`, `Query`, `Tail`) is for one thread.
 
@@ -53,10 +55,11 @@ class Client:
         retries: int = 4,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        answer_s: float | None = None,
     ) -> None:
         self._session = Session()
         self._core = Core.of(url, retries, self._session)
-        self._shell = Shell(self._core, token, transport, sleep)
+        self._shell = Shell(self._core, token, transport, sleep, answer_s)
 
     def __repr__(self) -> str:
         return f"Client({self._core.nodes.urls!r})"

@@ -1,0 +1,115 @@
+"""Which nodes a read asks. The coordinator is not needed for reads, so it is asked for nodes last.
+
+Where: `--node`, else `KEYTIDE_NODES` (with commas); else the nodes of the cluster that `keytide up` keeps in
+the data folder, unless `--url` or `KEYTIDE_URL` names another cluster; else those that the coordinator names.
+The first that says it can answer is asked first: one that is gone, or stands still, costs a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from keytide.cli.admin import api_token, coordinator
+from keytide.cli.patience import give_up_s, look_s
+from keytide.client import Client, IndexName
+from keytide.errors import KeytideError, RetryableError
+from keytide.tls import trusted
+
+_READY_S: Final = 1.0
+"""For a node to say that it can answer."""
+
+
+def reader(node: str | None, url: str | None, data_dir: Path, timeout_ms: int | None = None) -> Client:
+    """A client of nodes that answer.
+
+    Args:
+        timeout_ms: the longest wait that a request asks for, if it does.
+
+    Raises:
+        KeytideError: no node is known, or none answers.
+    """
+    limit = max(give_up_s(), 0 if timeout_ms is None else timeout_ms / 1000 + _READY_S)
+    return Client(node_urls(node, url, data_dir), token=api_token(), answer_s=limit)
+
+
+def node_urls(node: str | None, url: str | None, data_dir: Path) -> list[str]:
+    """Scan endpoints, the first one known to answer.
+
+    Raises:
+        KeytideError: none is known, or none answers.
+    """
+    if node:
+        return [node]
+    refused: list[str] = []
+    silence: KeytideError | None = None
+    for known in _sources(url, data_dir):
+        if isinstance(known, KeytideError):
+            silence = known
+            continue
+        silent: list[str] = []
+        for at, one in enumerate(known):
+            ready = _ready(one)
+            if ready:
+                return [one, *known[at + 1 :], *silent]
+            (refused if ready is None else silent).append(one)
+        if silent:
+            return silent  # slow, perhaps: they get what patience there is
+    if not refused and silence is not None:
+        raise silence
+    raise RetryableError(
+        f"no indexer node answers; asked: {', '.join(dict.fromkeys(refused))}"
+        + (f" ({silence.message})" if silence is not None else ""),
+        problem_type="node-unavailable",
+        next_step="see `keytide status` and the nodes' logs, or name a node with --node or KEYTIDE_NODES",
+    )
+
+
+def _sources(url: str | None, data_dir: Path) -> Iterator[list[str] | KeytideError]:
+    """Lists of nodes, from who needs to be asked least."""
+    listed = [one.strip() for one in os.environ.get("KEYTIDE_NODES", "").split(",") if one.strip()]
+    if listed:
+        yield listed
+        return
+    if not url and not os.environ.get("KEYTIDE_URL"):
+        yield _of_folder(data_dir)
+    try:
+        with coordinator(url, data_dir, look_s()) as admin:
+            yield admin.node_urls()
+    except KeytideError as error:
+        yield error
+
+
+def _of_folder(data_dir: Path) -> list[str]:
+    """The nodes of the cluster that was started last on a data folder."""
+    try:
+        state = json.loads((data_dir / "cluster.json").read_text())
+        return [str(one) for one in state["nodes"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _ready(url: str) -> bool | None:
+    """Whether a node says that it can answer; None when there is none."""
+    try:
+        found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=_READY_S, verify=trusted())
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL):
+        return None
+    except httpx.HTTPError:
+        return False
+    return found.is_success
+
+
+def indexes(url: str | None, data_dir: Path) -> Sequence[IndexName]:
+    """All indexes as a node knows them.
+
+    Raises:
+        KeytideError: no node answers.
+    """
+    with reader(None, url, data_dir) as client:
+        return client.indexes()
