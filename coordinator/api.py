@@ -29,6 +29,7 @@ from coordinator.service import Service
 from keytide.clock import now_ms
 from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
 from keytide.errors import NotServedYetError, RetryableError
+from keytide.http_gate import Gate, Need
 from keytide.http_security import Guard, TokenScope
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ def create_app(service: Service, url: str, started: Callable[[], None] = lambda:
 
     app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan)
     add_error_handlers(app)
+    app.add_middleware(Gate, settings=service.settings, needs=_needs)
     desk = Desk(service)
     _add_statements(app, desk)
     _add_indexes(app, desk)
@@ -93,6 +95,13 @@ def create_app(service: Service, url: str, started: Callable[[], None] = lambda:
     _add_cluster(app, desk, url)
     _add_health(app, desk)
     return app
+
+
+def _needs(method: str, path: str) -> Need:
+    """What opens a path of the coordinator."""
+    if not path.startswith("/v1/"):
+        return None
+    return "read" if method in ("GET", "HEAD") else "admin"
 
 
 class Desk:

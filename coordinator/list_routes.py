@@ -17,8 +17,10 @@ from fastapi import FastAPI, Query
 from coordinator import list_views, views
 from coordinator.leader import Leader
 from keytide.catalog import IndexRecord
+from keytide.clock import now_ms
+from keytide.cluster_credential import credential
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http_security import reading_token
+from keytide.http_gate import MESSAGE
 from keytide.lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 
 if TYPE_CHECKING:
@@ -59,18 +61,18 @@ async def _gather(
 ) -> tuple[IndexRecord, Sequence[ListPage], int]:
     """The index, one page of each node that holds slices of it, and the whole list's length."""
 
-    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], dict[str, str], int]:
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], dict[str, str], int, str]:
         index = leader.dictionary.index_named(name)
         known = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
         live = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["live"] and one["url"]}
         statuses = views.slice_statuses(leader, index)
-        return index, known, live, list_views.total(statuses, what)
+        cluster = leader.dictionary.catalog.cluster
+        return index, known, live, list_views.total(statuses, what), cluster.secret if cluster else ""
 
-    index, known, live, total = await desk.look(look)
+    index, known, live, total, secret = await desk.look(look)
     asked = list_views.asks(index, what, page, limit, live)
     settings = desk.service.settings
-    token = reading_token(settings.security)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
     limits = aiohttp.ClientTimeout(total=float(settings.coordinator.request_timeout_s))
     async with aiohttp.ClientSession(headers=headers, timeout=limits) as session:
         tasks = [asyncio.ensure_future(_ask(session, node, known.get(node), ask)) for node, ask in asked]

@@ -37,7 +37,6 @@ from coordinator.events import NO_ROOM, DriverExited, DriverTask
 from coordinator.jobs import NOT_STARTED
 from keytide.catalog import Catalog
 from keytide.clock import now_ms
-from keytide.http_security import reading_token
 from keytide.parent_death import die_with_parent
 from keytide.settings import Settings
 
@@ -219,7 +218,7 @@ class Supervisor:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment(self._settings), **self._token(task)},
+                    env={**os.environ, **environment(self._settings)},
                     process_group=0,
                     preexec_fn=die_with_parent(),
                 )
@@ -232,11 +231,6 @@ class Supervisor:
 
     def _command(self, task: DriverTask) -> list[str]:
         return list(self._commands.get(task) or [sys.executable, "-m", f"streaming.{task}"])
-
-    def _token(self, task: DriverTask) -> dict[str, str]:
-        """The API token for a driver that asks nodes, as an environment variable."""
-        token = reading_token(self._settings.security) if task in JOB_TASKS else ""
-        return {"KEYTIDE_TOKEN": token} if token else {}
 
     def _watch(self, build: str) -> None:
         driver = self._drivers[build]

@@ -3,7 +3,8 @@ metrics.
 
 Theory of operation
 ===================
-FastAPI has the routes and shows them at /docs. A scan of 100 rows takes some tens of microseconds, less than
+`Gate` (`keytide.http_gate`) decides who may ask what, and reads bodies. FastAPI has the routes and shows them
+at /docs. A scan of 100 rows takes some tens of microseconds, less than
 FastAPI's way to a handler, so `FastWay` (an ASGI middleware) takes the two frequent paths, scans and reads by
 other nodes, straight to the very same handlers: measured, 0.05 ms less of 0.17. Bodies are decoded by msgspec
 into the types of `indexer.scan.request`, whose schemas the OpenAPI page shows. All errors are RFC 9457
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,7 +27,7 @@ from indexer.digests import answer as answer_verifier
 from indexer.lists import page
 from indexer.scan import aggregate_routes, query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
-from indexer.scan.http import BEFORE_NAME, MAX_BODY_BYTES, PROBLEMS, Endpoint, Handler, message_of
+from indexer.scan.http import BEFORE_NAME, PROBLEMS, Endpoint, Handler, message_of
 from indexer.scan.metrics import ScanMetrics
 from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
@@ -36,11 +37,9 @@ from indexer.scan.wellformed import check
 from indexer.view import NodeView
 from keytide import digests, lists
 from keytide.clock import now_ms
+from keytide.http_gate import MESSAGE, Gate, Need
 from keytide.settings import Settings
 
-__all__ = ["MAX_BODY_BYTES", "create_app"]
-
-_MESSAGE: Final = "application/msgpack"
 _SCAN: Final = "/scan"
 
 
@@ -106,6 +105,9 @@ def create_app(
     app = FastAPI(title="Keytide scan endpoint", version="1", lifespan=lifespan)
     add_problem_handlers(app, endpoint.metrics, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
+    app.add_middleware(
+        Gate, settings=settings, needs=_needs, secret=_secret_of(view), refused=endpoint.metrics.failed
+    )
     ways[_SCAN] = routes.add_routes(app, endpoint)
     streaming_routes.add_routes(app, endpoint)
     query_routes.add_routes(app, endpoint)
@@ -117,7 +119,6 @@ def create_app(
         "/v1/indexes",
         tags=["scan"],
         summary="Indexes that can be scanned",
-        dependencies=[Depends(endpoint.allow)],
         responses={status: PROBLEMS[status] for status in (401, 403)},
     )
     async def indexes() -> list[dict[str, str | int]]:
@@ -149,41 +150,54 @@ def create_app(
     return app
 
 
+def _needs(_: str, path: str) -> Need:
+    """What opens a path of a node."""
+    if path.startswith("/v1/"):
+        return "read"
+    return "cluster" if path.startswith("/internal/") else None
+
+
+def _secret_of(view: NodeView) -> Callable[[], str]:
+    """The secret of the node's cluster, "" while it has not read of it."""
+
+    def secret() -> str:
+        cluster = view.catalog().cluster
+        return cluster.secret if cluster is not None else ""
+
+    return secret
+
+
 def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     """The routes for other nodes; returns the handler of reads."""
     view = endpoint.view
 
     async def read(request: Request) -> Response:
-        await endpoint.allow(request)
         wanted = await message_of(request, read_decoder)
         check(wanted, view.catalog())
-        return Response(encoder.encode(await endpoint.local.read(wanted)), media_type=_MESSAGE)
+        return Response(encoder.encode(await endpoint.local.read(wanted)), media_type=MESSAGE)
 
     async def lease(request: Request) -> Response:
-        await endpoint.allow(request)
         wanted = await message_of(request, lease_decoder)
         check(wanted, view.catalog())
-        return Response(encoder.encode(endpoint.local.lease(wanted)), media_type=_MESSAGE)
+        return Response(encoder.encode(endpoint.local.lease(wanted)), media_type=MESSAGE)
 
     app.add_api_route(READ_PATH, read, methods=["POST"], include_in_schema=False)
 
     async def verify(request: Request) -> Response:
-        await endpoint.allow(request)
         ask = await message_of(request, digests.ask_decoder)
         check(ask, view.catalog())
         loop = asyncio.get_running_loop()
         work = functools.partial(answer_verifier, view, ask, now_ms())
         return Response(
-            digests.encode(await loop.run_in_executor(endpoint.local.threads, work)), media_type=_MESSAGE
+            digests.encode(await loop.run_in_executor(endpoint.local.threads, work)), media_type=MESSAGE
         )
 
     async def list_page(request: Request) -> Response:
-        await endpoint.allow(request)
         ask = await message_of(request, lists.ask_decoder)
         check(ask, view.catalog())
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(endpoint.local.threads, page, view, ask)
-        return Response(lists.encoder.encode(found), media_type=_MESSAGE)
+        return Response(lists.encoder.encode(found), media_type=MESSAGE)
 
     app.add_api_route(lists.LISTS_PATH, list_page, methods=["POST"], include_in_schema=False)
     app.add_api_route(digests.VERIFY_PATH, verify, methods=["POST"], include_in_schema=False)

@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from keytide.http_settings import HttpSettings as HttpSettings
 from keytide.scan_settings import GatewaySettings as GatewaySettings
 from keytide.scan_settings import PrimarySettings as PrimarySettings
 from keytide.scan_settings import ScanSettings as ScanSettings
@@ -319,6 +320,11 @@ class SecuritySettings(Section):
     tokens: dict[str, list[str]] = Field(
         default_factory=dict, description="API token -> scopes (read, admin)"
     )
+    origins: list[str] = Field(
+        default_factory=list,
+        description="origins (`https://keytide.example`) whose pages may do more than read, beside "
+        "the server's own: needed behind a proxy that changes the header Host",
+    )
     tls_certificate: str = ""
     tls_key: str = ""
 
@@ -344,6 +350,7 @@ class Settings(BaseSettings):
     verify: VerifySettings = VerifySettings()  # type: ignore[call-arg]
     repair: RepairSettings = RepairSettings()  # type: ignore[call-arg]
     scan: ScanSettings = ScanSettings()  # type: ignore[call-arg]
+    http: HttpSettings = HttpSettings()  # type: ignore[call-arg]
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
     primary: dict[str, PrimarySettings] = Field(
         default_factory=dict, description="keyspace -> where its documents are looked up by validated scans"

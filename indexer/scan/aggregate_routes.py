@@ -36,11 +36,9 @@ class _Routes:
         self._endpoint = endpoint
 
     async def posted(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._answer(request, parse(AggregateRequest, await body_of(request)))
 
     async def by_hand(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._answer(request, from_query(AggregateRequest, request.query_params.multi_items()))
 
     async def _answer(self, request: Request, parsed: AggregateRequest) -> Response:

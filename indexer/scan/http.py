@@ -1,8 +1,7 @@
-"""HTTP, as far as all routes of the scan endpoint share it: tokens, bodies, answers, what may go wrong.
+"""HTTP, as far as all routes of the scan endpoint share it: bodies, answers, what may go wrong.
 
-A kind of read has a module with `add_routes(app, endpoint)`, which `indexer.api` calls. Its handlers begin
-with `endpoint.allow` (FastAPI's dependencies are not on the fast way), and end with `endpoint.answer` or a
-response of their own.
+A kind of read has a module with `add_routes(app, endpoint)`, which `indexer.api` calls. Its handlers end with
+`endpoint.answer` or a response of their own. Who may ask was decided before (`keytide.http_gate`).
 """
 
 from __future__ import annotations
@@ -28,18 +27,11 @@ from indexer.scan.service import ScanService
 from indexer.scan.shared import Shared
 from indexer.validation.service import Validation
 from indexer.view import NodeView
-from keytide.errors import UNDECODABLE, CallerError, RetryableError
-from keytide.http_security import Guard, reading_token
+from keytide.errors import UNDECODABLE, RetryableError
 from keytide.settings import Settings
 
 BEFORE_NAME: Final = "/v1/indexes/"
 INDEX_PATH: Final = "/v1/indexes/{name}"
-
-MAX_BODY_BYTES: Final = 1 << 20
-"""Largest request body: far above any key, far below what would hurt."""
-
-MAX_MESSAGE_BYTES: Final = 64 << 20
-"""Largest request of another node: a place to go on from for each of a thousand slices, with long keys."""
 
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": description, "content": {"application/problem+json": {}}}
@@ -87,10 +79,9 @@ class Endpoint:
         scan = settings.scan
         longest = max(scan.max_hold_s, scan.lease_s, scan.tail_lease_s)
         self.local = LocalReader(view, scan.max_leases, longest_lease_s=longest)
-        self.peers = Peers(view, self.local, reading_token(settings.security))
+        self.peers = Peers(view, self.local)
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []
-        self._guard = Guard(settings.security)
         self._service: ScanService | None = None
 
     def start(self) -> None:
@@ -122,15 +113,6 @@ class Endpoint:
     def shared(self) -> Shared:
         """What every kind of read shares. Raises as `service`."""
         return self.service.shared
-
-    async def allow(self, request: Request) -> None:
-        """Every handler's first step.
-
-        Raises:
-            NotAllowedError: the request may not read.
-        """
-        headers = request.headers
-        self._guard.require(headers.get("authorization", ""), "read", headers.get("host", ""))
 
     def form(self, request: Request) -> Form | None:
         """Who answers a scan in the form that the reader wants first of those that there are; None for pages
@@ -200,25 +182,9 @@ def gone_of(request: Request) -> Gone:
     return gone
 
 
-async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The request's body.
-
-    Raises:
-        CallerError (413): it is too large.
-    """
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise CallerError(
-                f"the request is larger than {limit} bytes",
-                status=413,
-                problem_type="request-too-large",
-                next_step="no key is that long: shorten the bounds",
-            )
-        chunks.append(chunk)
-    return b"".join(chunks)
+async def body_of(request: Request) -> bytes:
+    """The request's body, as `keytide.http_gate` has read it."""
+    return await request.body()
 
 
 async def message_of(request: Request, decoder: msgspec.msgpack.Decoder[RequestT]) -> RequestT:
@@ -228,6 +194,6 @@ async def message_of(request: Request, decoder: msgspec.msgpack.Decoder[RequestT
         MalformedRequestError: it is no such message.
     """
     try:
-        return decoder.decode(await body_of(request, MAX_MESSAGE_BYTES))
+        return decoder.decode(await body_of(request))
     except UNDECODABLE as error:
         raise MalformedRequestError(f"not a request of another node: {error}") from error

@@ -21,7 +21,10 @@ from indexer.scan.reading import (
     read_reply_decoder,
 )
 from indexer.view import NodeView
+from keytide.clock import now_ms
+from keytide.cluster_credential import credential
 from keytide.errors import UNDECODABLE, RetryableError
+from keytide.http_gate import MESSAGE
 
 READ_PATH = "/internal/v1/read"
 LEASE_PATH = "/internal/v1/lease"
@@ -42,17 +45,15 @@ class Peers:
     Args:
         view: this node.
         local: its slices.
-        token: API token that other nodes accept, "" when the cluster has none.
 
     Attributes:
         here: id of this node.
     """
 
-    def __init__(self, view: NodeView, local: LocalReader, token: str = "") -> None:
+    def __init__(self, view: NodeView, local: LocalReader) -> None:
         self.here = view.node_id
         self._view = view
         self._local = local
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -119,8 +120,12 @@ class Peers:
     async def _post(self, url: str, body: bytes, limits: aiohttp.ClientTimeout) -> tuple[int, bytes]:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=IDLE_S)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        async with self._session.post(url, data=body, timeout=limits) as response:
+            self._session = aiohttp.ClientSession(connector=connector)
+        cluster = self._view.catalog().cluster
+        headers = {"Content-Type": MESSAGE}
+        if cluster is not None:
+            headers["Authorization"] = credential(cluster.secret, now_ms())
+        async with self._session.post(url, data=body, headers=headers, timeout=limits) as response:
             return response.status, await response.read()
 
 

@@ -39,11 +39,9 @@ class _Routes:
         self._service: QueryService | None = None
 
     async def posted(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._answer(request, parse(QueryRequest, await body_of(request)))
 
     async def by_hand(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._answer(request, from_query(QueryRequest, request.query_params.multi_items()))
 
     async def _answer(self, request: Request, parsed: QueryRequest) -> Response:

@@ -49,11 +49,9 @@ class _Routes:
         self._endpoint = endpoint
 
     async def scan(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._scan(request, parse(ScanRequest, await body_of(request)))
 
     async def scan_by_hand(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._scan(request, from_query(ScanRequest, request.query_params.multi_items()))
 
     async def _scan(self, request: Request, parsed: ScanRequest) -> Response:
@@ -65,11 +63,9 @@ class _Routes:
         )
 
     async def count(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._count(request, parse(CountRequest, await body_of(request)))
 
     async def count_by_hand(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         return await self._count(request, from_query(CountRequest, request.query_params.multi_items()))
 
     async def _count(self, request: Request, parsed: CountRequest) -> Response:
@@ -78,14 +74,12 @@ class _Routes:
         )
 
     async def hold(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         parsed = parse(HoldRequest, await body_of(request))
         return await self._endpoint.answer(
             lambda service: service.hold(index_name(request), parsed, gone_of(request))
         )
 
     async def give_back(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         at = request.query_params.get("at")
         if not at:
             raise InvalidRequestError(

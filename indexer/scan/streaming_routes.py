@@ -43,7 +43,6 @@ class _Routes:
         return StreamResponse(stream, settings.stream_stall_s, self._refused, over)
 
     async def tail(self, request: Request) -> Response:
-        await self._endpoint.allow(request)
         parsed = from_query(TailRequest, request.query_params.multi_items())
         _, tails = self._of(self._endpoint.shared)
         name = index_name(request)

@@ -7,7 +7,6 @@ look, each with what was done about it, and says what the last look found.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Final
@@ -40,7 +39,7 @@ class RepairDriver(VerifyDriver):
             stack.callback(following.close)
             job = following.wanted()
             (index,) = indexes_of(following.catalog(), job)
-            slices = Slices(following.catalog, [index.id], os.environ.get("KEYTIDE_TOKEN", ""))
+            slices = Slices(following.catalog, [index.id])
             stack.callback(slices.close)
             scene = Scene(
                 keyspace=job.keyspace,

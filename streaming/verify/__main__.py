@@ -2,7 +2,7 @@
 
 Exit status: 0 the report is written; 1 something was away, start it again (it begins again); 3 this job can
 never work, the reason is in the last report and on stderr; 143 stopped on request. Settings come from
-KEYTIDE_* and keytide.toml; KEYTIDE_TOKEN is an API token that may read.
+KEYTIDE_* and keytide.toml.
 """
 
 from __future__ import annotations

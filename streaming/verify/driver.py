@@ -232,8 +232,7 @@ class VerifyDriver:
             job = following.wanted()
             self._rate = following.rate_limit
             indexes = indexes_of(following.catalog(), job)
-            token = os.environ.get("KEYTIDE_TOKEN", "")
-            slices = Slices(following.catalog, [index.id for index in indexes], token)
+            slices = Slices(following.catalog, [index.id for index in indexes])
             stack.callback(slices.close)
             began = now_ms()
             scene = Scene(

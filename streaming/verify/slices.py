@@ -27,6 +27,8 @@ import numpy as np
 
 from keytide import digests
 from keytide.catalog import Catalog, IndexRecord
+from keytide.clock import now_ms
+from keytide.cluster_credential import credential
 from keytide.digests import (
     VERIFY_PATH,
     Answer,
@@ -104,7 +106,6 @@ class Slices:
     Args:
         catalog: gives the dictionary as it is now (from any thread).
         indexes: index ids.
-        token: API token, "" for none.
         transport: how nodes are reached (tests have one of their own).
     """
 
@@ -112,15 +113,11 @@ class Slices:
         self,
         catalog: Callable[[], Catalog],
         indexes: Sequence[str],
-        token: str = "",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._catalog = catalog
         self._indexes = list(indexes)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(
-            headers=headers, timeout=CALL_LIMIT_S, transport=transport, verify=trusted()
-        )
+        self._http = httpx.Client(timeout=CALL_LIMIT_S, transport=transport, verify=trusted())
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slices")
         self._renewals: dict[str, threading.Event] = {}
 
@@ -358,11 +355,16 @@ class Slices:
         return [record for record in found if record is not None]
 
     def _call(self, node: str, ask: Ask, kind: type[AnswerT]) -> AnswerT:
-        url = next((one.url for one in self._catalog().nodes() if one.id == node), None)
-        if url is None:
+        catalog = self._catalog()
+        url = next((one.url for one in catalog.nodes() if one.id == node), None)
+        if url is None or catalog.cluster is None:
             raise RetryableError(f"node {node} is not known", next_step="see `keytide node list`")
+        headers = {
+            "Authorization": credential(catalog.cluster.secret, now_ms()),
+            "Content-Type": "application/msgpack",
+        }
         try:
-            response = self._http.post(url + VERIFY_PATH, content=digests.encode(ask))
+            response = self._http.post(url + VERIFY_PATH, content=digests.encode(ask), headers=headers)
         except httpx.TransportError as error:
             raise NodeAwayError(f"node {node} cannot be asked: {error}") from error
         if response.status_code != 200:

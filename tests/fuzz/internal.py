@@ -30,6 +30,7 @@ from keytide.errors import InvariantViolationError
 from keytide.lists import LISTS_PATH
 from keytide.settings import load_settings
 from tests.live_node import NUMBER, LiveNode
+from tests.unit.scan_world import of_the_cluster
 
 _encode = msgspec.msgpack.encode
 _ANSWERS = {200, 413, 422, 503}
@@ -84,8 +85,8 @@ class InternalFuzz:
 
     def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         """A node's answer to a message: status and body."""
-        headers = {"Content-Type": "application/msgpack"}
-        answer = self._loop.run_until_complete(self._http.post(path, content=body, headers=headers))
+        post = self._http.post(path, content=body, headers=of_the_cluster())
+        answer = self._loop.run_until_complete(post)
         return answer.status_code, answer.content
 
     def _scan(self, path: str) -> Any:

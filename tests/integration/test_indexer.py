@@ -65,6 +65,7 @@ from tests.simulation.wire import (
     segment,
     slice_of_key,
 )
+from tests.unit.scan_world import of_the_cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -393,7 +394,9 @@ class Bench:
         under = self.incarnation if incarnation is None else incarnation
         slices = list(range(SLICES))
         body = ReadRequest(INDEX, number, under, slices, [(b"", None)], [b""] * SLICES, False, 100_000)
-        request = urllib.request.Request(self.url() + READ_PATH, msgspec.msgpack.encode(body), method="POST")
+        request = urllib.request.Request(
+            self.url() + READ_PATH, msgspec.msgpack.encode(body), of_the_cluster("00"), method="POST"
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return msgspec.msgpack.decode(answer.read(), type=ReadReply)
 

@@ -45,6 +45,7 @@ from keytide.catalog import (
     record_key,
 )
 from keytide.clock import now_ms
+from keytide.cluster_credential import credential
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.entry import pack_value
@@ -54,9 +55,15 @@ from keytide.settings import ScanSettings
 from keytide.timestamp import Place, Timestamp
 from tests.store_kit import Version, lmdb_store, segments
 
+MESSAGE = "application/msgpack"
 KEPT = 2
 KEYSPACE = "users"
 SECRET = "5e" * 32
+
+
+def of_the_cluster(secret: str = SECRET) -> dict[str, str]:
+    """The headers of a request from another part of the cluster."""
+    return {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
 
 
 @dataclass(frozen=True)

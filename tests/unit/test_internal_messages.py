@@ -11,16 +11,19 @@ from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
 from indexer.api import create_app
+from indexer.node import Node
 from indexer.scan.peers import LEASE_PATH, READ_PATH
+from keytide.clock import now_ms
+from keytide.cluster_credential import PERIOD_MS, credential, opens
 from keytide.digests import VERIFY_PATH
 from keytide.lists import LISTS_PATH
 from keytide.settings import load_settings
 from tests.fuzz.internal import InternalFuzz
-from tests.live_node import NUMBER, LiveNode
+from tests.live_node import NUMBER, SECRET, LiveNode
+from tests.unit.scan_world import of_the_cluster
 
 encode = msgspec.msgpack.encode
 INDEX = "by_city-1"
-MESSAGE = {"Content-Type": "application/msgpack"}
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +79,14 @@ CONTRADICTIONS: list[tuple[str, Any]] = [
 def test_what_cannot_be_meant_so_is_refused(
     node: LiveNode, client: TestClient, path: str, message: Any
 ) -> None:
-    response = client.post(path, content=encode(message), headers=MESSAGE)
+    response = client.post(path, content=encode(message), headers=of_the_cluster())
     assert (response.status_code, response.json()["type"]) == (422, "invalid-request"), response.text
     assert node.doubts() == {}
 
 
 def test_text_that_is_no_utf_8_is_an_invalid_request(client: TestClient) -> None:
     body = encode([INDEX, NUMBER, 0, [0], WHOLE, [b""], False, 10]).replace(b"by_c", b"by_\xff")
-    assert client.post(READ_PATH, content=body, headers=MESSAGE).status_code == 422
+    assert client.post(READ_PATH, content=body, headers=of_the_cluster()).status_code == 422
     for body in (b'"\xff"', b'{"equals":["\xff"]}', b'{"\xff":1}'):
         response = client.post("/v1/indexes/by_city/scan", content=body)
         assert (response.status_code, response.json()["type"]) == (422, "invalid-request")
@@ -94,3 +97,43 @@ def test_no_message_changes_the_state_of_a_slice(node: LiveNode, seed: int) -> N
     with InternalFuzz(node, seed) as fuzz:
         fuzz.run(300)
         assert {"read 200", "read 422", "verify 200", "lists 200", "lease 200"} <= set(fuzz.answers)
+
+
+def test_only_the_credential_of_the_cluster_opens_the_routes_of_nodes(node: LiveNode) -> None:
+    tokens = {"reads": ["read"], "rules": ["admin"]}
+    right = of_the_cluster()
+    kind = right["Content-Type"]
+    other = credential("ab" * 32, now_ms())
+    for settings in (load_settings(), load_settings(security={"tokens": tokens})):
+        with TestClient(create_app(node.view, settings, CollectorRegistry())) as client:
+            for path in (READ_PATH, LEASE_PATH, VERIFY_PATH, LISTS_PATH, "/internal/v1/of-a-later-release"):
+                for authorization in ("", "Bearer reads", "Bearer rules", other, "Keytide-Cluster "):
+                    headers = {"Authorization": authorization, "Content-Type": kind}
+                    response = client.post(path, content=b"", headers=headers)
+                    assert (response.status_code, response.json()["type"]) == (401, "not-allowed")
+                for wrong in ("", "application/json", "text/plain", "application/msgpack; a=b"):
+                    headers = {**right, "Content-Type": wrong}
+                    response = client.post(path, content=b"", headers=headers)
+                    assert response.status_code == 415, (path, wrong)
+                page = {**right, "Origin": "http://evil.example"}
+                assert client.post(path, content=b"", headers=page).status_code == 403
+            body = encode(read(WHOLE))
+            assert client.post(READ_PATH, content=body, headers=right).status_code == 200
+
+
+def test_a_node_that_has_not_read_the_metadata_opens_to_nobody(node: LiveNode) -> None:
+    with TestClient(create_app(Node("n9"), load_settings(), CollectorRegistry())) as client:
+        for headers in (of_the_cluster(), of_the_cluster("")):
+            response = client.post(READ_PATH, content=b"", headers=headers)
+            assert (response.status_code, response.json()["type"]) == (503, "starting")
+
+
+def test_the_credential_is_another_one_every_hour() -> None:
+    now = 1_000 * PERIOD_MS + 5
+    ours = credential(SECRET, now).encode()
+    assert ours != credential(SECRET, now + PERIOD_MS).encode()
+    hours = [opens(ours, SECRET, now + at * PERIOD_MS) for at in range(-2, 3)]
+    assert hours == [False, True, True, True, False]
+    assert not opens(ours, "ab" * 32, now)
+    assert not opens(credential("", now).encode(), "", now)
+    assert not opens(b"", SECRET, now)

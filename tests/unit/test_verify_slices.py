@@ -25,7 +25,7 @@ from keytide.settings import load_settings
 from keytide.timestamp import Timestamp
 from streaming.verify import slices as asking
 from streaming.verify.slices import PinLostError, Slices
-from tests.unit.scan_world import Doc, FakeSnapshot, World
+from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster
 from tests.unit.test_origin import begun
 
 SLICES = 3
@@ -202,8 +202,9 @@ def test_the_route_of_a_node() -> None:
     index = made.index("i").id
     ask = DigestAsk(index, 0, 7, 0, "forward", 2, {}, b"", 10)
     with TestClient(create_app(view, settings, CollectorRegistry())) as client:
+        client.headers.update(of_the_cluster() | {"Authorization": "Bearer reads"})
         assert client.post(VERIFY_PATH, content=digests.encode(ask)).status_code == 401
-        client.headers["Authorization"] = "Bearer reads"
+        client.headers.update(of_the_cluster())
         answer = digests.decode_answer(client.post(VERIFY_PATH, content=digests.encode(ask)).content)
         assert isinstance(answer, digests.DigestAnswer)
         sums = np.frombuffer(answer.sums, "<u8").reshape(digests.FIELDS, 4)

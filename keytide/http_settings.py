@@ -1,0 +1,37 @@
+"""Settings of the HTTP servers: coordinator, nodes, gateways. (`keytide.settings` has the others, and how
+they are read.)"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from keytide.scan_settings import Section
+
+
+class HttpSettings(Section):
+    max_body_bytes: int = Field(
+        1 << 20,
+        ge=1,
+        description="largest request body: far above any key or statement, far below what hurts",
+    )
+    max_message_bytes: int = Field(
+        64 << 20,
+        ge=1,
+        description="largest request of another part of the cluster: a place to go on from for each of a "
+        "thousand slices, with long keys",
+    )
+    head_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="how long a connection may take for the head of a request, from its first byte or, when "
+        "it is new, from its beginning: half a head costs the server as much as a whole one",
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="how long a request's body may take, refused ones too: they are thrown away"
+    )
+    max_connections: int = Field(
+        2_000,
+        ge=1,
+        description="open connections of one server; beyond it the one goes that has waited longest for its "
+        "request, or the new one: each takes a file handle and some kilobytes",
+    )

@@ -1,0 +1,265 @@
+"""What every request passes before a server reads any of it: whose page asks, who asks, what kind of body,
+how much of it. On the gate alone, and on the coordinator's and the node's applications."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
+
+from coordinator.api import create_app as coordinator_app
+from coordinator.service import Service
+from indexer.api import create_app as node_app
+from keytide.http_gate import Gate, Message, Need, is_of_host
+from keytide.settings import Settings, load_settings
+from tests.browser.scene import busy_day
+from tests.unit.test_api import world_of_cities
+
+TOKENS = {"tokens": {"reads": ["read"], "rules": ["admin"]}}
+EVIL = "http://evil.example"
+HOST = "127.0.0.1:8091"
+SIX = "[::1]:8091"
+
+
+class Asked:
+    """One request to a gate whose application answers 200 with the body that it got; counts what was read."""
+
+    def __init__(
+        self,
+        method: str = "POST",
+        path: str = "/v1/x",
+        headers: Mapping[str, str] | None = None,
+        pieces: Iterable[bytes] = (),
+        settings: Settings | None = None,
+        gone: bool = False,
+    ) -> None:
+        self.read = 0
+        self.largest = 0
+        self.status = 0
+        self.answer = b""
+        self.refused: list[str] = []
+        self.seen: dict[bytes, bytes] = {}
+        self._pieces = iter(pieces)
+        self._gone = gone
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "client": ("192.0.2.7", 5),
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in ({"Host": HOST} | dict(headers or {})).items()
+            ],
+        }
+        gate = Gate(self._app, settings or load_settings(), self._needs, refused=self.refused.append)
+        asyncio.run(gate(scope, self._receive, self._send))
+
+    @staticmethod
+    def _needs(method: str, path: str) -> Need:
+        return "admin" if path.startswith("/v1/") else None
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen = dict(scope["headers"])
+        message = await receive() if scope["method"] == "POST" else {"body": b""}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": message.get("body", b"")})
+
+    async def _receive(self) -> Message:
+        piece = next(self._pieces, None)
+        if piece is None and self._gone:
+            return {"type": "http.disconnect"}
+        self.read += len(piece or b"")
+        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.answer += message["body"]
+
+
+CHUNKED = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
+MIB = 1 << 20
+
+
+def test_nothing_of_a_body_is_read_without_a_token() -> None:
+    settings = load_settings(security=TOKENS)
+    for headers, status in (
+        ({}, 401),
+        ({"Authorization": "Bearer x"}, 401),
+        ({"Authorization": "Bearer reads"}, 403),
+        ({"Authorization": "Bearer rules"}, 413),
+    ):
+        asked = Asked(
+            headers=CHUNKED | headers, pieces=(b"x" * 65_536 for _ in range(5_000)), settings=settings
+        )
+        assert asked.status == status
+        assert asked.read <= (MIB + 65_536 if status == 413 else 0)
+        assert msgspec.json.decode(asked.answer)["next_step"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_body_is_limited_before_anything_parses_it(told: bool) -> None:
+    size = 300 * MIB
+    length = {"Content-Length": str(size), "Content-Type": "application/json"}
+    asked = Asked(headers=length if told else CHUNKED, pieces=(b"x" * 65_536 for _ in range(size >> 16)))
+    assert (asked.status, asked.refused) == (413, ["request-too-large"])
+    assert asked.read <= (0 if told else MIB + 65_536)
+
+
+def test_a_body_of_the_largest_size_comes_as_a_whole() -> None:
+    asked = Asked(headers=CHUNKED, pieces=[b"a" * (MIB - 1), b"b"])
+    assert (asked.status, len(asked.answer)) == (200, MIB)
+    assert Asked(headers=CHUNKED, pieces=[b"a" * MIB, b"b"]).status == 413
+    assert Asked(headers={"Content-Length": "nine"}).status == 413
+
+
+def test_a_client_that_goes_away_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    asked = Asked(headers=CHUNKED, pieces=[b"{", b"}"], gone=True)
+    assert (asked.status, asked.answer) == (0, b"")
+    assert [record.getMessage() for record in caplog.records if record.name == "keytide.http_gate"] == [
+        "192.0.2.7 went away in the middle of its POST /v1/x"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "foreign"),
+    [
+        ({}, False),
+        ({"Origin": f"http://{HOST}"}, False),
+        ({"Origin": f"https://{HOST}"}, False),
+        ({"Origin": f"http://{HOST}", "Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Origin": EVIL}, True),
+        ({"Origin": "null"}, True),
+        ({"Origin": ""}, True),
+        ({"Origin": "http://127.0.0.1:3000"}, True),
+        ({"Origin": "http://127.0.0.1"}, True),
+        ({"Origin": f"http://{HOST}.evil.example"}, True),
+        ({"Origin": f"file://{HOST}"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, True),
+        ({"Origin": f"http://{HOST}", "Sec-Fetch-Site": "cross-site"}, True),
+        ({"Origin": "https://proxied.example"}, False),
+        ({"Origin": "https://proxied.example", "Sec-Fetch-Site": "cross-site"}, True),
+    ],
+)
+def test_foreign_pages_may_only_read(headers: dict[str, str], foreign: bool) -> None:
+    proxied = {"origins": ["https://proxied.example"]}
+    for security in (proxied, proxied | TOKENS):
+        settings = load_settings(security=security)
+        with_token = headers | {"Authorization": "Bearer rules"}
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            asked = Asked(method, headers=with_token, settings=settings)
+            assert asked.status == (403 if foreign else 200), method
+            assert asked.refused == (["foreign-origin"] if foreign else [])
+        for method in ("GET", "HEAD"):
+            assert Asked(method, headers=with_token, settings=settings).status == 200
+
+
+def test_an_origin_is_compared_with_the_host_that_the_browser_named() -> None:
+    assert is_of_host("http://k.example", "k.example")
+    assert is_of_host("http://k.example", "k.example:80")
+    assert is_of_host("https://k.example:443", "k.example")
+    assert is_of_host(f"http://{SIX}", SIX)
+    assert not is_of_host("http://k.example:8080", "k.example")
+    assert not is_of_host("https://k.example", "k.example:80")
+    assert not is_of_host(f"http://{EVIL[:0]}", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "origin", "status"),
+    [
+        (None, "", 200),
+        ("application/json", "", 200),
+        ("Application/JSON; charset=utf-8", "", 200),
+        ("application/json", f"http://{HOST}", 200),
+        ("application/x-www-form-urlencoded", "", 200),
+        ("application/x-www-form-urlencoded", f"http://{HOST}", 415),
+        ("text/plain", "", 415),
+        ("multipart/form-data; boundary=x", "", 415),
+        ("application/msgpack", "", 415),
+    ],
+)
+def test_a_body_is_json_by_its_type(kind: str | None, origin: str, status: int) -> None:
+    headers = {"Content-Length": "2"}
+    headers |= {"Content-Type": kind} if kind else {}
+    headers |= {"Origin": origin} if origin else {}
+    asked = Asked(headers=headers, pieces=[b"{}"])
+    assert asked.status == status
+    if status == 200:
+        assert asked.seen[b"content-type"].lower().startswith(b"application/json")
+    bare = {name: value for name, value in headers.items() if name != "Content-Length"}
+    assert Asked(headers=bare).status == 200, "no body, no type"
+
+
+# --- the applications -------------------------------------------------------------------------------------
+
+
+def coordinator(**security: Any) -> TestClient:
+    scene = busy_day(security=security)
+    return TestClient(coordinator_app(cast(Service, scene), "http://c.example"), base_url=f"http://{HOST}")
+
+
+def node(**security: Any) -> TestClient:
+    made = node_app(world_of_cities().views["n0"], load_settings(security=security), CollectorRegistry())
+    return TestClient(made, base_url=f"http://{HOST}")
+
+
+def test_broken_json_without_a_token_is_401_on_every_server() -> None:
+    for client, path in (
+        (coordinator(**TOKENS), "/v1/statements"),
+        (coordinator(**TOKENS), "/v1/builds"),
+        (node(**TOKENS), "/v1/indexes/by_city/scan"),
+        (node(**TOKENS), "/v1/query"),
+        (node(**TOKENS), "/internal/v1/read"),
+    ):
+        with client:
+            response = client.post(path, content=b"{broken")
+            assert (response.status_code, response.json()["type"]) == (401, "not-allowed"), path
+
+
+def test_every_route_that_changes_something_refuses_a_foreign_page() -> None:
+    for client in (coordinator(), node()):
+        with client:
+            routes = [route for route in client.app.routes if hasattr(route, "methods")]  # type: ignore[attr-defined]
+            asked = 0
+            for route in routes:
+                for method in route.methods - {"GET", "HEAD"}:
+                    path = route.path.replace("{", "").replace("}", "")
+                    response = client.request(method, path, headers={"Origin": EVIL})
+                    assert (response.status_code, response.json()["type"]) == (403, "foreign-origin"), path
+                    asked += 1
+            assert asked > 5
+
+
+def test_every_route_below_v1_needs_a_token_and_changes_need_admin() -> None:
+    with coordinator(**TOKENS) as client:
+        for route in [one for one in client.app.routes if hasattr(one, "methods")]:  # type: ignore[attr-defined]
+            path = route.path.replace("{", "").replace("}", "")
+            for method in route.methods - {"HEAD"}:
+                if not path.startswith("/v1/"):
+                    assert method == "GET", path
+                    continue
+                assert client.request(method, path).status_code == 401, path
+                reader = client.request(method, path, headers={"Authorization": "Bearer reads"})
+                assert (reader.status_code == 403) == (method != "GET"), path
+
+
+def test_what_curl_sends_is_a_statement() -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = b'{"statement": "DROP INDEX no_such_index"}'
+    with coordinator() as client:
+        response = client.post("/v1/statements", content=body, headers=form)
+        assert response.json()["type"] == "index-not-found", response.text
+        page = client.post("/v1/statements", content=body, headers=form | {"Origin": f"http://{HOST}"})
+        assert page.status_code == 415
+    with node() as client:
+        response = client.post("/v1/indexes/by_city/scan", content=b"{}", headers=form)
+        assert response.status_code == 200
