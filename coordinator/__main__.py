@@ -9,7 +9,6 @@ import sys
 import threading
 from types import FrameType
 
-import uvicorn
 from pydantic import ValidationError
 
 from coordinator.api import create_app
@@ -17,6 +16,7 @@ from coordinator.election import FencedError
 from coordinator.service import Service
 from keytide.errors import KeytideError
 from keytide.http_security import check_exposure
+from keytide.http_serving import Server, server_of
 from keytide.listening import listen
 from keytide.program import no_arguments
 from keytide.settings import Settings, load_settings
@@ -70,16 +70,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         server.should_exit = True
 
     service = Service(settings, failed, driver_command)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(service, url, serving.set),
-            log_level="warning",
-            access_log=False,
-            ssl_certfile=security.tls_certificate or None,
-            ssl_keyfile=security.tls_key or None,
-            timeout_graceful_shutdown=2,
-        )
-    )
+    server = server_of(create_app(service, url, serving.set), settings.http, security)
 
     def lead() -> None:
         """Stand by, lead, and say so once requests are answered too."""
@@ -111,7 +102,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     return EXIT_BUG
 
 
-def _end_on_signals(server: uvicorn.Server) -> None:
+def _end_on_signals(server: Server) -> None:
     """uvicorn raises SIGTERM and SIGINT again once it has stopped; without handlers of our own the process
     would end there, before the service has stopped what it started."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from keytide.http_serving import PatientProtocol
 
 _HEAD: Final = b"HTTP/1.1 "
 
@@ -53,8 +53,8 @@ class _HeadKeeper:
             self._transport.write(head)
 
 
-class OneWriteProtocol(HttpToolsProtocol):
-    """uvicorn's, on such a transport."""
+class OneWriteProtocol(PatientProtocol):
+    """Ours, on such a transport."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_HeadKeeper(transport, asyncio.get_running_loop()))  # type: ignore[arg-type]

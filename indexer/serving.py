@@ -16,13 +16,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-import uvicorn
 from prometheus_client import REGISTRY
 
 from indexer.api import create_app
 from indexer.node import Node
 from indexer.one_write import OneWriteProtocol
 from keytide.errors import InvariantViolationError, KeytideError
+from keytide.http_serving import server_of
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -53,17 +53,12 @@ class Serving:
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_work, name=name)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(view, settings, REGISTRY, self._end_by_bug),
-                loop="uvloop",
-                http=OneWriteProtocol,
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=2,
-                ssl_certfile=settings.security.tls_certificate or None,
-                ssl_keyfile=settings.security.tls_key or None,
-            )
+        self._server = server_of(
+            create_app(view, settings, REGISTRY, self._end_by_bug),
+            settings.http,
+            settings.security,
+            OneWriteProtocol,
+            loop="uvloop",
         )
 
     def run(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from keytide.errors import CallerError, ConfigurationError
@@ -108,6 +109,7 @@ def check_exposure(server: str, host: str, security: SecuritySettings, setting: 
         )
 
 
+@lru_cache(maxsize=64)  # asked for every request, and nearly always the same
 def _is_public_name(host: str) -> bool:
     """Whether a `Host` header has a name that anybody could let point to this machine. Addresses, localhost
     and names of one word are not."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import socket
+from typing import Final
 
 from keytide.errors import ConfigurationError
+
+OTHER_HANDLES: Final = 4_096
+"""File handles that a process may need beside its connections: stores, Kafka, logs."""
 
 
 def listen(server: str, host: str, port: int, *, tls: bool, setting: str) -> tuple[socket.socket, str]:
@@ -28,3 +33,14 @@ def listen(server: str, host: str, port: int, *, tls: bool, setting: str) -> tup
         ) from error
     shown = f"[{host}]" if ":" in host else host
     return listener, f"{'https' if tls else 'http'}://{shown}:{listener.getsockname()[1]}"
+
+
+def allow_handles(connections: int) -> None:
+    """Let this process have as many file handles as so many connections take, as far as it may: what shells
+    set for the processes that they start is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_HANDLES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

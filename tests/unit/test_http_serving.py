@@ -1,0 +1,214 @@
+"""Requests that do not come: half a head, half a body, nothing at all, too many at once. On a real server,
+with short limits."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from indexer.one_write import OneWriteProtocol
+from keytide.http_gate import Gate, Need
+from keytide.http_serving import PatientProtocol, server_of
+from keytide.listening import allow_handles
+from keytide.settings import HttpSettings, SecuritySettings, load_settings
+
+LIMIT_S = 20.0
+HEAD = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
+
+
+class App:
+    """Reads the body, waits on request, answers 200."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            more = message.get("more_body", False)
+        if scope["path"] == "/slow":
+            await asyncio.to_thread(self.go_on.wait, LIMIT_S)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextmanager
+def serving(app: Any, protocol: type[PatientProtocol] = PatientProtocol, **limits: float) -> Iterator[int]:
+    """The port of a server with short limits."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    made = HttpSettings.model_validate({"head_timeout_s": 0.5, "body_timeout_s": 1.0} | limits)
+    server = server_of(app, made, SecuritySettings(), protocol, loop="uvloop", lifespan="off")
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server has closed it, within the limit of the test."""
+    connection.settimeout(LIMIT_S)
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def ask(port: int, path: str = "/") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("protocol", [PatientProtocol, OneWriteProtocol])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Half",
+        b"\r\n\r\n",
+        HEAD,
+        HEAD + b"half",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost",
+    ],
+)
+def test_a_request_that_does_not_come_ends_the_connection(
+    sent: bytes, protocol: type[PatientProtocol]
+) -> None:
+    with serving(App(), protocol) as port, socket.create_connection(("127.0.0.1", port)) as half:
+        half.sendall(sent)
+        assert ended(half)
+
+
+def test_a_body_that_drips_ends_too() -> None:
+    with serving(App()) as port, socket.create_connection(("127.0.0.1", port)) as half:
+        half.sendall(HEAD.replace(b"100", b"100000"))
+        half.settimeout(0.05)
+        until(lambda: not _drips(half))
+
+
+def _drips(half: socket.socket) -> bool:
+    """Send a little more; whether the connection is open."""
+    try:
+        half.sendall(b"x")
+        return half.recv(10) != b""
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_hundred_half_open_requests_go_and_others_are_answered() -> None:
+    with serving(App()) as port:
+        halves = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        for at, half in enumerate(halves):
+            half.sendall(HEAD if at % 2 else b"GET / HT")
+        assert ask(port) == 200
+        assert all(map(ended, halves))
+        for half in halves:
+            half.close()
+
+
+def test_what_is_being_answered_is_left_alone_however_long_it_takes() -> None:
+    app = App()
+    with serving(app, head_timeout_s=0.1, body_timeout_s=0.1) as port:
+        threading.Timer(2.5, app.go_on.set).start()
+        assert ask(port, "/slow") == 200
+
+
+def test_a_kept_connection_is_patient_for_each_request_anew() -> None:
+    with serving(App(), head_timeout_s=1.5) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            connection.request("POST", "/", body=b"{}")
+            assert connection.getresponse().read() == b"ok"
+        connection.close()
+
+
+@pytest.mark.parametrize("owing", [True, False])
+def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
+    app = App()
+    with serving(app, max_connections=5, head_timeout_s=60.0, body_timeout_s=60.0) as port:
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        for one in held:
+            one.sendall(b"GET /sl" if owing else b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        if owing:
+            assert ask(port) == 200
+            assert ended(held[0]), "the oldest has made room"
+        else:
+            until(lambda: _refused(port))
+            app.go_on.set()
+            for one in held:
+                one.settimeout(LIMIT_S)
+                assert one.recv(100).startswith(b"HTTP/1.1 200")
+        for one in held:
+            one.close()
+
+
+def _refused(port: int) -> bool:
+    try:
+        ask(port)
+    except (ConnectionError, http.client.HTTPException):
+        return True
+    return False
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
+    """300 MB without a token: 401, and no more memory than before."""
+
+    def needs(_: str, __: str) -> Need:
+        return "admin"
+
+    settings = load_settings(security={"tokens": {"rules": ["admin"]}})
+    with serving(Gate(App(), settings, needs), body_timeout_s=LIMIT_S) as port:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        piece = b"x" * 65_536
+        connection.request("POST", "/v1/statements", body=(piece for _ in range(4_800)), encode_chunked=True)
+        assert connection.getresponse().status == 401
+        connection.close()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 50_000, f"{grown} KiB"
+
+
+def test_a_process_may_have_as_many_handles_as_its_connections_take() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_handles(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (
+            min(hard, 10 + 4_096) if hard != resource.RLIM_INFINITY else 10 + 4_096
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
