@@ -51,6 +51,7 @@ class BuildLimits:
             (until nodes, disks and sources have been heard).
         driver_disk_bytes: free on the disk of the drivers' checkpoints, or builds pause.
         node_disk_bytes: free on the disk of every node that a build fills slices on, or it pauses.
+        away_ms: a source that cannot be looked at for this long has its builds pause; drivers sit out less.
         batches_ahead: micro-batches that a driver may be ahead of the slowest slice.
         verify: builds that do not say are READY only verified.
         jobs: settings of verifications and repairs.
@@ -67,6 +68,7 @@ class BuildLimits:
     driver_disk_bytes: int = 0
     node_disk_bytes: int = 0
     batches_ahead: int = 10
+    away_ms: int = 60_000
     verify: bool = False
     jobs: JobLimits = field(default_factory=JobLimits)
 

@@ -31,6 +31,7 @@ def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
             driver_disk_bytes=build.driver_disk_free_bytes,
             node_disk_bytes=build.node_disk_free_bytes,
             batches_ahead=build.batches_ahead,
+            away_ms=int(build.kafka_away_s * 1000),
             verify=build.verify,
             jobs=JobLimits(
                 concurrent=verify.concurrent,

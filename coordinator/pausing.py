@@ -35,8 +35,6 @@ from coordinator.silence import START_MS
 from coordinator.source import finished, target
 from keytide.catalog import BuildRecord, IndexRecord
 
-AWAY_MS = 10_000
-"""A source that cannot be looked at for this long has its builds pause; shorter, drivers sit it out."""
 LONGEST_PAUSE_MS = 300_000
 """Of those that grow: before something is tried again that did not get on the last time."""
 BY_OPERATOR = "on request"
@@ -142,7 +140,7 @@ class Pausing:
             pauses: it does already, and wants a quarter more than what it would begin to pause at.
         """
         away = self._away.get(record.keyspace)
-        if away is not None and (pauses or now - away.since >= AWAY_MS):
+        if away is not None and (pauses or now - away.since >= self._limits.away_ms):
             yield Trouble("kafka", f"Kafka does not answer: {away.error}; it goes on when Kafka does")
         room, needed = self._room, _more(self._limits.driver_disk_bytes, pauses)
         if room is not None and room.free < needed:

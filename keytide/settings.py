@@ -182,7 +182,25 @@ class BuildSettings(Section):
     spark_master: str = Field("local[*]", description="Spark master of backfills")
     driver_memory: str = Field("2g", description="heap of the Spark driver (and of local executors)")
     batch_documents: int = Field(
-        2_000_000, description="documents per micro-batch: what a killed build does again at most"
+        2_000_000, ge=1, description="documents per micro-batch: what a killed build does again at most"
+    )
+    batch_least_documents: int = Field(
+        1_000,
+        ge=1,
+        description="the same where drivers die before one is done: each that does has the next begin "
+        "with an eighth, down to this",
+    )
+    batch_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="how long a micro-batch should take after the first, as fast as that was: the time "
+        "that a fault costs a build",
+    )
+    kafka_away_s: float = Field(
+        60.0,
+        gt=0,
+        description="a build pauses when its source cannot be looked at for this long; shorter, its driver "
+        "sits it out, for Spark takes long to start (and ends itself after twice that)",
     )
     chunk_bytes: int = Field(1 * MIB, description="size of a sorted chunk in the backfill queue")
     concurrent: int = Field(2, description="builds at once in the cluster")

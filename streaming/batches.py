@@ -1,11 +1,13 @@
 """Micro-batches of one build: what happens in `foreachBatch`.
 
-Theory of operation: Spark has fixed the micro-batch's offsets in the checkpoint. Both stages run as one Spark
+Theory of operation: Spark has fixed in the checkpoint what it plans to read; the driver cuts it into the
+micro-batches of the build, one after the other (`streaming.pieces`). Both stages of one run as one Spark
 job (`streaming.tasks`), the summaries settle who won (`streaming.core`), the source is checked to be the one
 that the build began with and its log to be the one that was read before (`streaming.footing`; what may be of
-two logs is read again), and then every slice gets its batch end: from there on the batch counts. Only after
-that does Spark commit it, so a driver that dies anywhere leaves a batch that is run again, whole, under the
-same number; slices that had it skip it. The places where a crash test strikes are named by `reach`.
+two logs is read again), the micro-batch is written down, and then every slice gets its end: from there on it
+counts. A driver that dies after it was written down leaves a batch that is run again, whole, under the same
+number; slices that had it skip it. One that dies before leaves nothing. When all that Spark has planned is
+done, Spark commits it. The places where a crash test strikes are named by `reach`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from streaming import core, footing
 from streaming.checkpoint import Checkpoint, Extent, Range
 from streaming.meter import Gate, Meter
 from streaming.origin import TableError, run_table
+from streaming.pieces import Piece, Sizing, cut, documents
 from streaming.progress import Status
 from streaming.tasks import (
     ROW,
@@ -94,6 +97,7 @@ class Batches:
     Attributes:
         run: names this start of the driver.
         error: what a micro-batch failed with.
+        rate: limit of the build, documents per second; 0 for none.
     """
 
     def __init__(
@@ -108,7 +112,11 @@ class Batches:
     ) -> None:
         self.run = uuid.uuid4().hex[:12]
         self.error: BaseException | None = None
+        self.rate = 0
         self._settings = settings
+        own, size = settings.build, status.journal.size
+        self._sizing = Sizing(own.batch_documents, own.batch_least_documents, own.batch_seconds, size)
+        self._begun = False
         self._plan = plan
         self._checkpoint = checkpoint
         self._status = status
@@ -131,16 +139,41 @@ class Batches:
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """Spark's call for each micro-batch, numbered as the query does."""
-        self._status.begin_batch()
         try:
-            documents = self._run_batch(frame, self._checkpoint.first + batch)
-            if self._gate is not None:
-                self._gate.settle(documents)
+            planned = self._checkpoint.range(self._checkpoint.first + batch)
+            while (piece := self._next(planned)) is not None:
+                self._status.begin_batch()
+                try:
+                    self._run_piece(frame, piece)
+                finally:
+                    self._status.end_batch()
         except BaseException as error:
             self.error = error
             raise
-        finally:
-            self._status.end_batch()
+
+    def _next(self, planned: Range) -> Piece | None:
+        """What is to be done next of what Spark has planned; None when all is done."""
+        journal = self._status.journal
+        if journal.pending is not None:
+            return journal.pending
+        start = self._status.position.offsets()
+        start = {p: max(offset, start.get(p, 0)) for p, offset in planned.start.offsets().items()}
+        end = planned.end.offsets()
+        if not documents(start, end):
+            return None
+        return Piece(journal.finished + 1, start, cut(start, end, self._sizing.limited(self.rate)))
+
+    def _run_piece(self, frame: DataFrame, piece: Piece) -> None:
+        """Run a micro-batch; how long it takes decides how large the next one is."""
+        began = time.monotonic()
+        if not self._begun:
+            self._begun = True
+            self._status.note_size(self._sizing.struck())
+        done = self._run_batch(frame, piece)
+        if self._gate is not None:
+            self._gate.settle(done)
+        self._sizing.finished(documents(piece.start, piece.end), time.monotonic() - began)
+        self._status.note_size(self._sizing.size)
 
     def on_table(self, table: DataFrame, begin: Timestamp) -> None:
         """Run micro-batch 0 of a build that begins with a table.
@@ -165,7 +198,7 @@ class Batches:
             outcome = run_table(table, self._work(0), self._meter(UNCOUNTED, 0))
             reach("driver-before-batch-end")
             end = footing.placed(begin, Timestamp(), self._looked)
-            self._status.settle_batch(end)
+            self._status.settle_batch(end, None)
             self.send_ends(0, begin, end, outcome.winners)
             journal = self._status.journal
             journal.table_read, journal.table_documents = True, outcome.documents
@@ -179,16 +212,17 @@ class Batches:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
 
-    def _run_batch(self, frame: DataFrame, batch: int) -> int:
+    def _run_batch(self, frame: DataFrame, piece: Piece) -> int:
         """Run a micro-batch and send its ends; returns how many documents it read."""
-        covered = self._checkpoint.range(batch)
+        batch, topic_id = piece.number, self._plan.topic_id
+        covered = Range(Timestamp.of(piece.start, topic_id), Timestamp.of(piece.end, topic_id))
         work = self._work(batch)
         if self._looked is None:
             self._looked = self._stand(covered.end)
         reach("driver-batch-begun")
         outcome, end = self._read(frame, work, covered, self._looked)
         reach("driver-before-batch-end")
-        self._status.settle_batch(end)
+        self._status.settle_batch(end, piece)
         self.send_ends(batch, covered.start, end, outcome.winners)
         self._status.finish_batch(batch, end, self._plan.slots, outcome)
         reach("driver-batch-ended")

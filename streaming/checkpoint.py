@@ -8,6 +8,8 @@ A checkpoint folder (Spark 4.0.0; the formats have been the same since 2.1) has
     offsets/<n>    written before micro-batch n runs: the offsets that it ends at (exclusive)
     commits/<n>    written after foreachBatch has returned for micro-batch n
 
+(Micro-batches here are Spark's: the driver cuts them, `streaming.pieces`.)
+
 Each is a line `v1` (in sources/0/0 after a zero byte that Spark 2.1 wanted), then JSON. An offsets file has
 a line of metadata and then a line for each source, here one: {"<topic>": {"<partition>": offset}}. So
 micro-batch n covers [offsets/<n-1>, offsets/<n>), the first one [sources/0/0, offsets/0). Spark makes these
@@ -25,6 +27,7 @@ from typing import NamedTuple
 
 from keytide.errors import KeytideError
 from keytide.timestamp import Timestamp
+from streaming.pieces import Piece
 
 VERSION = "v1"
 
@@ -130,10 +133,14 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder} does not say what micro-batch {batch} covers")
         return Range(start, end)
 
-    def position(self) -> Timestamp | None:
-        """How far finished micro-batches have come; None before the first start."""
-        committed = self.committed()
-        return self.begin() if committed < 0 else self.range(committed).end
+    def newest(self) -> Piece | None:
+        """The newest planned micro-batch; None when none is. Drivers of releases that did not cut what Spark
+        planned may have sent its ends."""
+        number = self.planned()
+        if number < 0:
+            return None
+        start, end = self.range(number)
+        return Piece(number, start.offsets(), end.offsets(), done=self.committed() >= number)
 
     def _newest(self, log: str) -> int:
         try:

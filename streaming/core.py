@@ -2,8 +2,9 @@
 
 Theory of operation
 ===================
-A build reads its keyspace in numbered micro-batches. Spark's checkpoint fixes the offsets [start, end) of a
-micro-batch before it runs, so a batch that is run again, by whatever driver, covers the same range. Within
+A build reads its keyspace in numbered micro-batches (`streaming.pieces` cuts them). The offsets [start, end)
+of one are on disk before the first of its ends is sent, so a batch that is run again, by whatever driver,
+covers the same range. Within
 a batch, tasks write chunks into the backfill queues, and a task may be run twice (retries, speculation, a
 driver that was killed). So each attempt has a name of its own, chunks carry it, and nothing counts until
 the batch end has named the winners (R22). The driver learns the winners from small *summaries* that the
@@ -240,11 +241,6 @@ def passed(position: Timestamp, build: BuildRecord, partitions: int) -> bool:
     """Whether the backfill may end at `position`."""
     target = goal(build, partitions)
     return target is not None and position.covers(target)
-
-
-def documents_per_batch(batch_documents: int, rate: int) -> int:
-    """Documents per micro-batch: under a rate limit no more than ten seconds' worth, so that it is even."""
-    return max(1, min(batch_documents, 10 * rate)) if rate > 0 else batch_documents
 
 
 _MASK = 0xFFFFFFFF

@@ -8,6 +8,10 @@ the backfill timestamp covers the load timestamp and every low-watermark offset;
 metadata while the build runs. Then the driver closes: no further micro-batch begins, PASSED is reported,
 and it ends. A driver that is killed anywhere is started again on the same checkpoint.
 
+Spark takes long to start, so a Kafka that is away for a while does not end the driver: what failed is tried
+again in the same process (the query, when it was that), until nothing has got on for twice
+`build.kafka_away_s`; coordinators have builds pause before that.
+
 A build may begin with a table in place of the log's beginning (`streaming.origin`): it is micro-batch 0, read
 before the query is started, and the query begins at the offsets at which the table was taken.
 
@@ -40,6 +44,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from confluent_kafka import KafkaException
+
 from keytide.catalog import BuildRecord, IndexRecord, TableOrigin
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
@@ -55,6 +61,7 @@ from streaming.checkpoint import Checkpoint, CheckpointLostError
 from streaming.meter import Gate, gate_of
 from streaming.origin import begins_at, read_table, starting_offsets
 from streaming.progress import Reporter, Status, StoppedError
+from streaming.sitting import Sitting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +74,8 @@ ACTIVATION_LIMIT_S = 10.0
 """With nothing to read, this long for projectors to activate the build before Spark is started."""
 LOOK_TIMEOUT_S = 10.0
 POLL_S = 0.1
+AGAIN_S = 1.0
+"""Before what failed is tried again."""
 
 
 class Driver:
@@ -88,7 +97,7 @@ class Driver:
         self._admin = admin(settings)
         self._status = Status(self._folder / "progress.json")
         self._batches: Batches | None = None
-        self._planned = -1
+        self._sitting = Sitting(2 * settings.build.kafka_away_s)
 
     def run(self) -> int:
         """Run to the end; returns the exit status (`streaming.core`)."""
@@ -138,7 +147,11 @@ class Driver:
             yield
 
     def _backfill(self, reporter: Reporter) -> None:
-        batches = self._load()
+        while (batches := self._try_to_load()) is None:
+            pass
+        self._batches = batches
+        own = self._settings.build
+        os.nice(own.rebuild_nice if self._build.rebuild else own.nice)  # Spark's processes are children
         journal = self._status.journal
         if not self._table_left() and (journal.nothing_to_read is not None or self._passed_already()):
             self._pass(batches, reporter)
@@ -156,12 +169,33 @@ class Driver:
 
     # --- what the build is ----------------------------------------------------------------------------------
 
+    def _try_to_load(self) -> Batches | None:
+        """`_load`; None when Kafka was away, and it is to be tried again."""
+        try:
+            return self._load()
+        except (RetryableError, KafkaException) as error:
+            self._sit_out(error)
+            self._catalog.close()
+            return None
+
+    def _sit_out(self, error: BaseException) -> None:
+        """Wait a moment before what failed is tried again.
+
+        Raises:
+            BaseException: `error`, if waiting does not help, or has not for long.
+            StoppedError: the driver is asked to end.
+        """
+        failure = failures.diagnose(error)
+        if not failure.away or self._sitting.over(self._status.finished, time.monotonic()):
+            raise error
+        log.warning("build %s: %s; tried again", self._id, failure.message)
+        if self._stop.wait(AGAIN_S):
+            raise StoppedError from error
+
     def _load(self) -> Batches:
         """Read what the build is, and how far it has come."""
         self._catalog.start()
         self._build = self._wanted()
-        own = self._settings.build
-        os.nice(own.rebuild_nice if self._build.rebuild else own.nice)  # Spark's processes are children
         keyspace = self._catalog.catalog.keyspace(self._build.keyspace)
         if keyspace is None:
             raise failures.BuildImpossibleError(f"keyspace {self._build.keyspace} is not in the metadata")
@@ -175,9 +209,10 @@ class Driver:
         self._checkpoint = Checkpoint(
             self._folder / "checkpoint", keyspace.name, keyspace.topic_id, first=1 if origin else 0
         )
-        self._planned = self._checkpoint.planned()
         earliest = self._checkpoint.begin()
         journal = self._status.journal
+        if not journal.size:  # never cut
+            journal.piece = self._checkpoint.newest()
         begun = earliest is not None or journal.table_read or journal.nothing_to_read is not None
         if core.forgotten(self._build, journal.first_read_at, begun):
             raise CheckpointLostError(f"{self._folder} does not have the checkpoint of build {self._id}")
@@ -186,10 +221,10 @@ class Driver:
         if earliest is None:
             offsets = list_offsets(self._admin, keyspace.name, range(keyspace.partitions), earliest=True)
             earliest = Timestamp.of(offsets, keyspace.topic_id)
-        position = self._checkpoint.position() or earliest
-        finished = max(self._checkpoint.committed(), 0 if self._status.journal.table_read else -1)
-        self._status.resume(finished, position, earliest)
-        self._batches = Batches(
+        piece = journal.piece
+        position = Timestamp.of(piece.reached, keyspace.topic_id) if piece else earliest
+        self._status.resume(journal.finished, position, earliest)
+        return Batches(
             self._settings,
             self._plan,
             self._checkpoint,
@@ -197,7 +232,6 @@ class Driver:
             check_source=self._check_source,
             look=self._look,
         )
-        return self._batches
 
     def _table_left(self) -> bool:
         """Whether the build begins with a table that is not in the queues yet."""
@@ -259,9 +293,9 @@ class Driver:
         """Whether there is nothing to do for Spark: a finished backfill, or nothing in the source."""
         deadline = time.monotonic() + ACTIVATION_LIMIT_S
         while self._status.position.covers(self._build.load_timestamp):
-            if self._status.try_close(self._passed, self._planned):
+            if self._status.try_close(self._passed):
                 return True
-            if self._planned > self._status.finished or time.monotonic() > deadline:
+            if self._status.journal.pending or time.monotonic() > deadline:
                 return False
             self._follow()
         return False
@@ -292,18 +326,18 @@ class Driver:
             self._status.begin_reading(now_ms())
             self._read_table(session, batches, self._build.origin, gate)
         warming = spark.warm_up(session, partitions)
+        batches.rate = self._build.rate_limit
         query = self._start_query(session, batches)
-        per_batch = self._per_batch
         try:
-            while not self._status.try_close(self._passed, self._planned):
-                if self._per_batch != per_batch and self._between_batches():
-                    query.stop()  # the next micro-batches are of another size
-                    query, per_batch = self._start_query(session, batches), self._per_batch
-                    self._status.release()
-                elif not query.isActive:
-                    raise batches.error or query.exception() or RetryableError("Spark ended the query")
+            while not self._status.try_close(self._passed):
+                if not query.isActive:
+                    self._sit_out(
+                        batches.error or query.exception() or RetryableError("Spark ended the query")
+                    )
+                    query = self._start_query(session, batches)
                 self._follow()
-                gate.limit(self._build.rate_limit)
+                batches.rate = self._build.rate_limit
+                gate.limit(batches.rate)
             self._pass(batches, reporter)
         finally:
             self._status.close()
@@ -311,18 +345,6 @@ class Driver:
             gate.close()
             query.stop()
             warming.join()
-
-    def _between_batches(self) -> bool:
-        """Whether the last micro-batch is committed and none begins: the query can be stopped for nothing."""
-        if not self._status.try_hold():
-            return False
-        done = self._status.finished
-        return done < self._checkpoint.first or self._checkpoint.committed() >= done
-
-    @property
-    def _per_batch(self) -> int:
-        """Documents per micro-batch."""
-        return core.documents_per_batch(self._settings.build.batch_documents, self._build.rate_limit)
 
     def _read_table(self, session: SparkSession, batches: Batches, origin: TableOrigin, gate: Gate) -> None:
         """Read the table that the build begins with, while the metadata is followed."""
@@ -343,8 +365,8 @@ class Driver:
             raise batches.error
 
     def _start_query(self, session: SparkSession, batches: Batches) -> StreamingQuery:
-        batches.error = None  # of a query that was stopped
-        options = spark.source_options(self._settings, self._keyspace.name, self._per_batch)
+        batches.error = None  # of a query that ended
+        options = spark.source_options(self._settings, self._keyspace.name)
         if self._build.origin is not None:
             options["startingOffsets"] = starting_offsets(self._keyspace.name, self._build.origin.offsets)
         writer = (

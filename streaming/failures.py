@@ -12,11 +12,20 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from keytide.errors import CallerError, InvariantViolationError, KeytideError
+from keytide.errors import CallerError, InvariantViolationError, KeytideError, RetryableError
 from streaming.checkpoint import CheckpointError
 from streaming.spark import JARS_VARIABLE
 
 DETAIL_CHARACTERS = 500
+AWAY = (
+    "SourceStalledError",
+    "DeliveryError",
+    "KafkaUnavailableError",
+    "KafkaException",
+    *("TimeoutException", "DisconnectException", "NetworkException", "UnknownTopicOrPartitionException"),
+    *("LeaderNotAvailableException", "NotLeaderOrFollowerException", "CoordinatorNotAvailableException"),
+)
+"""Names of errors, ours in tasks and those of Kafka's Java client, that pass when Kafka is back."""
 
 
 class Failure(NamedTuple):
@@ -26,11 +35,13 @@ class Failure(NamedTuple):
         reason: kebab-case word.
         message: for the operator.
         never: no restart can help; the build has failed.
+        away: Kafka is, and the same process may go on when it is back.
     """
 
     reason: str
     message: str
     never: bool
+    away: bool = False
 
 
 class BuildImpossibleError(CallerError):
@@ -77,9 +88,30 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
         True,
     ),
     (
+        r"No module named '?(?:streaming|keytide|projector|msgspec|confluent_kafka|pyarrow|numpy|xxhash)\b",
+        "workers-without-keytide",
+        "the Python of Spark's workers does not have Keytide: set build.worker_python to a Python on the "
+        "workers' machines that Keytide is installed in, or build.worker_path to the folders there that its "
+        "packages, and what they need, are in; then build again",
+        True,
+    ),
+    (
+        r"PYTHON_VERSION_MISMATCH|Python in worker has different version|Cannot run program \"[^\"]*python",
+        "workers-without-keytide",
+        "the Python of Spark's workers is not there, or of another version than the coordinator's: set "
+        "build.worker_python to one of the same version on the workers' machines, and build again",
+        True,
+    ),
+    (
         r"OutOfMemoryError|Java heap space",
         "out-of-memory",
         "Spark ran out of memory: raise build.driver_memory, or lower build.batch_documents",
+        False,
+    ),
+    (
+        rf"\b(?:{'|'.join(AWAY)})\b",
+        "kafka-away",
+        "Kafka does not answer",
         False,
     ),
 )
@@ -90,11 +122,12 @@ def diagnose(error: BaseException | str) -> Failure:
     if isinstance(error, KeytideError):
         never = isinstance(error, CallerError | InvariantViolationError | CheckpointError)
         message = f"{error.message}; {error.next_step}" if error.next_step else error.message
-        return Failure(error.problem_type, message, never)
+        return Failure(error.problem_type, message, never, away=isinstance(error, RetryableError))
     text = str(error) or type(error).__name__
     for pattern, reason, message, never in _KNOWN:
         if found := re.search(pattern, text):
-            return Failure(reason, f"{message} ({_detail(text, found.start())})", never)
+            told = f"{message} ({_detail(text, found.start())})"
+            return Failure(reason, told, never, away=reason == "kafka-away")
     return Failure("driver-failed", _detail(text, 0), False)
 
 

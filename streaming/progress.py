@@ -1,9 +1,11 @@
 """What a driver has done: kept on disk between starts, shared by its threads, reported to the coordinator.
 
-Theory of operation: Spark's checkpoint says how far the build is; what it does not say (documents and entries
-so far, when reading began) is in `progress.json` beside it, written after each micro-batch. It is only for
-people and limits, so a batch that is counted twice after a crash does no harm. Reports go to the coordinator
-twice a second from a thread of their own, and at every change of state; they are the driver's heartbeat.
+Theory of operation: Spark's checkpoint says what it has planned; how far the build is, which is less
+(`streaming.pieces`), and what the checkpoint does not say (documents and entries so far, when reading began)
+is in `progress.json` beside it, written before the ends of a micro-batch are sent, and after. Counts are only
+for people and limits, so a batch that is counted twice after a crash does no harm. Reports go to the
+coordinator twice a second from a thread of their own, and at every change of state; they are the driver's
+heartbeat.
 
 `Status` is also where the end is decided: `try_close` and `begin_batch` exclude each other, so that either
 the build has passed and no further micro-batch begins, or a micro-batch is under way and the build goes on.
@@ -28,6 +30,7 @@ from keytide.topics import Topics
 from streaming import footing
 from streaming.core import Outcome, Slot, add_counts
 from streaming.meter import Gate
+from streaming.pieces import Piece
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ class Journal(msgspec.Struct):
             (`streaming.footing`).
         table_read: the table that the build begins with is in the queues, as micro-batch 0.
         table_documents: rows of it.
+        piece: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
+        size: documents that the next driver's first micro-batch has; 0 before any was begun.
     """
 
     first_read_at: int = 0
@@ -61,6 +66,18 @@ class Journal(msgspec.Struct):
     read: Timestamp = Timestamp()
     table_read: bool = False
     table_documents: int = 0
+    piece: Piece | None = None
+    size: int = 0
+
+    @property
+    def pending(self) -> Piece | None:
+        """A micro-batch that some slices may have, and others not: it comes first, as it is."""
+        return self.piece if self.piece is not None and not self.piece.done else None
+
+    @property
+    def finished(self) -> int:
+        """Number of the last micro-batch that is done, -1 when none."""
+        return max(self.piece.finished if self.piece else -1, 0 if self.table_read else -1)
 
     @classmethod
     def load(cls, file: Path) -> Journal:
@@ -94,7 +111,7 @@ class Status:
         self._lock = threading.Lock()
         self._file = journal_file
         self.at_table = False
-        self._busy = self._closing = self._held = self._counted = False
+        self._busy = self._closing = self._counted = False
         self._state, self._note = "STARTING", ""
         self.journal = Journal.load(journal_file)
         self.finished = -1
@@ -125,31 +142,32 @@ class Status:
             StoppedError: the build has passed, or is being stopped.
         """
         with self._lock:
-            if self._closing or self._held:
+            if self._closing:
                 raise StoppedError
             if self.gate is not None:
                 self.gate.begin(0, 0)  # what the one before has read is in the journal
             self._busy, self._counted = True, False
-
-    def try_hold(self) -> bool:
-        """Whether no micro-batch is under way; from then on none begins, until `release`."""
-        with self._lock:
-            self._held = not self._busy
-            return self._held
-
-    def release(self) -> None:
-        """Micro-batches may begin again."""
-        with self._lock:
-            self._held = False
 
     def end_batch(self) -> None:
         """A micro-batch has ended, well or not."""
         with self._lock:
             self._busy = False
 
-    def settle_batch(self, end: Timestamp) -> None:
-        """What a micro-batch has read is of one log; on disk before any of its ends is sent."""
+    def note_size(self, size: int) -> None:
+        """What the next driver's first micro-batch has, if this one's comes to nothing."""
+        self.journal.size = size
+        self.journal.save(self._file)
+
+    def settle_batch(self, end: Timestamp, piece: Piece | None) -> None:
+        """What a micro-batch has read is of one log; on disk before any of its ends is sent.
+
+        Args:
+            end: with leader epochs.
+            piece: the micro-batch; None for a table's, which has no offsets.
+        """
         self.journal.read = end
+        with self._lock:
+            self.journal.piece = piece
         self.journal.save(self._file)
 
     def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: Outcome) -> None:
@@ -163,6 +181,8 @@ class Status:
             for slot, entries in zip(slots, outcome.entries, strict=True):
                 journal.entries[slot.index_id] = journal.entries.get(slot.index_id, 0) + entries
             add_counts(journal.skipped, outcome.skipped)
+            if journal.piece is not None:
+                journal.piece = replace(journal.piece, done=True)
         journal.save(self._file)
 
     def finish_empty(self, end: Timestamp) -> None:
@@ -172,16 +192,15 @@ class Status:
         with self._lock:
             self.finished, self.position = 0, end
 
-    def try_close(self, passed: Callable[[Timestamp], bool], planned: int) -> bool:
-        """Whether the build has passed and nothing is under way; from then on no micro-batch begins.
+    def try_close(self, passed: Callable[[Timestamp], bool]) -> bool:
+        """Whether the build has passed and nothing is under way; from then on no micro-batch begins. One
+        whose ends an earlier driver may have sent must be finished first.
 
         Args:
             passed: judges the backfill timestamp.
-            planned: a micro-batch that an earlier driver began must be finished first, some slices may have
-                it.
         """
         with self._lock:
-            if not self._busy and self.finished >= planned and passed(self.position):
+            if not (self._busy or self.journal.pending) and passed(self.position):
                 self._closing = True
             return self._closing
 

@@ -145,13 +145,13 @@ def shuffle_partitions(slots: int, parallelism: int) -> int:
     return max(1, min(slots, _TASKS_PER_CORE * max(2, parallelism)))
 
 
-def source_options(settings: Settings, topic: str, batch_documents: int) -> dict[str, str]:
+def source_options(settings: Settings, topic: str) -> dict[str, str]:
     """Options of the Kafka source for one keyspace."""
     return {
         **SOURCE_OPTIONS,
         "kafka.bootstrap.servers": settings.kafka.bootstrap,
         "subscribe": topic,
-        "maxOffsetsPerTrigger": str(batch_documents),
+        "maxOffsetsPerTrigger": str(settings.build.batch_documents),
         **_security(settings.kafka.model_extra or {}),
     }
 

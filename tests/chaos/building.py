@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 from keytide.errors import CallerError, KeytideError
-from tests.chaos.patience import OVER, Patience, builds_of
+from tests.chaos.patience import OVER
 from tests.chaos.run import Run, Target
 from tests.chaos.shapes import SHAPES, Shape
 
@@ -68,9 +69,12 @@ class Builder:
 
     def wait(self, build: str) -> bool:
         """Wait until a build is over; whether it is READY."""
-        patience = Patience(lambda: builds_of(self._run.coordinator), STILL_S, BUILD_LIMIT_S)
+        patience, began = self._run.patience(STILL_S, BUILD_LIMIT_S), time.monotonic()
         while True:
             state = self._run.build_state(build)
+            if state["batches"]:
+                self._run.could(time.monotonic() - began)
+                began = time.monotonic()
             if state["state"] == "READY":
                 return True
             if state["state"] in OVER:
@@ -84,7 +88,8 @@ class Builder:
                 return False
             self._run.pause(0.3)
             if patience.over:
-                limits = f"no build has moved for {STILL_S:.0f} s, or it took more than {BUILD_LIMIT_S:.0f} s"
+                limits = f"no build got on in {STILL_S:.0f} s without faults, or it took more than "
+                limits += f"{BUILD_LIMIT_S:.0f} s"
                 self._run.fail(f"build {build} is not over: {limits}", [str(state)])
 
     def _again(self, state: dict[str, Any]) -> str:

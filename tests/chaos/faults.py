@@ -18,7 +18,6 @@ from keytide.cli.admin import Admin
 from keytide.errors import KeytideError
 from keytide.kafka_admin import list_offsets
 from tests.chaos.copies import copy_tails
-from tests.chaos.patience import Patience, builds_of
 from tests.chaos.processes import Processes, family, send, stopped
 from tests.chaos.run import Run
 from tests.chaos.truncating import cut
@@ -73,11 +72,14 @@ class Faults:
             done: list[str] = []
             for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
                 kind = self._chance.choice(self._kinds)
+                self._run.strike()
                 try:
                     what = self._table[kind]()
                 except HAS_NOTHING as error:
                     self._run.note(f"fault {kind} had nothing to strike: {type(error).__name__} {error}")
                     continue
+                finally:
+                    self._run.strike()
                 if what:
                     self._run.note(f"fault {kind}: {what}")
                     self._run.count(faults=1, **{f"fault_{kind}": 1})
@@ -235,7 +237,7 @@ def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
         limit: seconds without any build that moves (rebuilds of slices are builds).
     """
     began = time.monotonic()
-    patience = Patience(lambda: builds_of(run.coordinator), limit, 5 * limit)
+    patience = run.patience(limit, 5 * limit)
     number = 0
     for target in run.targets():
         at_least = None

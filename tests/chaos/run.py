@@ -15,11 +15,14 @@ from typing import Any
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
+from tests.chaos.patience import Patience, builds_of
 from tests.chaos.shapes import Shape
 from tests.chaos.truth import Truth
 
 Say = Callable[[str], None]
 ANSWER_MS = 6_000
+NEEDED_S = 15.0
+"""For a driver to start and finish a micro-batch, at least."""
 
 
 class StoppedError(Exception):
@@ -66,6 +69,8 @@ class Run:
         self.recoveries: dict[str, list[float]] = {}
         self.last = ""
         self.rolled_back = False
+        self.struck_at: float | None = None
+        self.needed_s = NEEDED_S
         self.problem: Problem | None = None
         self._nodes: list[str] = []
         self._targets: dict[str, Target] = {}
@@ -94,6 +99,25 @@ class Run:
                 self.problem = Problem(what, list(lines))
         self.note(f"WRONG: {what}")
         self.stopping.set()
+
+    def strike(self) -> None:
+        """A fault strikes, or is over."""
+        self.struck_at = time.monotonic()
+
+    def could(self, seconds: float) -> None:
+        """Without any fault a build had its first micro-batch done after so long."""
+        if self.struck_at is None:
+            self.needed_s = max(self.needed_s, seconds)
+
+    def patience(self, still_s: float, most_s: float) -> Patience:
+        """With the builds of the cluster."""
+        return Patience(
+            lambda: builds_of(self.coordinator),
+            still_s,
+            most_s,
+            struck=lambda: self.struck_at,
+            needed=lambda: self.needed_s,
+        )
 
     # --- waiting -----------------------------------------------------------------------------------------
 

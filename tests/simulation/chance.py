@@ -126,6 +126,11 @@ class Plan(NamedTuple):
     ranged: bool = False
     calm_ms: int = 25
 
+    @property
+    def paced(self) -> bool:
+        """Drivers of builds are struck in the heal too, after a while each: they must get on all the same."""
+        return self.seed % 3 == 0
+
 
 def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
     """The plan of a seed.

@@ -11,9 +11,10 @@ from keytide.catalog import BuildRecord
 from keytide.log_history import LogHistory
 from keytide.messages import BatchEnd, BuildProgress, BuildSampled, encode
 from keytide.timestamp import Timestamp
-from streaming import footing
+from streaming import footing, pieces
 from streaming.core import EXIT_NEVER, EXIT_READ_LOST, passed
 from streaming.origin import begins_at
+from streaming.pieces import Sizing
 from tests.simulation.kafka import Reader
 from tests.simulation.packing import put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 Message = tuple[str, int, bytes]
 """(topic, slice, record)."""
 TASKS = 2
+LIVES = 24
+"""Documents that a driver gets done before it is struck, in the heal of a plan that is `paced`."""
+LARGEST, SECOND = 60, 8
+"""Documents of a micro-batch at most, and in the time that one should take."""
 WANTED = frozenset({"QUEUED", "BACKFILL"})
 
 
@@ -40,6 +45,8 @@ class Checkpoint:
         runs: starts so far.
         zombies: what tasks of drivers that died may still send.
         read: the end of the last micro-batch whose ends may have been sent, with leader epochs.
+        settled: ends of how many micro-batches may have been sent: they stay as they are.
+        size: documents of the next driver's first micro-batch (`streaming.pieces`).
     """
 
     begin: Timestamp | None = None
@@ -50,6 +57,8 @@ class Checkpoint:
     zombies: list[Message] = field(default_factory=list)
     attempts: int = 0
     read: Timestamp = field(default_factory=Timestamp)
+    settled: int = 0
+    size: int = 0
 
 
 class Covered(NamedTuple):
@@ -83,6 +92,8 @@ class SimDriver:
         self._covered: Covered | None = None
         self._looked: LogHistory | None = None
         self.status = 0
+        self._sizing = Sizing(LARGEST, 1, 1.0, checkpoint.size)
+        self._lived = 0
         record = self._reader.catalog.build(build)
         self._origin = record.origin if record is not None else None
         if checkpoint.begin is None:
@@ -127,10 +138,31 @@ class SimDriver:
                 self._settle(self._covered)
             else:
                 self._todo = None
-                self.checkpoint.finished += 1
+                self._finished()
                 if world.storm:
                     break
         self._report("PASSED" if self._passed else "RUNNING")
+        return True
+
+    def _finished(self) -> None:
+        """A micro-batch is done."""
+        checkpoint = self.checkpoint
+        checkpoint.finished += 1
+        done = pieces.documents(self._end(checkpoint.finished - 1), self._end(checkpoint.finished))
+        self._lived += done
+        self._sizing.finished(done, done / SECOND)
+        checkpoint.size = self._sizing.size
+
+    def _struck(self, begin: dict[int, int], end: dict[int, int]) -> bool:
+        """Whether it dies in a micro-batch: faults come at a pace."""
+        if not (self.world.healed and self.world.plan.paced):
+            return False
+        if self._lived + pieces.documents(begin, end) <= LIVES:
+            return False
+        self.world.seen["driver struck"] += 1
+        self.status = -9
+        if self.checkpoint.settled < len(self.checkpoint.ends):
+            self.checkpoint.ends.pop()
         return True
 
     def crash(self) -> None:
@@ -143,6 +175,7 @@ class SimDriver:
             missing = {one[:2] for one in left if one in covered.chunks and one not in landing}
             ends = [end for end in self._batch_ends(*covered[:4]) if end[:2] in missing]
             self.checkpoint.zombies += [end for end in ends if chance.happens(0.6)]
+            self.checkpoint.settled = covered.batch + 1
         self.world.note("driver died", self.build, self._run)
 
     def _append(self, topic: str, number: int, data: bytes) -> None:
@@ -196,11 +229,17 @@ class SimDriver:
             ends = source.ends()
             if ends == begin and number:
                 return False  # nothing to read
-            most = 6 if self.world.storm else 60
-            checkpoint.ends.append(
-                {p: min(ends[p], begin[p] + 1 + chance.below(most)) for p in range(PARTITIONS)}
-            )
+            if self.world.plan.paced and self.world.healed:
+                checkpoint.ends.append(pieces.cut(begin, ends, self._sizing.size))
+                checkpoint.size = self._sizing.struck()
+            else:
+                most = 6 if self.world.storm else LARGEST
+                checkpoint.ends.append(
+                    {p: min(ends[p], begin[p] + 1 + chance.below(most)) for p in range(PARTITIONS)}
+                )
         end = checkpoint.ends[number]
+        if self._struck(begin, end):
+            return False
         if begun and footing.cut_short(Timestamp.of(end, source.topic_id), looked):
             self._end_lost()
             return False
@@ -246,6 +285,7 @@ class SimDriver:
             self._todo = None
         else:
             checkpoint.read = footing.placed(end, checkpoint.read, now)
+            checkpoint.settled = covered.batch + 1
             self._todo = self._batch_ends(*covered[:4])
 
     def _end_lost(self) -> None:

@@ -45,6 +45,8 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "forget_sessions": (83, "Monotonic"),
     "forget_leases": (8, "Stable"),
     "keep_old_keys": (0, "Untorn"),
+    "begin_as_large_again": (9, "Stuck"),
+    "throw_away_what_is_done": (9, "Stuck"),
     "forget_the_splits": (223, "Untorn"),
     "leave_samples_alone": (23, "Stuck"),
     "read_the_last_first": (7, "Untorn"),

@@ -25,6 +25,7 @@ from keytide.messages import Assembler, Segment
 from keytide.timestamp import Timestamp
 from projector.core import SourceBatch
 from projector.tracker import Tracker
+from streaming import pieces
 from tests.simulation import coordinators, drivers, kafka, nodes, projectors, readers
 from tests.simulation.planting import Mutant, Patches
 
@@ -454,3 +455,20 @@ def keep_old_keys(patches: Patches) -> None:
         return after, taken
 
     _step = patches.put(memory, "step", step)
+
+
+# --- builds get on ------------------------------------------------------------------------------------------
+
+
+@mutant("Stuck", "a driver that died in its first micro-batch begins with one as large again")
+def begin_as_large_again(patches: Patches) -> None:
+    patches.put(pieces, "SHRINK", 1)
+
+
+@mutant("Stuck", "each driver begins where the build began")
+def throw_away_what_is_done(patches: Patches) -> None:
+    def begin(self: drivers.SimDriver, world: Any, build: str, checkpoint: Any, term: int) -> None:
+        checkpoint.finished = 0
+        _begin(self, world, build, checkpoint, term)
+
+    _begin = patches.put(drivers.SimDriver, "__init__", begin)

@@ -290,7 +290,7 @@ def test_a_build_does_not_begin_where_there_is_no_room() -> None:
 
 
 def test_kafka_away_has_builds_pause_and_its_answer_resumes_them() -> None:
-    world = started(World())
+    world = started(World(BuildLimits(away_ms=10 * SECOND)))
     away_since = world.now
     for _ in range(9):
         world.handle(SourceAway("people", "no broker answers", world.now, world.now))

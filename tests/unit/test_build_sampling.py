@@ -24,7 +24,6 @@ from coordinator.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.pausing import AWAY_MS
 from coordinator.sampling import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM_PAUSE_MS
 from keytide.collation import encode_part
 from keytide.definition.index import MAX_SPLIT_BYTES
@@ -108,7 +107,7 @@ def test_a_driver_that_dies_is_started_again_until_it_died_too_often() -> None:
 def test_a_sample_waits_for_kafka_and_its_build_does_not_fail() -> None:
     world = waiting()
     world.handle(SourceAway("people", "no broker answers", world.now, world.now))
-    world.now += 2 * AWAY_MS
+    world.now += 2 * BuildLimits().away_ms
     for _ in range(3 * BuildLimits().restarts):
         world.node("n1", "n2")
         ends(world, 1, "Kafka was away")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from keytide.errors import RetryableError
@@ -34,8 +36,8 @@ def test_what_stands_still_is_stuck() -> None:
     assert not waiting.over
     time.now = 118.0
     assert not waiting.over, "it moved at 109"
-    time.now = 120.0
-    assert waiting.over
+    time.now, where = 120.0, 0
+    assert waiting.over, "it was there before"
 
 
 def test_what_cannot_be_told_is_no_movement() -> None:
@@ -46,6 +48,46 @@ def test_what_cannot_be_told_is_no_movement() -> None:
         assert not waiting.over
     time.now = 111.0
     assert waiting.over
+
+
+def struck_every(pause: float, moves: Callable[[float], object], *, until: float) -> float | None:
+    """When patience runs out with a fault every so many seconds; None when not until then."""
+    time = Time()
+    waiting = Patience(
+        lambda: moves(time.now),
+        still_s=100,
+        most_s=10_000,
+        clock=time,
+        struck=lambda: time.now // pause * pause,
+        needed=lambda: 20.0,
+    )
+    while time.now < until:
+        if waiting.over:
+            return time.now
+        time.now += 1
+    return None
+
+
+def test_what_was_never_given_the_time_is_not_stuck() -> None:
+    assert struck_every(15, lambda _: 0, until=5_000) is None
+    at = struck_every(25, lambda _: 0, until=5_000)
+    assert at is not None
+    assert 200 < at < 300
+
+
+def test_a_driver_that_begins_from_zero_again_and_again_is_stuck() -> None:
+    """It does two micro-batches in every spell, pauses and goes on, and keeps nothing."""
+
+    def batches(now: float) -> object:
+        return "PAUSED" if now % 50 < 3 else min(2, int(now % 50 // 10))
+
+    at = struck_every(50, batches, until=5_000)
+    assert at is not None
+    assert at < 400
+
+
+def test_a_driver_that_keeps_a_little_each_time_is_not() -> None:
+    assert struck_every(50, lambda now: int(now // 90), until=5_000) is None
 
 
 def test_builds_that_are_over_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +114,11 @@ def test_builds_that_are_over_do_not_count(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(patience, "Admin", Answering)
     before = builds_of("the coordinator's")
-    builds[0]["documents_done"] = 10
+    builds[0]["batches"] = 10
     assert builds_of("the coordinator's") == before
     builds[1]["documents_done"] = 6
+    assert builds_of("the coordinator's") == before, "a fault may take it away"
+    builds[1]["batches"] = 2
     assert builds_of("the coordinator's") != before
     monkeypatch.setattr(patience, "Admin", Away)
     assert builds_of("the coordinator's") is None

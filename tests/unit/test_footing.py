@@ -177,7 +177,7 @@ def test_a_batch_on_another_log_than_the_one_before_ends_the_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = reader(monkeypatch, tmp_path, log((0, 3), (1, 9)))
-    one._status.settle_batch(at(5, 0))
+    one._status.settle_batch(at(5, 0), None)
     with pytest.raises(footing.ReadLostError, match="from 3 on"):
         one._read(cast(Any, None), WORK, COVERED, log((0, 9)))
     with pytest.raises(footing.ReadLostError, match="from 3 on"):
@@ -199,7 +199,7 @@ def test_a_leader_that_was_replaced_is_asked_again(monkeypatch: pytest.MonkeyPat
 
 def test_where_it_stands_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
     status = Status(tmp_path / "progress.json")
-    status.settle_batch(at(7, 1))
+    status.settle_batch(at(7, 1), None)
     again = Status(tmp_path / "progress.json")
     assert again.journal.read == at(7, 1)
     again.resume(3, at(7), at(0))

@@ -323,7 +323,7 @@ def test_the_query_is_numbered_behind_the_table(tmp_path: Path) -> None:
         (tmp_path / folder / str(number)).write_text(f'v1\n{{}}\n{{"people":{{"0":{offset}}}}}')
 
     checkpoint = Checkpoint(tmp_path, "people", first=1)
-    assert (checkpoint.planned(), checkpoint.committed(), checkpoint.position()) == (-1, -1, None)
+    assert (checkpoint.planned(), checkpoint.committed(), checkpoint.newest()) == (-1, -1, None)
     write("sources/0", 0, 40)
     write("offsets", 0, 60)
     assert (checkpoint.planned(), checkpoint.committed()) == (1, -1)
@@ -332,9 +332,9 @@ def test_the_query_is_numbered_behind_the_table(tmp_path: Path) -> None:
     write("offsets", 1, 70)
     assert (checkpoint.planned(), checkpoint.committed()) == (2, 1)
     assert checkpoint.range(2) == (Timestamp.of({0: 60}), Timestamp.of({0: 70}))
-    position = checkpoint.position()
-    assert position is not None
-    assert position.offsets() == {0: 60}
+    newest = checkpoint.newest()
+    assert newest is not None
+    assert (newest.reached, newest.finished) == ({0: 60}, 1)
     assert starting_offsets("people", {1: 2, 0: 40}) == '{"people": {"0": 40, "1": 2}}'
 
 

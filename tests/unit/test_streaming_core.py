@@ -16,6 +16,7 @@ from streaming import core, spark
 from streaming.checkpoint import Checkpoint, CheckpointError, parse_offsets
 from streaming.core import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
 from streaming.failures import diagnose, source_changed
+from streaming.pieces import Piece
 from streaming.workers import without_archives
 
 
@@ -118,11 +119,6 @@ def test_every_shuffle_partition_has_a_route_that_leads_there(partitions: int) -
     assert [core.spark_hash(route) % partitions for route in routes] == list(range(partitions))
 
 
-def test_a_rate_limit_shrinks_micro_batches() -> None:
-    assert core.documents_per_batch(2_000_000, 0) == 2_000_000
-    assert core.documents_per_batch(2_000_000, 1_000) == 10_000
-
-
 # --- the checkpoint ---------------------------------------------------------------------------------------
 
 
@@ -134,21 +130,21 @@ def write_offsets(file: Path, offsets: dict[str, int], *, first: str = "", sourc
 
 def test_the_checkpoint_says_what_each_micro_batch_covers(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, "src", "id")
-    assert (checkpoint.begin(), checkpoint.position(), checkpoint.planned()) == (None, None, -1)
+    assert (checkpoint.begin(), checkpoint.newest(), checkpoint.planned()) == (None, None, -1)
     write_offsets(tmp_path / "sources/0/0", {"0": 3, "1": 0}, first="\0")
     begin = Timestamp.of({0: 3, 1: 0}, "id")
-    assert checkpoint.position() == begin
+    assert checkpoint.newest() is None
     write_offsets(tmp_path / "offsets/0", {"1": 7, "0": 3})
     write_offsets(tmp_path / "offsets/.0.crc", {})
     assert (checkpoint.planned(), checkpoint.committed()) == (0, -1)
     assert checkpoint.range(0) == (begin, Timestamp.of({0: 3, 1: 7}, "id"))
     assert checkpoint.range(0).shares == 1
-    assert checkpoint.position() == begin, "planned is not done"
+    assert checkpoint.newest() == Piece(0, {0: 3, 1: 0}, {0: 3, 1: 7}), "planned is not done"
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits/0").write_text("v1\n{}")
+    assert checkpoint.newest() == Piece(0, {0: 3, 1: 0}, {0: 3, 1: 7}, done=True)
     for number in range(1, 12):
         write_offsets(tmp_path / "offsets" / str(number), {"0": 10 * number, "1": 7})
-    assert checkpoint.position() == Timestamp.of({0: 3, 1: 7}, "id")
     assert checkpoint.planned() == 11, "numbers are compared as numbers"
     assert checkpoint.range(11).start.offsets() == {0: 100, 1: 7}
     assert checkpoint.range(11).shares == 1
@@ -244,11 +240,11 @@ def test_the_source_never_skips_lost_offsets_nor_reads_aborted_records() -> None
             "fetch.wait.max.ms": 5,
         }
     )
-    options = spark.source_options(settings, "src", 7)
+    options = spark.source_options(settings, "src")
     assert options["failOnDataLoss"] == "true"
     assert options["kafka.isolation.level"] == "read_committed"
     assert options["startingOffsets"] == "earliest"
-    assert (options["subscribe"], options["maxOffsetsPerTrigger"]) == ("src", "7")
+    assert (options["subscribe"], options["maxOffsetsPerTrigger"]) == ("src", "2000000")
     assert options["kafka.security.protocol"] == "SASL_SSL"
     assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
     assert 'username="u\\"x"' in options["kafka.sasl.jaas.config"]
