@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -44,6 +44,10 @@ _PAGE_HEADERS = {
 LOOP_LIMIT_MS = 5_000
 
 
+MAX_RATE: Final = 100_000_000
+"""Documents per second: more than any build reads, and far from what arithmetic on it overflows."""
+
+
 class StatementBody(BaseModel):
     """A statement to run."""
 
@@ -56,7 +60,7 @@ class BuildBody(BaseModel):
     """What to build."""
 
     indexes: list[str] = Field(description="names of deferred or failed indexes of one keyspace")
-    rate_limit: int | None = Field(None, ge=1, description="documents per second")
+    rate_limit: int | None = Field(None, ge=1, le=MAX_RATE, description="documents per second")
     origin: OriginBody | None = Field(None, description="a table to begin with, not the log's beginning")
     verify: bool | None = Field(
         None,
@@ -67,7 +71,7 @@ class BuildBody(BaseModel):
 class RateBody(BaseModel):
     """A new limit of a build's rate."""
 
-    rate_limit: int | None = Field(None, ge=1, description="documents per second; null for none")
+    rate_limit: int | None = Field(None, ge=1, le=MAX_RATE, description="documents per second; null for none")
 
 
 def create_app(service: Service, url: str, started: Callable[[], None] = lambda: None) -> FastAPI:

@@ -110,7 +110,8 @@ class Ddl:
         if not facts.exists:
             raise NoSuchKeyspaceError(
                 f"there is no topic {name!r}; an index needs the topic that holds its documents",
-                next_step=f"create it: kafka-topics.sh --create --topic {name} --partitions N",
+                next_step=(f"Did you mean {facts.meant}? Else " if facts.meant else "")
+                + f"create it: kafka-topics.sh --create --topic {name} --partitions N",
             )
         known = self._dictionary.catalog.keyspace(name)
         if known is None:

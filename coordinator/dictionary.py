@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from coordinator.events import Write
 from keytide.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.errors import CallerError
+from keytide.hints import did_you_mean
 from keytide.topics import Topics
 
 
@@ -93,7 +94,12 @@ class Dictionary:
         record = self.catalog.index_by_name(name)
         if record is None:
             raise NoSuchIndexError(
-                f"there is no index {name!r}", next_step="`keytide index list` shows what there is"
+                f"there is no index {name!r}",
+                next_step=did_you_mean(
+                    name,
+                    (index.name for index in self.catalog.indexes()),
+                    "`keytide index list` shows what there is",
+                ),
             )
         return record
 

@@ -18,6 +18,7 @@ class SourceFacts:
         delete_retention_ms: how long tombstones are kept, at least, on a compacted topic.
         min_compaction_lag_ms: how long a record is safe from compaction.
         sampled_at: ms; taken before the offsets were asked for.
+        meant: a topic whose name is like that of one that there is not, "" without any.
     """
 
     keyspace: str
@@ -29,6 +30,7 @@ class SourceFacts:
     delete_retention_ms: int
     min_compaction_lag_ms: int
     sampled_at: int
+    meant: str = ""
 
     @property
     def exists(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import time
 from collections.abc import Iterable
 
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 from coordinator.events import SourceFacts
 from keytide.catalog import TableOrigin
 from keytide.clock import now_ms
+from keytide.hints import nearest
 from keytide.kafka import (
     KafkaUnavailableError,
     admin,
@@ -26,6 +29,8 @@ from keytide.kafka_history import log_history
 from keytide.settings import Settings
 from keytide.timestamp import Place, Timestamp
 from keytide.topics import Topics
+
+log = logging.getLogger(__name__)
 
 CONFIG_AGE_S = 30.0
 """A source topic's settings are looked up this often."""
@@ -121,7 +126,19 @@ class KafkaWork:
         settled = time.monotonic() + min(SETTLING_S, self._timeout)
         while not (facts := self.sample(keyspace)).exists and time.monotonic() < settled:
             time.sleep(0.05)
-        return facts
+        if facts.exists:
+            return facts
+        return dataclasses.replace(facts, meant=self._meant(keyspace))
+
+    def _meant(self, keyspace: str) -> str:
+        """A topic of documents with a name like `keyspace`; "" when there is none, or none to be had now."""
+        own = ("__", f"{self._settings.cluster}.")
+        try:
+            topics = self.all_topics()
+        except KafkaUnavailableError as error:
+            log.info("no hint at what %s may have meant: %s", keyspace, error)
+            return ""
+        return nearest(keyspace, (name for name in topics if not name.startswith(own))) or ""
 
     def sample(self, keyspace: str) -> SourceFacts:
         """What Kafka says of a source topic now; with `topic_id` "" when there is none.

@@ -37,6 +37,7 @@ from keytide.definition import (
     render_expression,
 )
 from keytide.errors import CallerError
+from keytide.hints import did_you_mean
 
 INT64: Final = 2**63
 _EXACT: Final = 2**53
@@ -182,7 +183,7 @@ def typed(
             f"there is no column {unknown[0]}; there are {', '.join(names)}",
             status=422,
             problem_type="unknown-column",
-            next_step="name the columns as the answer's schema does",
+            next_step=did_you_mean(unknown[0], names, "name the columns as the answer's schema does"),
         )
     return [_with_type(column, definition, given, rows, ends) for column in columns]
 

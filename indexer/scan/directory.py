@@ -9,6 +9,7 @@ from indexer.scan.choose import IndexNotReadyError, UnknownIndexError
 from indexer.scan.selection import Shape
 from indexer.view import NodeView
 from keytide.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord
+from keytide.hints import did_you_mean
 from keytide.history import History
 
 
@@ -103,7 +104,8 @@ class Directory:
             self.secret()  # a node that has just started knows no name at all: that is not 404
             known = ", ".join(sorted(self._by_name)) or "none"
             raise UnknownIndexError(
-                f"there is no index {name} (indexes: {known})", next_step="see `keytide index list`"
+                f"there is no index {name} (indexes: {known})",
+                next_step=did_you_mean(name, self._by_name, "see `keytide index list`"),
             )
         if record.state == "READY":
             raise IndexNotReadyError(

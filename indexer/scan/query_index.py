@@ -70,11 +70,13 @@ class IndexChooser:
             raise
 
     async def _planned(self, select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
-        taken = {record.name for record in self._shared.view.catalog().indexes()}
+        indexes = list(self._shared.view.catalog().indexes())
+        taken, keyspaces = {one.name for one in indexes}, {one.keyspace for one in indexes}
         if len(select.text) <= _INLINE_CHARACTERS:
-            return _choose(select, candidates, taken)
+            return _choose(select, candidates, taken, keyspaces)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._shared.local.threads, _choose, select, candidates, taken)
+        threads = self._shared.local.threads
+        return await loop.run_in_executor(threads, _choose, select, candidates, taken, keyspaces)
 
     def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
         """The indexes of a keyspace.
@@ -120,10 +122,10 @@ class IndexChooser:
 
 
 def _choose(
-    select: Select, candidates: list[Candidate], taken: Collection[str]
+    select: Select, candidates: list[Candidate], taken: Collection[str], keyspaces: Collection[str]
 ) -> tuple[Plan, dict[str, Any]]:
     """The best plan, and how EXPLAIN shows it. Any thread."""
-    plan, others, refusals = choose(select, candidates, taken)
+    plan, others, refusals = choose(select, candidates, taken, keyspaces)
     return plan, described(plan, others, refusals)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from sqlglot.tokenizer_core import Token, TokenType
 
 from keytide.collation import encode_part
-from keytide.definition.errors import NotThereYetError
+from keytide.definition.errors import NotThereYetError, quoted_wrongly
 from keytide.definition.expression import (
     DocumentId,
     Expression,
@@ -24,6 +24,7 @@ from keytide.definition.expression import (
 )
 from keytide.definition.index import (
     DEFAULT_SLICES,
+    MAX_INCLUDED,
     MAX_KEY_PARTS,
     MAX_SLICES,
     MAX_SPLIT_BYTES,
@@ -35,9 +36,11 @@ from keytide.definition.names import index_name, keyspace_name, refuse
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
+from keytide.hints import did_you_mean
 
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50
+_OPTIONS: Final = ("slices", "replicas", "defer_build", "include_missing")
 _CLAUSES: Final = ("INCLUDE", "PARTITION BY", "WITH", "WHERE")
 
 
@@ -123,7 +126,12 @@ class CreateReader:
         expression = self._expressions.expression(tokens)
         self._limit(expression, tokens)
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
-            raise self._at.error("a key must say something about the document", tokens[0], tokens[-1])
+            raise self._at.error(
+                "a key must say something about the document",
+                tokens[0],
+                tokens[-1],
+                next_step=quoted_wrongly(self._at.text, tokens[0].start),
+            )
         return KeyPart(expression, descending)
 
     def _limit(self, node: Node, tokens: Sequence[Token]) -> None:
@@ -200,9 +208,16 @@ class CreateReader:
             if isinstance(path, DocumentId):
                 raise self._at.error("id need not be included: every row has it", tokens[0])
             if not isinstance(path, Path):
-                raise self._at.error("INCLUDE takes paths", tokens[0], tokens[-1])
+                raise self._at.error(
+                    "INCLUDE takes paths",
+                    tokens[0],
+                    tokens[-1],
+                    next_step=quoted_wrongly(self._at.text, tokens[0].start),
+                )
             if path_name(path) in map(path_name, paths):
                 raise self._at.error(f"{path_name(path)} stands twice", tokens[0], tokens[-1])
+            if len(paths) == MAX_INCLUDED:
+                raise self._at.error(f"an index includes at most {MAX_INCLUDED} paths", tokens[0])
             paths.append(path)
         return tuple(paths)
 
@@ -220,7 +235,10 @@ class CreateReader:
         self._limit(expression, expressions[0])
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
             raise at.error(
-                f"{kind} must say something about the document", expressions[0][0], expressions[0][-1]
+                f"{kind} must say something about the document",
+                expressions[0][0],
+                expressions[0][-1],
+                next_step=quoted_wrongly(at.text, expressions[0][0].start),
             )
         clauses.partition, clauses.partition_said = expression, expressions[0]
         if at.peek("SPLIT"):
@@ -239,7 +257,10 @@ class CreateReader:
             value = self._expressions.expression(tokens)
             if not isinstance(value, Literal):
                 raise self._at.error(
-                    "SPLIT AT takes values: strings, numbers, TRUE, FALSE and NULL", first, last
+                    "SPLIT AT takes values: strings, numbers, TRUE, FALSE and NULL",
+                    first,
+                    last,
+                    next_step=quoted_wrongly(self._at.text, first.start),
                 )
             code = encode_part(value.value)
             if len(code) > MAX_SPLIT_BYTES:
@@ -300,7 +321,9 @@ class CreateReader:
                 raise self._at.error(
                     f"there is no option {tokens[0].text}",
                     tokens[0],
-                    next_step="There are slices, replicas, defer_build and include_missing.",
+                    next_step=did_you_mean(
+                        name, _OPTIONS, "There are slices, replicas, defer_build and include_missing."
+                    ),
                 )
 
     def _number(self, token: Token, value: str, low: int, high: int) -> int:

@@ -47,6 +47,17 @@ class InvalidStatementError(CallerError):
         )
 
 
+def quoted_wrongly(text: str, start: int) -> str:
+    """What to say when a string stands where a name must, or a name where a string must; "" of anything
+    else."""
+    match text[start : start + 1]:
+        case "'":
+            return "In single quotes stands a string; a name stands bare or in double quotes."
+        case '"':
+            return "In double quotes stands a name; a string stands in single quotes."
+    return ""
+
+
 class NotThereYetError(InvalidStatementError):
     """A statement that is understood, and asks for something that this release does not have."""
 

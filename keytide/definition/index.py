@@ -27,6 +27,9 @@ MAX_SPLIT_BYTES: Final = 256
 """Of an encoded split: routing compares so many bytes of every key at most."""
 MAX_KEY_PARTS: Final = 32
 """As in PostgreSQL."""
+MAX_INCLUDED: Final = 128
+"""Paths: each is read of every document and kept with every entry. Whoever wants all of a document
+has it in its topic."""
 
 
 class KeyPart(msgspec.Struct, frozen=True):

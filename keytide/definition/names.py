@@ -44,6 +44,13 @@ def keyspace_name(at: Cursor) -> str:
             tokens[-1],
             next_step="A keyspace is a Kafka topic: letters, digits, . _ and -, at most 249 characters.",
         )
+    if name.startswith("__"):
+        raise at.error(
+            f"{name!r} is a topic of Kafka's own",
+            tokens[0],
+            tokens[-1],
+            next_step="Name a topic that holds documents; one of yours cannot begin with __ here.",
+        )
     return name
 
 

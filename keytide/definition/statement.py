@@ -47,6 +47,9 @@ class BuildIndex(msgspec.Struct, frozen=True):
 Statement = CreateIndex | DropIndex | BuildIndex
 
 
+_BEGINNINGS: Final = "Write CREATE INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
+
+
 def parse_statement(text: str) -> Statement:
     """The one statement in `text`; a semicolon may end it.
 
@@ -91,7 +94,8 @@ class _StatementReader:
         first = at.next_token
         if first is None:
             raise at.error(
-                "there is no statement", next_step="Write CREATE INDEX, DROP INDEX or BUILD INDEX."
+                "there is no statement",
+                next_step=_BEGINNINGS,
             )
         statement: Statement
         if at.accept("CREATE"):
@@ -112,7 +116,7 @@ class _StatementReader:
         else:
             raise at.error(
                 f"{first.text!r} begins no statement",
-                next_step="Write CREATE INDEX, DROP INDEX or BUILD INDEX.",
+                next_step=_BEGINNINGS,
             )
         while at.accept(";"):
             pass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sqlglot.tokenizer_core import Token, TokenType
 
-from keytide.definition.errors import InvalidStatementError
+from keytide.definition.errors import InvalidStatementError, quoted_wrongly
 
 _QUOTED = (TokenType.IDENTIFIER, TokenType.STRING)
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
@@ -116,7 +116,8 @@ class Cursor:
         (my-topic.v1)."""
         token = self.next_token
         if token is None or token.token_type in _NAME_ENDS:
-            raise self.error(f"{what} must stand here")
+            hint = quoted_wrongly(self.text, token.start) if token else ""
+            raise self.error(f"{what} must stand here", next_step=hint)
         begin = self._next
         self._next += 1
         while token.token_type != TokenType.IDENTIFIER and (follower := self.next_token) is not None:

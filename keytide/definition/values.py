@@ -24,6 +24,7 @@ from keytide.definition.expression import (
     TypeName,
     Unnest,
 )
+from keytide.hints import did_you_mean
 
 
 class Dialect(Postgres):
@@ -38,6 +39,7 @@ _FUNCTIONS: Final[dict[type[exp.Expr], FunctionName]] = {
     exp.Length: "length",
     exp.Coalesce: "coalesce",
 }
+_CALLABLE: Final = (*_FUNCTIONS.values(), "cast", "unnest")
 _BINARY: Final[dict[type[exp.Expr], BinaryOperator]] = {
     exp.Add: "+",
     exp.Sub: "-",
@@ -143,7 +145,12 @@ class ValueReader:
             return self._error(
                 f"there is no function {name.upper()} for indexes",
                 node,
-                "There are LOWER, UPPER, LENGTH, COALESCE, CAST and UNNEST; quote the name if it is a field.",
+                did_you_mean(
+                    name.upper(),
+                    map(str.upper, _CALLABLE),
+                    "There are LOWER, UPPER, LENGTH, COALESCE, CAST and UNNEST; "
+                    "write a field of that name in double quotes.",
+                ),
             )
         return self._error("this is not supported in an index", node)
 

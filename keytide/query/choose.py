@@ -9,6 +9,7 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.errors import CallerError
 from keytide.query.expressions import Aggregate, column_name
 from keytide.query.grouping import grouping
+from keytide.query.meant import meant
 from keytide.query.plan import ASSUMED_ENTRIES, Candidate, Plan, Refusal, plans
 from keytide.query.select import Select
 from keytide.query.suggest import suggest
@@ -23,12 +24,16 @@ class NoIndexError(CallerError):
 
 
 def choose(
-    select: Select, candidates: Sequence[Candidate], taken: Collection[str] = ()
+    select: Select,
+    candidates: Sequence[Candidate],
+    taken: Collection[str] = (),
+    keyspaces: Collection[str] = (),
 ) -> tuple[Plan, list[Plan], list[Refusal]]:
     """The plan to follow, the other plans, and the indexes that do not serve.
 
     Args:
         taken: names that a new index cannot have besides: those of the indexes of other keyspaces.
+        keyspaces: those that have indexes, to tell one that was mistyped.
 
     Raises:
         NoIndexError: no index serves.
@@ -39,9 +44,11 @@ def choose(
     statement = suggest(select, {*taken, *(candidate.name for candidate in candidates)})
     reasons = {one.index: one.reason for one in refusals}
     told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+    hint = meant(select, [one.definition for one in candidates], keyspaces)
+    step = f"create one, and build it: {statement}" if statement else "ask for less in one query"
     raise NoIndexError(
         f"no index of {select.keyspace} serves this query" + (f" ({told})" if told else ""),
-        next_step=f"create one, and build it: {statement}" if statement else "ask for less in one query",
+        next_step=f"{hint} {step}".strip(),
         create_index=statement,
         indexes=reasons,
     )

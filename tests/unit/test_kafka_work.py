@@ -9,7 +9,7 @@ import pytest
 
 from coordinator import kafka_work
 from coordinator.kafka_work import KafkaWork
-from keytide.kafka_admin import TopicInfo
+from keytide.kafka_admin import KafkaUnavailableError, TopicInfo
 from keytide.settings import load_settings
 
 
@@ -43,8 +43,22 @@ def test_a_topic_made_a_moment_ago_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_topic_that_there_is_not_is_believed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_work, "SETTLING_S", 0.2)
     work, asked = _asked(monkeypatch, 1_000)
-    assert not work.sample_settled("people").exists
+    monkeypatch.setattr(work, "all_topics", lambda: ["__people", "orders", "peopel"])
+    facts = work.sample_settled("people")
+    assert not facts.exists
+    assert facts.meant == "peopel"
     assert len(asked) > 1
+
+
+def test_no_hint_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_work, "SETTLING_S", 0.0)
+    work, _ = _asked(monkeypatch, 1_000)
+
+    def away() -> list[str]:
+        raise KafkaUnavailableError("Kafka is away")
+
+    monkeypatch.setattr(work, "all_topics", away)
+    assert work.sample_settled("people").meant == ""
 
 
 def test_who_samples_again_and_again_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
