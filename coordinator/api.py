@@ -29,6 +29,7 @@ from coordinator.service import Service
 from keytide.clock import now_ms
 from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
 from keytide.errors import NotServedYetError, RetryableError
+from keytide.http_docs import add_docs
 from keytide.http_gate import Gate, Need
 from keytide.http_security import Guard, TokenScope
 
@@ -87,7 +88,8 @@ def create_app(service: Service, url: str, started: Callable[[], None] = lambda:
         started()
         yield
 
-    app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan)
+    app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    add_docs(app)
     add_error_handlers(app)
     app.add_middleware(Gate, settings=service.settings, needs=_needs)
     desk = Desk(service)

@@ -37,6 +37,7 @@ from indexer.scan.wellformed import check
 from indexer.view import NodeView
 from keytide import digests, lists
 from keytide.clock import now_ms
+from keytide.http_docs import add_docs
 from keytide.http_gate import MESSAGE, Gate, Need
 from keytide.settings import Settings
 
@@ -102,7 +103,10 @@ def create_app(
         yield
         await endpoint.close()
 
-    app = FastAPI(title="Keytide scan endpoint", version="1", lifespan=lifespan)
+    app = FastAPI(
+        title="Keytide scan endpoint", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    add_docs(app)
     add_problem_handlers(app, endpoint.metrics, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
     app.add_middleware(

@@ -4,6 +4,7 @@ how much of it. On the gate alone, and on the coordinator's and the node's appli
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -263,3 +264,17 @@ def test_what_curl_sends_is_a_statement() -> None:
     with node() as client:
         response = client.post("/v1/indexes/by_city/scan", content=b"{}", headers=form)
         assert response.status_code == 200
+
+
+def test_the_page_of_routes_needs_nothing_from_elsewhere() -> None:
+    for client in (coordinator(**TOKENS), node(**TOKENS)):
+        with client:
+            page = client.get("/docs").text
+            named = re.findall(r"(?:src|href)=[\"']([^\"']+)|url: '([^']+)'", page)
+            addresses = [address for both in named for address in both if address]
+            assert len(addresses) == 4
+            for address in addresses:
+                assert address.startswith("/"), address
+                assert client.get(address).status_code == 200, address
+            assert client.get("/docs/core.py").status_code == 404
+            assert client.get("/docs/..%2Fcore.py").status_code == 404
