@@ -10,6 +10,7 @@ import msgspec
 
 from indexer.scan.request import CountRequest, HoldRequest, Moment, ScanRequest
 from keytide.errors import UNDECODABLE, CallerError
+from keytide.loose_json import BrokenJsonError, json_or_text
 
 MomentT = TypeVar("MomentT", bound=Moment)
 Examples = Mapping[str, Mapping[str, Any]]
@@ -77,9 +78,9 @@ def parse(kind: type[MomentT], body: bytes) -> MomentT:
 def from_query(kind: type[MomentT], parameters: Iterable[tuple[str, str]]) -> MomentT:
     """The request in a query string.
 
-    Key parts are JSON arrays, JSON values, or plain strings; a parameter that is repeated gives several
-    parts: `equals=Boston&equals=3`. Other lists are JSON, or strings with commas between them; objects are
-    JSON.
+    Key parts are JSON arrays, JSON values, or plain strings (`keytide.loose_json`); a parameter that is
+    repeated gives several parts: `equals=Boston&equals=3`. Other lists are JSON, or strings with commas
+    between them; objects are JSON.
 
     Raises:
         InvalidRequestError: unknown names, wrong types.
@@ -88,7 +89,7 @@ def from_query(kind: type[MomentT], parameters: Iterable[tuple[str, str]]) -> Mo
     lists = _structured(kind)
     for name, text in parameters:
         if name in _KEYS:
-            value = _json_or_text(text)
+            value = _json_or_text(name, text)
             parts = value if isinstance(value, list) and name not in members else [value]
             members[name] = [*members.get(name, ()), *parts]
         elif name in members:
@@ -110,11 +111,14 @@ def _json(text: str) -> Any:
         _refuse(error)
 
 
-def _json_or_text(text: str) -> Any:
+def _json_or_text(name: str, text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return text
+        return json_or_text(text)
+    except BrokenJsonError as error:
+        raise InvalidRequestError(
+            f"`{name}` looks like JSON, and is none: {error}",
+            next_step="texts within JSON stand in double quotes, and so does a text that begins like JSON",
+        ) from error
     except RecursionError as error:
         _refuse(error)
 

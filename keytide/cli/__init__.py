@@ -4,6 +4,7 @@
     app      the commands
     scan     rows for people, and whole indexes as files
     admin    the coordinator's REST API, and where it is
+    nodes    which nodes reads ask; patience: for how long
     looks    what people see of keyspaces, slices and events
     output   tables, progress bars, JSON, errors
     local    up, down, demo: the only place in `keytide` that reaches `deploy`, and only when called

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -29,6 +30,11 @@ from keytide.errors import KeytideError
 SIZES = frozenset({"bytes", "bytes_done", "bytes_total", "memory", "disk_free"})
 """Members that count bytes."""
 
+_ANY_WIDTH = 100_000
+"""Of a terminal in which every table has room."""
+_LONGEST_WORD = 30
+"""Beyond it a cell with spaces is a sentence: a moment with its offset is shorter."""
+
 out = Console()
 err = Console(stderr=True)
 
@@ -41,33 +47,58 @@ def print_json(document: Any) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, exact: bool = False
 ) -> None:
-    """A table; numbers to the right.
+    """A table; numbers to the right. Where that is wider than the terminal, a row is a block with a line for
+    each column (as psql's `\\x auto`): no word and no number is broken, and nothing is left out.
 
     Args:
         exact: numbers are values of users, to be shown digit by digit, and no measures.
     """
+    shown = [[str(value) if exact else _cell(value) for value in row] for row in rows]
     made = Table(title=title, title_justify="left", header_style="bold")
     for at, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[at], (int, float)) for row in rows)
-        made.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(escape(str(value) if exact else _cell(value)) for value in row))
-    out.print(made)
+        # Sentences go on in the next line, at a space; names, numbers and moments do not.
+        text = any(" " in row[at] and len(row[at]) > _LONGEST_WORD for row in shown)
+        words = [column, *(row[at] for row in shown)]
+        if text:
+            words = " ".join(words).split()
+        made.add_column(
+            escape(column),
+            justify="right" if numeric else "left",
+            no_wrap=not text,
+            min_width=max(map(cell_len, words)),
+        )
+    for cells in shown:
+        made.add_row(*map(escape, cells))
+    if made.__rich_measure__(out, out.options.update(max_width=_ANY_WIDTH)).minimum <= out.width:
+        out.print(made)
+        return
+    out.print(title if shown else f"{title}: none", style="italic", markup=False, highlight=False)
+    for number, cells in enumerate(shown):
+        if number:
+            out.print()
+        _lines(zip(columns, cells, strict=True))
 
 
 def facts(title: str, document: Mapping[str, Any]) -> None:
     """One thing's members, a line each, in units that people read."""
-    made = Table(title=title, title_justify="left", show_header=False, box=None)
+    found = ((name, readable(name, value)) for name, value in document.items())
+    _lines(
+        (
+            (name, json.dumps(one, ensure_ascii=False) if isinstance(one, (dict, list)) else _cell(one))
+            for name, one in found
+        ),
+        title,
+    )
+
+
+def _lines(members: Iterable[tuple[str, str]], title: str = "") -> None:
+    """Names and what they stand for, a line each."""
+    made = Table(title=title or None, title_justify="left", show_header=False, box=None)
     made.add_column(style="bold")
     made.add_column(overflow="fold")
-    for name, value in document.items():
-        shown = readable(name, value)
-        made.add_row(
-            name,
-            escape(
-                json.dumps(shown, ensure_ascii=False) if isinstance(shown, (dict, list)) else _cell(shown)
-            ),
-        )
+    for name, text in members:
+        made.add_row(escape(name), escape(text))
     out.print(made)
 
 

@@ -8,6 +8,7 @@ whole.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, TypeChangedError
 from keytide.errors import CallerError
+from keytide.loose_json import BrokenJsonError, json_or_text
 
 DEFAULT_LIMIT = 20
 """Rows of a table, unless asked otherwise."""
@@ -87,9 +89,9 @@ def scan(
     """Rows of an index in key order, from one snapshot."""
     with friendly_errors(as_json):
         selection: dict[str, Any] = {
-            "equals": _key(equals),
-            "low": _key(low),
-            "high": _key(high),
+            "equals": _key("--equals", equals),
+            "low": _key("--low", low),
+            "high": _key("--high", high),
             "inclusion": inclusion if inclusion != "both" else None,
             "prefix": prefix,
             "spans": _json("--spans", spans, list),
@@ -237,20 +239,29 @@ def _counted(parts: Iterable[Any], size: Any) -> Iterator[Any]:
 # --- words of the command line -------------------------------------------------
 
 
-def _key(text: str | None) -> list[Any] | None:
-    """Key parts from the command line: a JSON array, or one plain value."""
+def _key(option: str, text: str | None) -> list[Any] | None:
+    """Key parts from the command line: a JSON array, or one value, which is text when it is not JSON.
+
+    Raises:
+        CallerError: it looks like JSON, and is none.
+    """
     if text is None:
         return None
     try:
-        value = json.loads(text, parse_constant=_no_json)
-    except ValueError:
-        value = text
+        value = json_or_text(text)
+    except (BrokenJsonError, RecursionError) as error:
+        raise CallerError(
+            f"{option} looks like JSON, and is none: {text!r} ({error})",
+            problem_type="broken-json",
+            next_step="texts within JSON stand in double quotes, and the whole in single ones for the shell: "
+            f"{option} '[\"ORD\", 3]'; if a text is meant: {option} {_quoted(text)}",
+        ) from error
     return value if isinstance(value, list) else [value]
 
 
-def _no_json(word: str) -> Any:
-    """NaN and Infinity, which Python takes for JSON: they are words."""
-    raise ValueError(word)
+def _quoted(text: str) -> str:
+    """A text as JSON, for the shell."""
+    return shlex.quote(json.dumps(text, ensure_ascii=False))
 
 
 def _json(option: str, text: str | None, kind: type) -> Any:

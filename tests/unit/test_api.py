@@ -292,6 +292,7 @@ def test_requests_that_cannot_be_answered(endpoint: Endpoint, body: dict[str, An
         {"limit": "x"}, {"limit": "0"}, {"reverse": "maybe"}, {"unknown": "1"}, {"at_least": "x"},
         {"limit": ["1", "2"]}, {"columns": "x"}, {"columns": "[" * 5000}, {"equals": "[" * 20_000},
         {"low": "a", "equals": "a"}, {"at_least": '{"0": 1.5}'},
+        {"equals": '["Bonn'}, {"low": "007"}, {"high": "True"}, {"equals": '"Bonn'},
     ],
 )  # fmt: skip
 def test_query_strings_that_are_not_understood(endpoint: Endpoint, query: dict[str, Any]) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from importlib import import_module
 from typing import Any
 
 import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from keytide.cli import app, looks
+from keytide.cli import app, looks, output
 from keytide.cli.admin import Admin, find_url
 from keytide.cli.output import out, readable, size
 from keytide.errors import CallerError, RetryableError
 from tests.browser.scene import NODES, busy_day, served
+
+commands = import_module("keytide.cli.app")
+"""The module; the package shows the application by that name."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,49 @@ def test_people_read_units(address: str) -> None:
     assert f"{created:,}" not in shown
     assert "READY" in run("status", "--url", address).stdout
     assert "by_tail" in run("build", "show", "b5", "--url", address).stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 132, 250])
+@pytest.mark.parametrize(
+    "command",
+    [("index", "list"), ("build", "list"), ("node", "list"), ("status",), ("topology",)],
+)
+def test_tables_fit_the_terminal_and_break_no_word(
+    address: str, monkeypatch: pytest.MonkeyPatch, width: int, command: tuple[str, ...]
+) -> None:
+    cells: list[object] = []
+    drawn = output.table
+
+    def drawing(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **options: Any) -> None:
+        cells.extend((*columns, *(cell for row in rows for cell in row)))
+        drawn(title, columns, rows, **options)
+
+    monkeypatch.setattr(out, "_width", width)
+    monkeypatch.setattr(commands, "table", drawing)
+    monkeypatch.setattr(looks, "table", drawing)
+    text = run(*command, "--url", address).stdout
+    assert max(map(len, text.splitlines())) <= width
+    assert cells
+    for word in (word for cell in cells for word in output._cell(cell).split()):
+        assert word in text or len(word) > width // 2, f"{word} is broken"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_that_has_no_room_is_written_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setattr(out, "_width", width)
+    columns = [f"column_{at}" for at in range(9)]
+    output.table("Of nine", columns, [[f"{row}-{at}" for at in range(9)] for row in range(3)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "Of nine"
+    blocks = [line.split() for line in lines[1:]]
+    if width == 80:
+        assert blocks[:9] == [[f"column_{at}", f"0-{at}"] for at in range(9)]
+        assert blocks[9] == []
+        assert blocks[10] == ["column_0", "1-0"]
+    else:
+        assert any(line.count("1-") == 9 for line in lines)
 
 
 def test_events_and_topology(address: str) -> None:

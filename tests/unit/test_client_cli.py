@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from keytide.cli import app
 from keytide.cli.output import out
+from keytide.cli.scan import _key
+from keytide.errors import CallerError
 from keytide.settings import load_settings
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
@@ -74,6 +79,76 @@ def test_the_selection(node: str) -> None:
     assert "0 entries" in scan(node, "--equals", "NaN", "--count").stdout, "a word: JSON has no such number"
     late = scan(node, "--at-least", '{"0": 6}', "--timeout", "50", "--json", status=1)
     assert json.loads(late.stdout)["type"] == "timestamp-not-reached"
+
+
+BROKEN = [
+    *(
+        '["Bonn"',
+        '["Bonn",]',
+        "['Bonn', 3]",
+        '["Bonn" 3]',
+        '["Bonn", NaN]',
+        '{"a": 1',
+        '"Bonn',
+        "[",
+        "{",
+        '"',
+    ),
+    *("007", "1,5", "1_000", "1.", ".5", "True", "FALSE", "Null", "-01", " [1"),
+]
+TEXTS = [
+    *(
+        "Bonn",
+        "Zürich",
+        "2024-01-05",
+        "10.0.0.1",
+        "12A",
+        "12e999",
+        "1e",
+        "3f2c",
+        "O'Hare",
+        "a,b",
+        "-x",
+        "-",
+        "NaN",
+        "nullable",
+    ),
+    *("trueish", "1 2", "+5", "'x'", "", " ", "(1)", "Infinity"),
+]
+
+
+@pytest.mark.parametrize("option", ["--equals", "--low", "--high"])
+@pytest.mark.parametrize("text", BROKEN)
+def test_broken_json_is_no_text(node: str, option: str, text: str) -> None:
+    """Taken as a text it would select nothing, without a word."""
+    problem = json.loads(scan(node, f"{option}={text}", "--json", status=1).stdout)
+    assert problem["type"] == "broken-json"
+    assert option in problem["detail"]
+    meant = shlex.split(problem["next_step"].rpartition("if a text is meant: ")[2])
+    assert meant[0] == option
+    assert json.loads(meant[1]) == text
+    assert scan(node, f"{option}={meant[1]}", "--count").exit_code == 0
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_plain_words_are_texts(text: str) -> None:
+    assert _key("--equals", text) == [text]
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5), st.data())
+def test_json_that_lost_a_character_is_no_text(value: Any, data: st.DataObject) -> None:
+    """Whatever array somebody types: with a bracket, quote or comma too few it is refused, never a text."""
+    text = json.dumps([value], ensure_ascii=False)
+    assert _key("--low", text) == [value]
+    at = data.draw(st.sampled_from([at for at, one in enumerate(text) if at and one in '[]",']))
+    broken = text[:at] + text[at + 1 :]
+    try:
+        found = json.loads(broken)
+    except ValueError:
+        with pytest.raises(CallerError):
+            _key("--low", broken)
+    else:
+        assert _key("--low", broken) == (found if isinstance(found, list) else [found])
 
 
 def test_lines_of_json_on_standard_output(node: str) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import doctest
 import importlib
 import pkgutil
+import re
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from kafka.producer.future import RecordMetadata
 import keytide.client
 from tests.unit.client_kit import small_node
 
+ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(f"keytide.client.{module.name}" for module in pkgutil.iter_modules(keytide.client.__path__))
 
 
@@ -43,6 +46,16 @@ def test_examples_give_what_they_show(module: str) -> None:
     for one in examples(module):
         doctest.DocTestRunner().run(one, out=told.append)
     assert not told, "".join(told)
+
+
+def test_producers_in_the_documents_name_their_partitioner_and_find_their_broker() -> None:
+    """librdkafka's default puts documents where Java's and kafka-python's producers do not, and a local
+    cluster's broker listens where its folder says."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            assert "127.0.0.1:9092" not in block, page
+            for config in re.findall(r"\bProducer\((\{.*?\})\)", block, re.DOTALL):
+                assert '"partitioner": "murmur2_random"' in config, page
 
 
 def test_the_public_classes_have_examples() -> None:
