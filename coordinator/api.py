@@ -18,7 +18,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from coordinator import metrics, views
+from coordinator import health, metrics, views
 from coordinator.ddl import Outcome
 from coordinator.job_routes import add_jobs
 from coordinator.leader import Answer, Leader
@@ -29,6 +29,7 @@ from coordinator.service import Service
 from keytide.clock import now_ms
 from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
 from keytide.errors import NotServedYetError, RetryableError
+from keytide.health import Verdict, single
 from keytide.http_docs import add_docs
 from keytide.http_gate import Gate, Need
 from keytide.http_security import Guard, TokenScope
@@ -42,7 +43,7 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-LOOP_LIMIT_MS = 5_000
+LOOP_LIMIT_MS = 2_000
 
 
 MAX_RATE: Final = 100_000_000
@@ -300,22 +301,53 @@ def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
 
 
 def _add_health(app: FastAPI, desk: Desk) -> None:
+    async def health_now() -> Verdict:
+        if not desk.service.leads:
+            return desk.service.verdict_of_standby()
+        try:
+            return await asyncio.wait_for(desk.look(health.of), LOOP_LIMIT_MS / 1000)
+        except TimeoutError:
+            return single(
+                "cluster",
+                desk.service.settings.cluster,
+                "failing",
+                f"the coordinator's control loop has not answered for {LOOP_LIMIT_MS / 1000:.0f} s",
+                "see its log; end it, and another one leads",
+            )
+
     @app.get("/healthz", tags=["health"])
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
+    @app.get("/v1/health", tags=["health"], dependencies=desk.read, summary="Is the cluster well?")
+    async def whole(response: Response) -> dict[str, Any]:
+        """One verdict, with a reason and a next step for everything that is not in order; 503 when something
+        fails now. The page, `keytide status`, `keytide doctor` and the metrics show the same one."""
+        verdict = await health_now()
+        response.status_code = 503 if verdict.status == "failing" else 200
+        return verdict.as_json()
+
     @app.get("/readyz", tags=["health"])
     async def readyz(response: Response) -> dict[str, Any]:
-        """Ready when the control loop answers; 503 while it stands by."""
-        ready = await asyncio.wait_for(desk.look(lambda leader, _: leader.term > 0), LOOP_LIMIT_MS / 1000)
+        """Ready when it leads, its control loop answers and Kafka does: what else fails is no reason to send
+        requests elsewhere. 503 while it stands by."""
+        verdict = await health_now()
+        ready = desk.service.leads and verdict.worst_of("cluster", "kafka") != "failing"
         response.status_code = 200 if ready else 503
-        return {"ready": ready, "term": desk.service.term, "uptime_ms": now_ms() - desk.service.started_at}
+        known = {"ready": ready, "term": desk.service.term, "uptime_ms": now_ms() - desk.service.started_at}
+        return {
+            **known,
+            "status": verdict.status,
+            "reasons": verdict.as_json()["reasons"] if not ready else [],
+        }
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
-        if not desk.service.leads:
-            return Response(metrics.standing_by(), media_type="text/plain; version=0.0.4")
-        return Response(await desk.look(metrics.render), media_type="text/plain; version=0.0.4")
+        if desk.service.leads:
+            page = await desk.look(metrics.render)
+        else:
+            page = metrics.standing_by(await health_now())
+        return Response(page, media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:

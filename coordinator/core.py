@@ -39,6 +39,7 @@ from coordinator.events import (
     Instruction,
     Issued,
     IssueFailed,
+    KafkaAnswered,
     Note,
     Recovered,
     Reported,
@@ -49,8 +50,9 @@ from coordinator.events import (
 from coordinator.holdings import Holdings
 from coordinator.nodes import Nodes
 from coordinator.pacing import Pacing
-from coordinator.progress import Content
+from coordinator.progress import Content, partition_subject
 from coordinator.publishing import Publishing
+from coordinator.silence import Vigil
 from coordinator.stream import STAMPS_KEPT, Limits, Stream, begin
 from keytide.catalog import EMITTING, Catalog, IndexRecord, KeyspaceRecord
 from keytide.errors import invariant
@@ -76,7 +78,8 @@ class StabilityCore:
         self.limits = limits
         self.term = term
         self.streams: dict[str, Stream] = {}
-        self.nodes = Nodes(limits.node_timeout_ms)
+        self.vigil = Vigil(limits.suspect_ms)
+        self.nodes = Nodes(limits.node_timeout_ms, self.vigil)
         self.holdings = Holdings(limits.newest_held, limits.landmarks_held)
         self._pacing = Pacing(limits, self.holdings, self.nodes)
         self._publishing = Publishing(self.holdings, self.nodes, term)
@@ -131,6 +134,9 @@ class StabilityCore:
                 out = self._issue_failed(message, error)
             case Recovered():
                 return self._recovered(event)
+            case KafkaAnswered():
+                self.vigil.confirmed()
+                return []
             case TopicSeen(now=now):
                 confirming.answered(self.streams.get(event.keyspace), event)
                 out = []
@@ -263,8 +269,9 @@ class StabilityCore:
         return []
 
     def _tick(self, now: int) -> list[Instruction | CommonSnapshot]:
+        self.vigil.tick(now)
         lost = self.nodes.lost
-        out: list[Instruction | CommonSnapshot] = [*self.nodes.tick(now)]
+        out: list[Instruction | CommonSnapshot] = [*self.nodes.tick()]
         if self.nodes.lost != lost:
             self._publishing.slices_changed()
         streams = [stream for _, stream in sorted(self.streams.items())]
@@ -278,6 +285,8 @@ class StabilityCore:
         stream = self.streams.get(message.keyspace)
         if stream is not None:
             stream.progress.merge(message, now)
+            for one in message.partitions:
+                self.vigil.heard(partition_subject(message.keyspace, one.partition))
         return []
 
     def _heartbeat(self, message: NodeHeartbeat, now: int) -> list[Instruction | CommonSnapshot]:

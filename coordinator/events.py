@@ -242,6 +242,13 @@ class QueuesTrimmed:
 
 
 @dataclass(frozen=True, slots=True)
+class KafkaAnswered:
+    """Kafka has taken a word of the leader's (several times a second): it is there."""
+
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -265,5 +272,6 @@ Event = (
     | HistoryExamined
     | RollbackWritten
     | QueuesTrimmed
+    | KafkaAnswered
     | Tick
 )

@@ -69,6 +69,7 @@ class Leader:
         self.jobs = self.builds.jobs
         self.facts: dict[str, SourceFacts] = {}
         self.term = term
+        self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)
         self.trimmer = Trimmer(self.builds, self.core, limits)
         self._cleaner = Cleaner(self.dictionary)

@@ -20,6 +20,8 @@ def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
             trim_interval_ms=core.trim_interval_s * 1000,
             queue_retention_ms=settings.topics.queue_retention_s * 1000,
             node_timeout_ms=core.node_timeout_ms,
+            suspect_ms=core.suspect_ms,
+            stale_limit_ms=core.stale_limit_ms,
             newest_held=settings.indexer.snapshots_kept,
         ),
         BuildLimits(

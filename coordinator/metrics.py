@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from coordinator import views
+from coordinator import health, views
 from coordinator.leader import Leader
 from keytide.catalog import BuildRecord
+from keytide.health import KINDS, LEVELS, Verdict
+from keytide.metrics import build_info
 
 Family = GaugeMetricFamily | CounterMetricFamily
 
@@ -23,16 +27,72 @@ class _Families:
 def render(leader: Leader, now: int) -> bytes:
     """The metrics page, from the leader at one moment."""
     registry = CollectorRegistry()
-    registry.register(_Families(_families(leader, now)))
+    build_info("coordinator", registry)
+    registry.register(
+        _Families([*_families(leader, now), *_states(leader, now), *health_families(health.of(leader, now))])
+    )
     return generate_latest(registry)
 
 
-def standing_by() -> bytes:
+def standing_by(verdict: Verdict) -> bytes:
     """The metrics page of a coordinator that does not lead."""
     registry = CollectorRegistry()
+    build_info("coordinator", registry)
     leads = GaugeMetricFamily("keytide_coordinator_is_leader", "Whether this coordinator leads", value=0)
-    registry.register(_Families([leads]))
+    registry.register(_Families([leads, *health_families(verdict)]))
     return generate_latest(registry)
+
+
+def health_families(verdict: Verdict) -> list[Family]:
+    """The verdict as numbers: of each kind of subject the worst."""
+    status = GaugeMetricFamily(
+        "keytide_health_status",
+        "Worst status of all subjects of a kind: 0 ok, 1 degraded, 2 failing; GET /v1/health says why",
+        labels=["subject_kind"],
+    )
+    for kind in KINDS:
+        status.add_metric([kind], LEVELS[verdict.worst_of(kind)])
+    return [status]
+
+
+def _states(leader: Leader, now: int) -> list[Family]:
+    """How keyspaces, indexes, their slices and nodes are."""
+    staleness = GaugeMetricFamily(
+        "keytide_staleness_seconds", "How far snapshots are behind their source", labels=["keyspace"]
+    )
+    indexes = GaugeMetricFamily(
+        "keytide_index_state", "1 for the state of an index", labels=["index", "state"]
+    )
+    slices = GaugeMetricFamily(
+        "keytide_index_slices",
+        "Slices of an index by the state that nodes tell; UNHEARD: none does",
+        labels=["index", "state"],
+    )
+    skipped = GaugeMetricFamily(
+        "keytide_index_skipped_documents", "Lines in the skip ledger of an index", labels=["index"]
+    )
+    violations = GaugeMetricFamily(
+        "keytide_index_violations", "Keys of a UNIQUE index that several documents have", labels=["index"]
+    )
+    free = GaugeMetricFamily("keytide_node_disk_free_bytes", "Free on the disk of a node", labels=["node"])
+    for name, document in views.stability(leader, now)["keyspaces"].items():
+        if document["issuing"] and document["staleness_ms"] is not None:
+            staleness.add_metric([name], document["staleness_ms"] / 1000)
+    for record in leader.dictionary.catalog.indexes():
+        document = views.index(leader, record, now)
+        indexes.add_metric([record.name, document["state"]], 1)
+        skipped.add_metric([record.name], document["skipped"])
+        if document["unique"]:
+            violations.add_metric([record.name], document["violations"])
+        states = Counter(
+            status.state if status else "UNHEARD" for status in views.slice_statuses(leader, record)
+        )
+        for state, count in sorted(states.items()):
+            slices.add_metric([record.name, state], count)
+    for node in views.nodes(leader, now):
+        if node["disk_free"] is not None:
+            free.add_metric([node["id"]], node["disk_free"])
+    return [staleness, indexes, slices, skipped, violations, free]
 
 
 def _families(leader: Leader, now: int) -> list[Family]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.events import Instruction, Note
+from coordinator.silence import Vigil
 from keytide.messages import NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {
     "STOPPED": ("slice-stopped", "has stopped"),
     "LOST": ("slice-lost", "has lost its data and serves nothing until it is rebuilt"),
 }
+
+
+def node_subject(name: str) -> tuple[str, str]:
+    """A node, for the vigil."""
+    return ("node", name)
 
 
 @dataclass(slots=True)
@@ -39,14 +45,16 @@ class Nodes:
 
     Args:
         timeout_ms: a node without a heartbeat for this long is not live.
+        vigil: counts silence.
 
     Attributes:
         by_id: all of them.
         lost: (index id, slice) that are LOST on every live node that has them.
     """
 
-    def __init__(self, timeout_ms: int) -> None:
+    def __init__(self, timeout_ms: int, vigil: Vigil) -> None:
         self._timeout_ms = timeout_ms
+        self._vigil = vigil
         self.by_id: dict[str, Node] = {}
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self._live: list[str] = []
@@ -68,22 +76,24 @@ class Nodes:
                 Note("warning", "node-restarted", message.node, f"node {message.node} was restarted")
             )
         notes += _stopped_slices(node, message)
+        self._vigil.heard(node_subject(message.node))
         self.by_id[message.node] = Node(message, now, live=True)
         self._changed()
         return restarted, notes
 
-    def tick(self, now: int) -> list[Instruction]:
+    def tick(self) -> list[Instruction]:
         """Declare silent nodes dead."""
         notes: list[Instruction] = []
         for name, node in sorted(self.by_id.items()):
-            if node.live and now - node.heard_at > self._timeout_ms:
+            silence = self._vigil.silence(node_subject(name))
+            if node.live and silence > self._timeout_ms:
                 node.live = False
                 notes.append(
                     Note(
                         "warning",
                         "node-lost",
                         name,
-                        f"node {name} has been silent for {now - node.heard_at} ms",
+                        f"node {name} has been silent for {silence} ms",
                     )
                 )
         if notes:

@@ -66,6 +66,16 @@ class Pausing:
         self._away: dict[str, SourceAway] = {}
         self._began = 0
 
+    @property
+    def room(self) -> RoomSeen | None:
+        """The disk of the drivers' checkpoints, as last seen."""
+        return self._room
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Keyspaces whose source cannot be looked at now, with why."""
+        return {keyspace: event.error for keyspace, event in self._away.items()}
+
     # --- what is heard --------------------------------------------------------------------------------------
 
     def room_seen(self, event: RoomSeen) -> None:

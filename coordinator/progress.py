@@ -11,6 +11,11 @@ from keytide.messages import PartitionProgress, Progress, StabilityTimestamp
 from keytide.timestamp import Place, Timestamp
 
 
+def partition_subject(keyspace: str, partition: int) -> tuple[str, str, int]:
+    """The projector of a source partition, whichever it is, for the vigil."""
+    return ("partition", keyspace, partition)
+
+
 @dataclass(slots=True)
 class PartitionState:
     """One source partition.

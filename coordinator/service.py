@@ -35,6 +35,7 @@ from coordinator.events import (
     Instruction,
     Issued,
     IssueFailed,
+    KafkaAnswered,
     Note,
     Reported,
     RoomSeen,
@@ -59,6 +60,7 @@ from coordinator.upkeep import Upkeep
 from keytide.catalog import RollbackRecord, TableOrigin, TermRecord
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
+from keytide.health import Verdict
 from keytide.kafka import KafkaUnavailableError, consumer, drain, producer
 from keytide.messages import Leading, StabilityTimestamp, decode, encode
 from keytide.settings import Settings
@@ -124,6 +126,10 @@ class Service:
     @property
     def term(self) -> int:
         return self._leader.term if self._leader else 0
+
+    def verdict_of_standby(self) -> Verdict:
+        """What a coordinator that does not lead can say of the cluster."""
+        return self._standby.verdict(self.settings.cluster)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -227,13 +233,8 @@ class Service:
         if self._leader is not None:
             self._inbox.append(work)
             return
-        who = f"{self._standby.leader} leads the cluster" if self._standby.leader else "it is starting"
-        future.set_exception(
-            RetryableError(
-                f"this coordinator stands by: {who}",
-                next_step="ask the coordinator that leads, or try again in a moment",
-            )
-        )
+        (reason,) = self.verdict_of_standby().reasons
+        future.set_exception(RetryableError(reason.reason, next_step=reason.next_step))
 
     def change(self, command: Callable[[Leader, int], Answer]) -> Future[Outcome]:
         """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
@@ -346,8 +347,13 @@ class Service:
     def _say(self, leader: Leader, *, leaving: bool = False) -> None:
         """Tell coordinators that stand by that this one lives."""
         message = Leading(leader.term, self._holder, now_ms(), leaving)
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is None:
+                self._inbox.append(KafkaAnswered(now_ms()))
+
         with contextlib.suppress(KafkaException, BufferError):  # the next one is due soon
-            self._control.produce(self.topics.control, encode(message), partition=0)
+            self._control.produce(self.topics.control, encode(message), partition=0, on_delivery=delivered)
 
     def _broadcast(self, message: Any) -> None:
         def delivered(error: KafkaError | None, record: Message) -> None:

@@ -27,6 +27,7 @@ import psutil
 
 from keytide.catalog import Catalog, TermRecord
 from keytide.errors import KeytideError
+from keytide.health import Verdict, single
 from keytide.kafka import (
     CatalogReader,
     KafkaUnavailableError,
@@ -104,6 +105,14 @@ class Standby:
         self._stopping = stopping
         self._topics = Topics(settings.cluster)
         self._client = admin(settings)
+
+    def verdict(self, cluster: str) -> Verdict:
+        """What a coordinator that does not lead can say of the cluster: the rest is known to the leader."""
+        who = f"{self.leader} leads the cluster" if self.leader else "it is starting, and nobody leads"
+        step = "ask the coordinator that leads, or try again in a moment"
+        if not self.leader:
+            step = "try again in a moment; if it stays so, see its log and whether Kafka answers"
+        return single("cluster", cluster, "failing", f"this coordinator stands by: {who}", step)
 
     def wait(self) -> None:
         """Return when nobody leads, or when `stopping` is set.

@@ -33,6 +33,8 @@ class Limits:
     heartbeat_ms: int = 200
     pacing_limit_ms: int = 2_000
     node_timeout_ms: int = 3_000
+    suspect_ms: int = 2_000
+    stale_limit_ms: int = 10_000
     lag_limit_ms: int = 5_000
     trim_interval_ms: int = 10_000
     queue_retention_ms: int = 86_400_000

@@ -270,7 +270,7 @@ def stability(leader: Leader, now: int) -> Document:
                 if record.id in stream.published
             },
             "newest_common": min(published) if published else None,
-            "lag_documents": _projector_lag(leader, name, stream),
+            "lag_documents": projector_lag(leader, name, stream),
             "partitions": stream.progress.keyspace.partitions,
             "partitions_reported": sum(state.heard_at > 0 for state in stream.progress.partitions.values()),
             "incarnation": stream.progress.keyspace.incarnation,
@@ -305,7 +305,7 @@ def _last_rollback(leader: Leader, keyspace: str) -> Document | None:
     }
 
 
-def _projector_lag(leader: Leader, name: str, stream: Stream) -> int:
+def projector_lag(leader: Leader, name: str, stream: Stream) -> int:
     """Documents that projectors have still to bring to the queues."""
     return stream.progress.timestamp().documents_to(_ends(leader, name, stream))
 

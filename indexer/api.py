@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from indexer.digests import answer as answer_verifier
@@ -37,6 +37,7 @@ from indexer.scan.wellformed import check
 from indexer.view import NodeView
 from keytide import digests, lists
 from keytide.clock import now_ms
+from keytide.health import LEVELS, Verdict, verdict
 from keytide.http_docs import add_docs
 from keytide.http_gate import MESSAGE, Gate, Need
 from keytide.settings import Settings
@@ -85,6 +86,7 @@ def create_app(
     settings: Settings,
     registry: CollectorRegistry,
     on_bug: OnBug = lambda _: None,
+    health: Callable[[], Verdict] = lambda: verdict(()),
 ) -> FastAPI:
     """The application of one node.
 
@@ -93,6 +95,7 @@ def create_app(
         registry: its metrics; the scan endpoint's own are added.
         on_bug: called once a request has found an invariant broken, before it is answered; the node should
             end when it is.
+        health: how the node is, as it sees itself.
     """
     endpoint = Endpoint(view, settings, ScanMetrics(registry), on_bug)
     ways: dict[str, Handler] = {}
@@ -143,12 +146,21 @@ def create_app(
 
     @app.get("/readyz", tags=["health"], summary="Whether the node can answer")
     async def readyz(response: Response) -> dict[str, Any]:
-        ready = view.catalog().cluster is not None
+        own = health()
+        ready = view.catalog().cluster is not None and own.status != "failing"
         response.status_code = 200 if ready else 503
-        return {"ready": ready, "node": view.node_id}
+        return {"ready": ready, "node": view.node_id, **own.as_json()}
+
+    status = Gauge(
+        "keytide_health_status",
+        "How the node is, as it sees itself: 0 ok, 1 degraded, 2 failing; /readyz says why",
+        ["subject_kind"],
+        registry=registry,
+    ).labels("node")
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
+        status.set(LEVELS[health().status])
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app

@@ -15,6 +15,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -47,6 +48,7 @@ class Listener:
     def __init__(self, settings: Settings, view: Node) -> None:
         self._catalog = CatalogReader(settings)
         self._consumer = NodeConsumer(settings)
+        self._view = view
         self._hearing = Hearing(view)
 
     def run(self, stop: threading.Event, started: threading.Event) -> None:
@@ -89,6 +91,7 @@ class Listener:
                 self._hearing.control(record.position, record.data)
         if self._catalog.poll():
             self._hearing.dictionary(self._catalog.snapshot())
+        self._view.passed(time.monotonic())
 
 
 class Gateway:
@@ -100,7 +103,9 @@ class Gateway:
         tls = bool(security.tls_certificate)
         listener, url = listen(name, host, settings.gateway.port, tls=tls, setting="gateway.port")
         view = Node(f"gateway-{socket.gethostname()}-{secrets.token_hex(3)}")
-        self._serving = Serving(settings, view, listener, url, Listener(settings, view).run, "control")
+        self._serving = Serving(
+            settings, view, listener, url, Listener(settings, view).run, "control", "gateway"
+        )
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT.

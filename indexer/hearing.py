@@ -68,6 +68,7 @@ class Hearing:
         except UnreadableMessageError as error:
             log.error("control, offset %d: %s", position, error)
             return None
+        self._node.leader_heard()
         match message:
             case StabilityTimestamp():
                 return message if self._node.control.stamped(position, message) else None

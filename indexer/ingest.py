@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Final
 
 import psutil
@@ -22,7 +23,7 @@ from indexer.events import BackfillData, CaughtUp, MutationData, Stamped, Turn
 from indexer.folder import NodeFolder
 from indexer.hearing import Hearing
 from indexer.hosting import Hosting, SliceNews
-from indexer.metrics import NodeMetrics
+from indexer.metrics import NodeMetrics, shown_names
 from indexer.node import Node
 from indexer.reports import Reporter
 from indexer.store.fold_worker import FoldWorker
@@ -110,6 +111,7 @@ class Ingest:
         self._reporter.poll()
         if now >= self._upkeep_at:
             self._upkeep(now)
+        self._node.passed(time.monotonic())
 
     # --- records --------------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Ingest:
         statuses: list[SliceStatus] = self._hosting.statuses(now)
         self._node.show_states(statuses)
         self._node.show_violations(self._hosting.violations())
-        self._metrics.show(statuses)
+        self._metrics.show(statuses, shown_names(self._catalog.catalog))
         memory = self._process.memory_info()
         self._reporter.heartbeat(
             statuses,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
+from keytide.catalog import Catalog
 from keytide.messages import SliceStatus
 
 _COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _FRESHNESS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+def shown_names(catalog: Catalog) -> dict[str, str]:
+    """Index id -> name, of all indexes but those that are being dropped: another may have the name."""
+    return {record.id: record.name for record in catalog.indexes() if record.state != "DROPPING"}
 
 
 class NodeMetrics:
@@ -51,11 +57,17 @@ class NodeMetrics:
         )
         self._shown: set[tuple[str, str]] = set()
 
-    def show(self, statuses: Iterable[SliceStatus]) -> None:
-        """Set the gauges to the node's slices, and drop those of slices that are gone."""
+    def show(self, statuses: Iterable[SliceStatus], names: Mapping[str, str]) -> None:
+        """Set the gauges to the node's slices, and drop those of slices that are gone.
+
+        Args:
+            names: of the indexes that are shown, by id.
+        """
         shown = set()
         for status in statuses:
-            place = (status.index, str(status.slice))
+            if status.index not in names:
+                continue
+            place = (names[status.index], str(status.slice))
             shown.add(place)
             self._entries.labels(*place).set(status.entries)
             self._bytes.labels(*place).set(status.bytes)

@@ -26,11 +26,16 @@ class Node:
 
     Attributes:
         control: what the control topic said.
+        passed_at: when the thread that owns the slices has last gone round, in seconds of its clock.
+        leader_at: when a leader was last heard; since the first round when none was.
     """
 
     def __init__(self, node_id: str) -> None:
         self._id = node_id
         self.control = Control()
+        self.passed_at = 0.0
+        self.leader_at = 0.0
+        self._leader_spoke = True
         self._catalog = Catalog()
         self._urls: dict[str, str] = {}
         self._histories: dict[str, History] = {}
@@ -76,6 +81,20 @@ class Node:
         """Tell everybody who asked to be told."""
         for callback in self._callbacks:
             callback()
+
+    def leader_heard(self) -> None:
+        """The control topic brought something in this round."""
+        self._leader_spoke = True
+
+    def passed(self, now: float) -> None:
+        """A round is over."""
+        self.passed_at = now
+        if self._leader_spoke:
+            self._leader_spoke, self.leader_at = False, now
+
+    def troubles(self) -> Mapping[SliceKey, Trouble]:
+        """Slices that are placed here and not in order."""
+        return self._troubles
 
     # --- NodeView -------------------------------------------------------------------------------------
 

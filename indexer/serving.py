@@ -12,17 +12,20 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
 from prometheus_client import REGISTRY
 
+from indexer import health
 from indexer.api import create_app
 from indexer.node import Node
 from indexer.one_write import OneWriteProtocol
 from keytide.errors import InvariantViolationError, KeytideError
 from keytide.http_serving import server_of
+from keytide.metrics import build_info
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -43,18 +46,34 @@ class Serving:
         view: what scans see.
         listener, url: where it serves.
         work: runs in the thread `name`.
+        component: what this process is, for its metrics.
     """
 
     def __init__(
-        self, settings: Settings, view: Node, listener: socket.socket, url: str, work: Work, name: str
+        self,
+        settings: Settings,
+        view: Node,
+        listener: socket.socket,
+        url: str,
+        work: Work,
+        name: str,
+        component: str = "node",
     ) -> None:
+        build_info(component)
+        limit_s = settings.coordinator.suspect_ms / 1000
         self._listener, self._url, self._work = listener, url, work
         self._stop = threading.Event()
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_work, name=name)
         self._server = server_of(
-            create_app(view, settings, REGISTRY, self._end_by_bug),
+            create_app(
+                view,
+                settings,
+                REGISTRY,
+                self._end_by_bug,
+                lambda: health.of(view, time.monotonic(), limit_s),
+            ),
             settings.http,
             settings.security,
             OneWriteProtocol,

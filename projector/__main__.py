@@ -44,6 +44,7 @@ def main() -> int:
     try:
         settings = load_settings()
         port = settings.projector.metrics_port
+        metrics.build_info("projector")
         metrics.serve(port, settings.projector.metrics_host)
         url = f"http://{settings.projector.metrics_host}:{port}/metrics" if port else "-"
         Projector(settings).run(stop, lambda: print(f"ready {url}", flush=True))

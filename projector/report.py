@@ -185,15 +185,18 @@ class Reporter:
             )
         )
 
-    def metrics(self, pipeline: Pipeline, tracker: Tracker) -> None:
+    def metrics(self, catalog: Catalog, pipeline: Pipeline, tracker: Tracker) -> None:
         """Bring Prometheus up to date."""
         for keyspace, number in pipeline.documents.items():
             DOCUMENTS.labels(keyspace).inc(number - self._told_documents[keyspace])
         self._told_documents = Counter(pipeline.documents)
         for index, reasons in pipeline.outcomes.items():
             told = self._told_outcomes.setdefault(index, Counter())
+            known = catalog.index(index)
+            if known is None:
+                continue  # it was dropped meanwhile
             for reason, number in reasons.items():
-                SKIPPED.labels(index, reason).inc(number - told[reason])
+                SKIPPED.labels(known.name, reason).inc(number - told[reason])
             self._told_outcomes[index] = Counter(reasons)
         PARTITIONS.clear()
         for key, state in tracker.partitions.items():

@@ -335,4 +335,4 @@ class Projector:
             self._sender.drop(index)
             self._learn()
         self._reporter.progress(catalog, self._members, self._pipeline, force=True)
-        self._reporter.metrics(self._pipeline, self._tracker)
+        self._reporter.metrics(catalog, self._pipeline, self._tracker)

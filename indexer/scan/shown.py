@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from indexer.scan.request import OffsetAndEpoch
+from keytide.health import Reason, Status
 
 PROBLEM_TYPE: Final = "application/problem+json"
 _JSON: Final = "application/json"
@@ -184,10 +185,12 @@ class HealthAnswer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReadyAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether the node can answer."""
+    """Whether the node can answer, and how it is, as it sees itself."""
 
     ready: bool
     node: str
+    status: Status
+    reasons: list[Reason]
 
 
 _TEXT: Final = {"schema": {"type": "string"}}
@@ -235,7 +238,7 @@ def show_answers(page: dict[str, Any]) -> None:
             if "200" in responses:
                 responses["200"]["content"] = _content(path)
             if path == "/readyz":
-                not_yet = "it has not read yet which cluster it belongs to"
+                not_yet = "it cannot answer: `reasons` say why"
                 responses["503"] = {"description": not_yet, "content": _content(path)}
 
 

@@ -405,7 +405,8 @@ def test_no_request_is_a_server_error(endpoint: Endpoint, body: dict[str, Any]) 
 
 def test_health_and_metrics(endpoint: Endpoint) -> None:
     assert endpoint.get("/healthz").json() == {"status": "ok", "node": "n0"}
-    assert endpoint.get("/readyz").json() == {"ready": True, "node": "n0"}
+    ready = {"ready": True, "node": "n0", "status": "ok", "reasons": []}
+    assert endpoint.get("/readyz").json() == ready
     names = {one["name"]: one["state"] for one in endpoint.get("/v1/indexes").json()}
     assert names == {"by_city": "READY", "with_name": "READY", "building": "BUILDING"}
     before = endpoint.registry.get_sample_value("keytide_scan_rows_total") or 0

@@ -212,6 +212,8 @@ def test_holding_a_repeat_of_the_content_is_enough() -> None:
 def test_a_dead_node_leaves_pacing_at_once() -> None:
     core = core_with(index_record())
     serving(core)
+    for now in range(1_000, 4_000, 100):
+        core.vigil.tick(min(now, 3_900))
     issue(core, progress(3_900, 6, 7), 2)
     core.handle(ack(3_901, "a", 2, ("by_city-1", 0)))
     core.handle(heartbeat(3_902, "a", ("by_city-1", 0, 2)))

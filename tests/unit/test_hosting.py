@@ -582,15 +582,15 @@ def test_memory_is_shared_out(place: Place) -> None:
 
 def test_metrics_have_the_names_of_the_contract(place: Place) -> None:
     place.index("BUILDING")
-    place.metrics.show(place.hosting.statuses(0))
+    place.metrics.show(place.hosting.statuses(0), {"i-1": "by_city"})
     page = generate_latest(place.registry).decode()
     for name in ("slice_entries", "slice_bytes", "slice_queue_documents", "snapshot_number"):
-        assert f'keytide_{name}{{index="i-1",slice="0"}}' in page
+        assert f'keytide_{name}{{index="by_city",slice="0"}}' in page
     assert "keytide_snapshot_commit_seconds_bucket" in page
     assert "keytide_freshness_seconds_bucket" in page
     place.drop()
-    place.metrics.show(place.hosting.statuses(0))
-    assert "i-1" not in generate_latest(place.registry).decode()
+    place.metrics.show(place.hosting.statuses(0), {"i-1": "by_city"})
+    assert "by_city" not in generate_latest(place.registry).decode()
 
 
 # --- the node's folder ----------------------------------------------------------------------------------
