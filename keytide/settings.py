@@ -172,16 +172,10 @@ class CoordinatorSettings(Section):
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
     )
     suspect_ms: int = Field(
-        2_000,
-        ge=100,
-        description="health tells of a node, a projector or Kafka that says nothing for this long: four "
-        "heartbeats of nodes",
+        2_000, ge=100, description="health tells of who says nothing for this long: four heartbeats of nodes"
     )
     stale_limit_ms: int = Field(
-        10_000,
-        ge=100,
-        description="health tells of snapshots that are further behind their source: a burst of writes is "
-        "over by then",
+        10_000, ge=100, description="health tells of snapshots further behind: a burst of writes is over"
     )
     leader_timeout_ms: int = Field(
         3_000,
