@@ -27,7 +27,7 @@ from indexer.digests import answer as answer_verifier
 from indexer.lists import page
 from indexer.scan import aggregate_routes, query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
-from indexer.scan.http import BEFORE_NAME, PROBLEMS, Endpoint, Handler, message_of
+from indexer.scan.http import BEFORE_NAME, PROBLEMS, Endpoint, Handler, gone_of, message_of
 from indexer.scan.metrics import ScanMetrics
 from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
@@ -190,7 +190,9 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     async def read(request: Request) -> Response:
         wanted = await message_of(request, read_decoder)
         check(wanted, view.catalog())
-        return Response(encoder.encode(await endpoint.local.read(wanted)), media_type=MESSAGE)
+        return Response(
+            encoder.encode(await endpoint.local.read(wanted, gone_of(request))), media_type=MESSAGE
+        )
 
     async def lease(request: Request) -> Response:
         wanted = await message_of(request, lease_decoder)
@@ -202,11 +204,9 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     async def verify(request: Request) -> Response:
         ask = await message_of(request, digests.ask_decoder)
         check(ask, view.catalog())
-        loop = asyncio.get_running_loop()
         work = functools.partial(answer_verifier, view, ask, now_ms())
-        return Response(
-            digests.encode(await loop.run_in_executor(endpoint.local.threads, work)), media_type=MESSAGE
-        )
+        turn = endpoint.local.lanes.turn(work, None, first=isinstance(ask, digests.PinAsk))
+        return Response(digests.encode(await turn.result(gone_of(request))), media_type=MESSAGE)
 
     async def list_page(request: Request) -> Response:
         ask = await message_of(request, lists.ask_decoder)

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from indexer.scan.pace import UNHURRIED, Pace
 from indexer.view import DoubtfulReadError, Held, NodeView, ReadableSnapshot, StoreDamagedError
 from keytide import digests
 from keytide.collation import MISSING, decode_key, skip_key
@@ -59,13 +60,15 @@ class SnapshotNotHeldError(RetryableError):
     status = 503
 
 
-def answer(view: NodeView, ask: Ask, now: int) -> Answer:
+def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answer:
     """Answer a verifier. Any thread.
 
     Args:
         now: milliseconds.
+        effort: how much of the node it may take.
 
     Raises:
+        OutOfTimeError, GivenUpError: as `Pace.look`.
         SnapshotNotHeldError: the slice does not hold the snapshot.
         RetryableError: the index is not known here, or the slice is damaged.
     """
@@ -88,8 +91,8 @@ def answer(view: NodeView, ask: Ask, now: int) -> Answer:
         )
     try:
         if isinstance(ask, DigestAsk):
-            return digest(snapshot, record.definition, ask)
-        return rows(snapshot, record.definition, ask)
+            return digest(snapshot, record.definition, ask, effort)
+        return rows(snapshot, record.definition, ask, effort)
     except StoreDamagedError as error:
         view.report_damage(ask.index, ask.slice, error.message)
         raise RetryableError(
@@ -127,7 +130,9 @@ def _pin(view: NodeView, ask: PinAsk, number: int, now: int) -> SlicePin:
 # --- digests ----------------------------------------------------------------------------------------------
 
 
-def digest(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk) -> DigestAnswer:
+def digest(
+    snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk, effort: Pace
+) -> DigestAnswer:
     """Sum up a part of a slice.
 
     Raises:
@@ -139,7 +144,8 @@ def digest(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestA
     try:
         for reached, count in work.blocks():
             seen += count
-            if seen >= limit or work.full:
+            effort.look()
+            if seen >= limit or work.full or effort.spent:
                 return work.result(True, reached, seen)
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
@@ -274,7 +280,7 @@ class _Back:
 # --- rows -------------------------------------------------------------------------------------------------
 
 
-def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk) -> RowsAnswer:
+def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, effort: Pace) -> RowsAnswer:
     """The rows of chosen documents among the next rows of a slice.
 
     Raises:
@@ -297,7 +303,8 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk) 
                     entries.append((ids[at], key[: starts[at]], value))
                     size += len(key) + len(value)
                 reached, seen = block[-1][0], seen + len(block)
-                if seen >= limit or size >= ask.bytes_limit:
+                effort.look()
+                if seen >= limit or size >= ask.bytes_limit or effort.spent:
                     return RowsAnswer(entries, back, True, reached)
         else:
             held: list[tuple[bytes, Held]] = []
@@ -308,7 +315,8 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk) 
                 size += _choose(chosen, held, back)
                 reached, seen = held[-1][0], seen + len(held)
                 held = []
-                if seen >= limit or size >= ask.bytes_limit:
+                effort.look()
+                if seen >= limit or size >= ask.bytes_limit or effort.spent:
                     return RowsAnswer(entries, back, True, reached)
             _choose(chosen, held, back)
     except (InvariantViolationError, UnicodeDecodeError) as error:

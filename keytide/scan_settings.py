@@ -55,6 +55,14 @@ class ScanSettings(Section):
         description="rows that a node sorts for one query whose order no index has: it holds all of them in "
         "memory, or as many as LIMIT and OFFSET name",
     )
+    long_readers: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="threads of a node that counts, aggregates and filtered reads share once they take "
+        "longer than a moment: Python runs one at a time, so more help only while one waits for the disk, "
+        "and stand in the way of short scans",
+    )
     max_streams: int = Field(
         16,
         ge=1,

@@ -14,7 +14,7 @@ so these are complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -37,8 +37,8 @@ from indexer.scan.answer import Answer, encode, explain
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Scannable
 from indexer.scan.leases import BETWEEN_CALLS_MS
-from indexer.scan.news import Gone, Patience
-from indexer.scan.reading import Nodes
+from indexer.scan.news import Gone
+from indexer.scan.reading import Nodes, OutOfTimeError
 from indexer.scan.scatter import Asked, Target, ask_task
 from indexer.scan.shared import Shared
 from keytide.collation import MISSING, Value, decode_key, to_json_value
@@ -155,21 +155,19 @@ async def aggregate(
     *,
     max_groups: int,
     threads: Executor,
-    check: Callable[[], None] | None = None,
 ) -> Aggregated:
     """Aggregate a target: the `work` of `Shared.read`.
 
     Args:
         max_groups: groups, and distinct values, that may be held at once.
         threads: for putting much together.
-        check: called between rounds; raises if nobody waits any more.
 
     Raises:
         AggregateTimeoutError: it takes longer than the target's time.
         CallerError (422): there are too many groups (`too-many-groups`), or a value that has no order.
         SnapshotMissingError, RetryableError: as `ask`.
     """
-    deadline = monotonic() + target.timeout_s
+    deadline = monotonic() + target.left_s
     result = Aggregated()
     wants = wants_of(plan)
     backwards = runs_backwards(plan, definition, wanted.reverse)
@@ -178,25 +176,20 @@ async def aggregate(
     after: dict[int, bytes] = {}
     pending = dict(target.nodes)
     while pending:
-        left = deadline - monotonic()
-        if left <= 0:
-            raise AggregateTimeoutError(
-                f"{sum(result.read.values())} entries were aggregated in {target.timeout_s:.1f} s, and there "
-                "are more",
-                next_step="allow more with timeout_ms, or aggregate narrower spans",
-            )
-        if check is not None and result.rounds:
-            check()
+        if monotonic() > deadline:
+            raise _too_long(target, result)
         now = replace(
             target,
             nodes=pending,
-            timeout_s=left,
             lease_ms=target.lease_ms or BETWEEN_CALLS_MS,
             in_use=target.in_use or bool(after),
         )
         share = CALL_ENTRIES // max(map(len, now.by_node().values()))
         body = encode_arguments(Arguments(written, wanted.reverse, enough, max_groups, max(1, share), after))
-        found = await ask_task(now, nodes, TASK, body, result)
+        try:
+            found = await ask_task(now, nodes, TASK, body, result)
+        except OutOfTimeError as error:
+            raise _too_long(target, result) from error
         # With an order to come in, slices stop by themselves.
         most_groups = max_groups if enough is None else None
         if sum(map(len, found.values())) <= _INLINE_BYTES and len(result.groups) <= _INLINE_VALUES:
@@ -213,6 +206,14 @@ async def aggregate(
                 del pending[number]
                 after.pop(number, None)
     return result
+
+
+def _too_long(target: Target, result: Aggregated) -> AggregateTimeoutError:
+    return AggregateTimeoutError(
+        f"{sum(result.read.values())} entries were aggregated in {target.timeout_s:.1f} s, and there are "
+        "more",
+        next_step="allow more with timeout_ms, or aggregate narrower spans",
+    )
 
 
 def _merge(
@@ -296,21 +297,18 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
     check_wanted(wanted, max_groups)
     seen = shared.session(request)
 
-    with Patience(shared.timeout_s(request), gone) as patience:
+    async def work(target: Target) -> Aggregated:
+        return await aggregate(
+            target,
+            shared.nodes,
+            plan,
+            definition,
+            wanted,
+            max_groups=max_groups,
+            threads=shared.local.threads,
+        )
 
-        async def work(target: Target) -> Aggregated:
-            return await aggregate(
-                target,
-                shared.nodes,
-                plan,
-                definition,
-                wanted,
-                max_groups=max_groups,
-                threads=shared.local.threads,
-                check=patience.check,
-            )
-
-        agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
+    agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
     result = agreed.gathered
     if len(result.groups) * len(plan.functions) <= _INLINE_VALUES:
         shown, count, more = _written(result, plan, wanted)

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from indexer.scan import aggregate
 from indexer.scan.aggregate_request import AggregateRequest
 from indexer.scan.asking import Examples, from_query, parse
-from indexer.scan.http import Endpoint, add_route, body_of, gone_of, index_name
+from indexer.scan.http import Endpoint, add_route, body_of, index_name
 
 _EXAMPLES: Final[Examples] = {
     "flights per airport": {"functions": ["count"], "group_by": ["destination"], "limit": 10},
@@ -42,8 +42,10 @@ class _Routes:
         return await self._answer(request, from_query(AggregateRequest, request.query_params.multi_items()))
 
     async def _answer(self, request: Request, parsed: AggregateRequest) -> Response:
-        return await self._endpoint.answer(
-            lambda service: aggregate.answer(service.shared, index_name(request), parsed, gone_of(request))
+        return await self._endpoint.long_answer(
+            request,
+            parsed,
+            lambda service, gone: aggregate.answer(service.shared, index_name(request), parsed, gone),
         )
 
 

@@ -10,6 +10,7 @@ What is wrong with the question itself (too many groups) is part of the result: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -77,7 +78,8 @@ encode_plan: Final = msgspec.json.Encoder().encode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_arguments: Final = msgspec.msgpack.Decoder(Arguments).decode
 _decode_plan: Final = msgspec.json.Decoder(Plan).decode
-_decode_filter: Final = msgspec.json.Decoder(Predicate).decode
+_decode_filter: Final = lru_cache(maxsize=64)(msgspec.json.Decoder(Predicate).decode)
+"""Kept, for every call of an aggregate comes with the same, which may list thousands of values."""
 
 
 def aggregate_slice(work: SliceWork) -> bytes | Unfinished:
@@ -123,13 +125,14 @@ class _Call:
             max_groups=arguments.max_groups,
         )
         examined = 0
-        for block in self._blocks(aggregate.backwards):
-            goes_on = aggregate.add(block)
-            examined += len(block)
+        effort = self._work.effort
+        for part in (part for block in self._blocks(aggregate.backwards) for part in effort.parts(block)):
+            goes_on = aggregate.add(part)
+            examined += len(part)
             if not goes_on:
                 break
-            if examined >= arguments.entries:
-                return Partial(aggregate.groups(), True, block[-1][0], examined)
+            if examined >= arguments.entries or effort.spent:
+                return Partial(aggregate.groups(), True, part[-1][0], examined)
         return Partial(aggregate.groups(), False, b"", examined)
 
     def _blocks(self, backwards: bool) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
 
 from indexer.scan.leases import BETWEEN_CALLS_MS
 from indexer.scan.picking import behind
-from indexer.scan.reading import TIP, Nodes
+from indexer.scan.reading import TIP, Nodes, OutOfTimeError
 from indexer.scan.scatter import Asked, Entry, Target, ask, requests_of
 from keytide.errors import RetryableError, invariant
 
@@ -83,7 +83,7 @@ async def gather(
         RetryableError: a node did not answer.
     """
     result = Gathered(offset_left=offset)
-    deadline = monotonic() + target.timeout_s if offset or target.filter or target.distinct else math.inf
+    deadline = monotonic() + target.left_s if offset or target.filter or target.distinct else math.inf
     last = b""  # the last key that was left out: of distinct keys another slice may bring it again
     if offset and len(target.nodes) > 1 and not target.in_order:
         after, last = await _skip(target, nodes, after, reverse, result, deadline)
@@ -103,7 +103,12 @@ async def gather(
             still = wanted - len(taken)
             unread = sum(source.more for source in sources)
             block = min(still, max(2 * block, _even_share(still, unread)))
-            await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
+            try:
+                await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
+            except OutOfTimeError:
+                if not taken and all(source.after == after for source in sources):
+                    raise  # nothing came of it
+                deadline = -math.inf
         if not any(source.entries for source in sources):
             if not later and not any(source.more for source in sources):
                 break
@@ -179,22 +184,27 @@ async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, lim
         await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
 
 
-async def count(
-    target: Target, nodes: Nodes, *, apart: bool = True, check: Callable[[], None] | None = None
-) -> Gathered:
+async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered:
     """How many entries (or distinct keys) the target has, over all slices.
 
     Args:
         apart: no key lies in two slices.
-        check: called between rounds; raises if nobody waits any more.
 
     Raises:
         CountTimeoutError: there are too many to be counted in the time.
         SnapshotMissingError, RetryableError: as `gather`.
     """
     result = Gathered()
-    target = replace(target, lease_ms=target.lease_ms or BETWEEN_CALLS_MS)
-    deadline = monotonic() + target.timeout_s
+    try:
+        await _count(replace(target, lease_ms=target.lease_ms or BETWEEN_CALLS_MS), nodes, result, apart)
+    except OutOfTimeError as error:
+        raise _too_many(target, result) from error
+    return result
+
+
+async def _count(target: Target, nodes: Nodes, result: Gathered, apart: bool) -> None:
+    """Add what is counted to the result. Raises as `count`."""
+    deadline = monotonic() + target.left_s
     if target.distinct and not apart and len(target.nodes) > 1:
         after, last = b"", b""
         while True:
@@ -207,10 +217,8 @@ async def count(
             result.count += len(final)
             last = final[-1][0] if final else last
             if not open_ends:
-                return result
+                return
             _check_time(deadline, target, result)
-            if check is not None:
-                check()
             target = replace(target, in_use=True)
     sources = [_Source(number, b"") for number in sorted(target.nodes)]
     while sources:
@@ -218,10 +226,7 @@ async def count(
         sources = [source for source in sources if source.more]
         if sources:
             _check_time(deadline, target, result)
-            if check is not None:
-                check()
             target = replace(target, in_use=True)
-    return result
 
 
 class CountTimeoutError(RetryableError):
@@ -233,10 +238,14 @@ class CountTimeoutError(RetryableError):
 
 def _check_time(deadline: float, target: Target, result: Gathered) -> None:
     if monotonic() > deadline:
-        raise CountTimeoutError(
-            f"{result.count} were counted in {target.timeout_s:.1f} s, and there are more",
-            next_step="allow more with timeout_ms, or count a narrower span",
-        )
+        raise _too_many(target, result)
+
+
+def _too_many(target: Target, result: Gathered) -> CountTimeoutError:
+    return CountTimeoutError(
+        f"{result.count} were counted in {target.timeout_s:.1f} s, and there are more",
+        next_step="allow more with timeout_ms, or count a narrower span",
+    )
 
 
 def _even_share(rows: int, slices: int) -> int:

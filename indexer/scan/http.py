@@ -6,7 +6,7 @@ A kind of read has a module with `add_routes(app, endpoint)`, which `indexer.api
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -18,7 +18,7 @@ from indexer.scan.answer import Answer
 from indexer.scan.asking import Examples, operation
 from indexer.scan.local import LocalReader
 from indexer.scan.metrics import ScanMetrics
-from indexer.scan.news import Gone
+from indexer.scan.news import Gone, unless_gone
 from indexer.scan.peers import Peers
 from indexer.scan.problems import OnBug
 from indexer.scan.reading import MalformedRequestError
@@ -47,7 +47,11 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (413, "`request-too-large`"),
         (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
         (503, "`index-not-ready` with the build and slices, `node-unavailable`, `too-many-leases`, ..."),
-        (504, "`timestamp-not-reached`: the wait for what was demanded ran out; `count-timeout`"),
+        (
+            504,
+            "`timestamp-not-reached`: the wait for what was demanded ran out; `count-timeout`, "
+            "`query-timeout`: there is more to read than the request has time for",
+        ),
     )
 }
 
@@ -78,7 +82,9 @@ class Endpoint:
         self.on_bug = on_bug
         scan = settings.scan
         longest = max(scan.max_hold_s, scan.lease_s, scan.tail_lease_s)
-        self.local = LocalReader(view, scan.max_leases, longest_lease_s=longest)
+        self.local = LocalReader(
+            view, scan.max_leases, longest_lease_s=longest, long_readers=scan.long_readers
+        )
         self.peers = Peers(view, self.local)
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []
@@ -128,10 +134,22 @@ class Endpoint:
                 return None
         return None
 
+    async def long_answer(
+        self,
+        request: Request,
+        moment: Moment,
+        work: Callable[[ScanService, Gone], Coroutine[Any, Any, Answer]],
+    ) -> Response:
+        """The response of what may read much: given up when the reader goes away, or its time is over."""
+        gone = gone_of(request)
+        limit_s = self.shared.timeout_s(moment)
+        return await self.answer(lambda service: unless_gone(work(service, gone), gone, limit_s))
+
     async def answer(self, work: Callable[[ScanService], Awaitable[Answer]]) -> Response:
         """The response for an answer in JSON, counted."""
         service = self.service
         began = perf_counter()
+        self.local.lanes.short()
         answer = await work(service)
         self.metrics.answered(answer, perf_counter() - began)
         return Response(answer.body, media_type="application/json")

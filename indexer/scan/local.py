@@ -4,9 +4,8 @@ Theory of operation
 ===================
 Snapshots are taken hold of, leased and given back on the event loop; only reading their entries may take
 long. A read of at most `INLINE_ROWS` rows is done at once (a hop to a thread costs more than the read), a
-longer one, a count, a task or anything that may look at much and find little in a small pool of threads, so
-that it holds up no other scan; there it looks at a bounded number of entries (`picking`), so that it keeps no
-thread from others for long.
+longer one, a count, a task or anything that may look at much and find little in threads, turn by turn
+(`effort`), so that it holds up no other scan.
 
 A read that belongs to a held snapshot is answered only while the hold lasts, and prolongs it.
 
@@ -19,17 +18,21 @@ is `gone` as well, and has the slice examined, which serves on.
 
 from __future__ import annotations
 
-import asyncio
 import operator
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
+from indexer.scan.effort import Lanes, Turn
 from indexer.scan.examining import flaw
+from indexer.scan.extent import entries_of, is_plain, is_short, knows_count, within_s
 from indexer.scan.filtering import Filters
 from indexer.scan.leases import LONGEST_LEASE_S, LeaseBook
+from indexer.scan.news import Gone
+from indexer.scan.pace import UNHURRIED, Pace
 from indexer.scan.picking import Picked, pick
 from indexer.scan.reading import (
     TIP,
@@ -50,17 +53,11 @@ from keytide.errors import UNDECODABLE, InvariantViolationError, RetryableError
 from keytide.history import History
 from keytide.timestamp import Timestamp
 
-INLINE_ROWS: Final = 2_000
-"""Rows that are read or written as JSON on the event loop: about 2 ms."""
-SEEK_ROWS: Final = 20
-"""A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
 EXAMINED: Final = 50_000
 """Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
 is not a setting: `timeout_ms` bounds the whole, this only how it is divided."""
 REMEMBERED: Final = 1_000
 """Indexes whose shapes are kept."""
-READERS: Final = 4
-"""Threads for long reads: two cores' worth, and some that wait for the disk."""
 
 _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = Trouble("", "")
@@ -88,6 +85,10 @@ class LocalReader:
         max_leases, longest_lease_s: see `LeaseBook`.
         tasks: what slices can work out (`indexer.scan.task_list`).
         examined: see `EXAMINED`.
+        long_readers: see `Lanes`.
+
+    Attributes:
+        lanes: the threads.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class LocalReader:
         tasks: Mapping[str, Task] = TASKS,
         examined: int = EXAMINED,
         longest_lease_s: int = LONGEST_LEASE_S,
+        long_readers: int = 1,
     ) -> None:
         self._view = view
         self._leases = LeaseBook(view, max_leases, longest_lease_s)
@@ -104,16 +106,27 @@ class LocalReader:
         self._examined = examined
         self._filters = Filters()
         self._shapes: dict[str, Shape] = {}
-        self.threads = ThreadPoolExecutor(READERS, thread_name_prefix="scan")
+        self.lanes = Lanes(long_readers)
+
+    @property
+    def threads(self) -> Executor:
+        """For long work that is bounded by itself."""
+        return self.lanes.threads
 
     def close(self) -> None:
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.lanes.close()
 
-    async def read(self, request: ReadRequest) -> ReadReply:
+    async def read(self, request: ReadRequest, gone: Gone | None = None) -> ReadReply:
         """Answer from the snapshots held here. A slice without the snapshot is marked `gone`, never answered
         from another one.
 
+        Args:
+            gone: returns when the one who asks has gone away: a long read is given up then. It is, too, when
+                the caller is cancelled.
+
         Raises:
+            OutOfTimeError: it was not done within the request's time.
+            ReaderGoneError: whoever asked has gone away.
             TooManyLeasesError: a lease was asked for, and is one too many.
             HistoryAheadError: the snapshot was rolled back.
             UnknownTaskError: this release has no such task.
@@ -123,20 +136,25 @@ class LocalReader:
         if request.hold and request.in_use and not self._holds(request):
             return ReadReply([self._gone(request.index, one, _RUN_OUT) for one in request.slices])
         held: list[ReadableSnapshot | None] = []
+        turn: Turn[list[SliceReply]] | None = None
         try:
             for slice_number in request.slices:
                 held.append(self._acquire(request, slice_number, history))
-            if _is_short(request):
-                replies = self._read(request, held)
+            if is_short(request):
+                self.lanes.short()
+                replies = self._read(request, held, UNHURRIED)
             else:
-                loop = asyncio.get_running_loop()
-                replies = await loop.run_in_executor(self.threads, self._read, request, held)
+                turn = self.lanes.turn(
+                    partial(self._read, request, held), within_s(request), first=not request.in_use
+                )
+                replies = await turn.result(gone)
             leased = self._keeps(request, replies) and not self._keep(request)
             return ReadReply(replies, leased)
         finally:
-            for snapshot in held:
-                if snapshot is not None:
-                    snapshot.release()
+            if turn is None:
+                _release(held)
+            else:  # the thread may still be at it, though nobody waits any more
+                turn.done.add_done_callback(lambda _: _release(held))
 
     def lease(self, request: LeaseRequest) -> LeaseReply:
         """Keep snapshots that are held here, or give a hold back.
@@ -198,16 +216,17 @@ class LocalReader:
             return Trouble("BUILDING", f"build {build} fills it anew")
         return self._view.trouble(index, slice_number) or _NO_TROUBLE
 
-    def _read(self, request: ReadRequest, held: _Held) -> list[SliceReply]:
+    def _read(self, request: ReadRequest, held: _Held, effort: Pace) -> list[SliceReply]:
         """Read every slice of the request. Any thread."""
-        replies = []
+        replies: list[SliceReply] = []
         for slice_number, snapshot, after in zip(request.slices, held, request.after, strict=True):
+            effort.begin(len(held) - len(replies))
             if snapshot is None:
                 trouble = self._trouble(request.index, slice_number)
                 replies.append(self._gone(request.index, slice_number, trouble))
                 continue
             try:
-                replies.append(self._read_slice(request, slice_number, snapshot, after))
+                replies.append(self._read_slice(request, slice_number, snapshot, after, effort))
             except StoreDamagedError as error:
                 self._view.report_damage(request.index, slice_number, error.message)
                 replies.append(self._gone(request.index, slice_number, Trouble("LOST", error.message)))
@@ -217,7 +236,12 @@ class LocalReader:
         return replies
 
     def _read_slice(
-        self, request: ReadRequest, slice_number: int, snapshot: ReadableSnapshot, after: bytes
+        self,
+        request: ReadRequest,
+        slice_number: int,
+        snapshot: ReadableSnapshot,
+        after: bytes,
+        effort: Pace,
     ) -> SliceReply:
         """What one slice gives.
 
@@ -229,21 +253,21 @@ class LocalReader:
         entries: list[tuple[bytes, bytes]] = []
         more, counted, result = False, 0, b""
         if request.task:
-            worked = self._work(request, slice_number, snapshot, after)
+            worked = self._work(request, slice_number, snapshot, after, effort)
             more = isinstance(worked, Unfinished)
             result = worked.result if isinstance(worked, Unfinished) else worked
         elif request.examine:
-            self._examine(request, snapshot, after)
-        elif _is_plain(request):
-            entries = _entries(snapshot, request, after)
+            self._examine(request, snapshot, after, effort)
+        elif is_plain(request):
+            entries = entries_of(snapshot, request, after, effort)
             keys = [key for key, _ in entries]
             if not all(map(operator.gt if request.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= request.limit
-        elif _knows_count(request):
+        elif knows_count(request):
             counted = sum(snapshot.count(low, high) for low, high in request.spans)
         else:
-            picked = self._pick(request, snapshot, after)
+            picked = self._pick(request, snapshot, after, effort)
             entries, more, counted = picked.entries, picked.more, picked.counted
         if request.keys_only:
             entries = [(key, b"") for key, _ in entries]
@@ -264,7 +288,7 @@ class LocalReader:
             reply = replace(reply, reached=picked.reached, skipped=picked.skipped, examined=picked.examined)
         return replace(reply, result=result) if result else reply
 
-    def _pick(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes) -> Picked:
+    def _pick(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, effort: Pace) -> Picked:
         """What a read finds that may look at much.
 
         Raises:
@@ -274,19 +298,25 @@ class LocalReader:
             test = None
             if request.filter:
                 test = self._filters.test(request.index, self._definition(request.index), request.filter)
-            return pick(snapshot, request, after, self._shape(request.index), test, self._examined)
+            shape = self._shape(request.index)
+            return pick(snapshot, request, after, shape, test, self._examined, effort)
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
     def _work(
-        self, request: ReadRequest, slice_number: int, snapshot: ReadableSnapshot, after: bytes
+        self,
+        request: ReadRequest,
+        slice_number: int,
+        snapshot: ReadableSnapshot,
+        after: bytes,
+        effort: Pace,
     ) -> bytes | Unfinished:
         task = self._tasks.get(request.task)
         if task is None:
             raise self._unknown(request)
         definition = self._definition(request.index)
         try:
-            return task(SliceWork(request, slice_number, snapshot, definition, after, self._view))
+            return task(SliceWork(request, slice_number, snapshot, definition, after, self._view, effort))
         except UNDECODABLE as error:  # of its arguments: of an entry it is damage
             raise self._unknown(request) from error
 
@@ -296,11 +326,11 @@ class LocalReader:
             next_step="run the same release on every node",
         )
 
-    def _examine(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes) -> None:
+    def _examine(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, effort: Pace) -> None:
         """Raise `DoubtfulReadError` if what the request reads cannot have been written."""
-        if not _is_plain(request):
+        if not is_plain(request):
             request = replace(request, limit=max(request.limit, self._examined))
-        found = flaw(_entries(snapshot, request, after), request, after, self._shape(request.index))
+        found = flaw(entries_of(snapshot, request, after, effort), request, after, self._shape(request.index))
         if found:
             raise DoubtfulReadError(found)
 
@@ -347,28 +377,6 @@ class LocalReader:
         return now_ms()
 
 
-def _is_plain(request: ReadRequest) -> bool:
-    """Whether the first entries that are found are those that are wanted."""
-    return bool(request.limit) and not (request.filter or request.distinct or request.skip)
-
-
-def _knows_count(request: ReadRequest) -> bool:
-    """Whether this is a count that the store knows without reading."""
-    return not (request.limit or request.filter or request.distinct) and all(
-        not low and high is None for low, high in request.spans
-    )
-
-
-def _is_short(request: ReadRequest) -> bool:
-    """Whether the read is done faster than a thread is asked to do it."""
-    if request.task:
-        return False
-    if _is_plain(request):
-        seeks = SEEK_ROWS * max(0, len(request.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
-        return (request.limit + seeks) * len(request.slices) <= INLINE_ROWS
-    return _knows_count(request)
-
-
 def _check_history(request: ReadRequest | LeaseRequest, history: History) -> None:
     """Raise `HistoryAheadError` if a rollback that this node knows of has taken back what is asked for."""
     void = (
@@ -383,16 +391,7 @@ def _check_history(request: ReadRequest | LeaseRequest, history: History) -> Non
         )
 
 
-def _entries(snapshot: ReadableSnapshot, request: ReadRequest, after: bytes) -> list[tuple[bytes, bytes]]:
-    """Up to the limit of entries behind `after`, over all spans in the direction of the read."""
-    entries: list[tuple[bytes, bytes]] = []
-    for low, high in reversed(request.spans) if request.reverse else request.spans:
-        if after and ((low >= after) if request.reverse else (high is not None and high <= after)):
-            continue  # this span was read to its end on an earlier page
-        inside = after if after and low <= after and (high is None or after < high) else None
-        wanted = request.limit - len(entries)
-        for block in snapshot.rows(low, high, request.reverse, wanted, inside):
-            entries += block
-        if len(entries) >= request.limit:
-            return entries[: request.limit]
-    return entries
+def _release(held: _Held) -> None:
+    for snapshot in held:
+        if snapshot is not None:
+            snapshot.release()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self, TypeVar
+
+from indexer.scan.reading import OutOfTimeError
+
+GRACE_S: Final = 0.25
+"""How much longer than its time a request may take: it is to say itself what took so long."""
+
+ResultT = TypeVar("ResultT")
 
 Gone = Callable[[], Awaitable[None]]
 """Returns when the reader of a request has gone away; never before."""
@@ -14,6 +21,35 @@ Gone = Callable[[], Awaitable[None]]
 
 class ReaderGoneError(Exception):
     """The reader has gone away; nobody wants the answer."""
+
+
+async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: Gone, limit_s: float) -> ResultT:
+    """The outcome of `work`, which is cancelled when nobody waits for it any more. So is what it has asked of
+    other nodes: its connections to them are closed.
+
+    Args:
+        limit_s: the time of its request. Work looks at it itself; what does not is cut off a moment later.
+
+    Raises:
+        ReaderGoneError: the reader went away first.
+        OutOfTimeError: the time ran out.
+    """
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, timeout=limit_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if watch.done():
+            raise ReaderGoneError
+        raise OutOfTimeError(
+            f"the request was not done in {limit_s:.1f} s",
+            next_step="allow more with timeout_ms, or ask for less",
+        )
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 class News:
@@ -74,17 +110,6 @@ class Patience:
     @property
     def waited_ms(self) -> int:
         return int((self._loop.time() - self._began) * 1000)
-
-    def check(self) -> None:
-        """Between the rounds of long work: whether anybody still waits for it.
-
-        Raises:
-            ReaderGoneError: nobody does.
-        """
-        if self._watch is None:
-            self._watch = asyncio.ensure_future(self._gone())
-        elif self._watch.done():
-            raise ReaderGoneError
 
     async def wait(self, heard: asyncio.Future[None] | None = None, at_most: float | None = None) -> None:
         """Wait until `heard` is done, `at_most` seconds or the deadline.

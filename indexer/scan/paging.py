@@ -16,8 +16,8 @@ from typing import Any, Final
 from indexer.scan.agree import Agreed, with_timestamp
 from indexer.scan.answer import encode
 from indexer.scan.choose import SnapshotGoneError, Stamp
+from indexer.scan.extent import INLINE_ROWS
 from indexer.scan.gather import Gathered, examine, gather
-from indexer.scan.local import INLINE_ROWS
 from indexer.scan.scatter import Entry, SnapshotMissingError, Target
 from indexer.scan.selection import Shape, slices_ahead
 from indexer.scan.shared import Shared

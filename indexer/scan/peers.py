@@ -14,6 +14,7 @@ from indexer.scan.reading import (
     LeaseReply,
     LeaseRequest,
     NodeUnavailableError,
+    OutOfTimeError,
     ReadReply,
     ReadRequest,
     encoder,
@@ -31,6 +32,9 @@ LEASE_PATH = "/internal/v1/lease"
 
 IDLE_S: Final = 4.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn would close it."""
+
+PATIENCE_S: Final = 0.1
+"""A node that is silent for less is not to blame: the request had no more time left."""
 
 CONNECTIONS: Final = 128
 """To one node at once; who comes later waits for one of them. There is no limit over all nodes: those that
@@ -66,6 +70,7 @@ class Peers:
 
         Raises:
             NodeUnavailableError: it is not known, does not answer in time, or answers with something else.
+            OutOfTimeError: there was no time to speak of.
             RetryableError: the error that it answered with.
         """
         if node == self.here:
@@ -103,6 +108,11 @@ class Peers:
             if status == 200:
                 return decoder.decode(answer)
         except TimeoutError as error:
+            if timeout_s < PATIENCE_S:
+                raise OutOfTimeError(
+                    f"the request's time ran out {timeout_s * 1000:.0f} ms after node {node} was asked",
+                    next_step="try again, or allow more with timeout_ms",
+                ) from error
             raise NodeUnavailableError(
                 f"node {node} did not answer within {timeout_s:.1f} s",
                 status=504,
@@ -148,8 +158,8 @@ def _answered(node: str, status: int, body: bytes) -> RetryableError:
         return NodeUnavailableError(
             f"node {node} answered {status} {problem.type}: {problem.detail}", node=node
         )
-    family = HistoryAheadError if problem.type == HistoryAheadError.problem_type else RetryableError
-    return family(
+    families = {one.problem_type: one for one in (HistoryAheadError, OutOfTimeError)}
+    return families.get(problem.type, RetryableError)(
         f"node {node}: {problem.detail}",
         problem_type=problem.type,
         status=status,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from indexer.scan.pace import Pace
 from indexer.scan.reading import ReadRequest
 from indexer.scan.selection import Shape
 from indexer.view import ReadableSnapshot
@@ -68,7 +69,13 @@ class Picked:
 
 
 def pick(
-    snapshot: ReadableSnapshot, request: ReadRequest, after: bytes, shape: Shape, test: Test | None, most: int
+    snapshot: ReadableSnapshot,
+    request: ReadRequest,
+    after: bytes,
+    shape: Shape,
+    test: Test | None,
+    most: int,
+    effort: Pace,
 ) -> Picked:
     """What a request finds in a slice.
 
@@ -76,16 +83,18 @@ def pick(
         after: where to go on.
         test: the request's filter.
         most: entries to look at.
+        effort: how much of the node it may take.
 
     Raises:
+        OutOfTimeError, GivenUpError: as `Pace.look`.
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
     picked = Picked()
     for low, high in stretches(request, after):
         inside = (
-            _distinct(snapshot, low, high, request, shape, test, most, picked)
+            _distinct(snapshot, low, high, request, shape, test, most, picked, effort)
             if request.distinct
-            else _each(snapshot, low, high, request, test, most, picked)
+            else _each(snapshot, low, high, request, test, most, picked, effort)
         )
         if inside:
             break
@@ -112,19 +121,18 @@ def _each(
     test: Test | None,
     most: int,
     picked: Picked,
+    effort: Pace,
 ) -> bool:
     """Pick from a stretch; whether the read ends within it."""
-    for block in snapshot.rows(low, high, request.reverse):
-        if not block:
-            continue
-        picked.examined += len(block)
-        full = picked.take(block if test is None else [entry for entry in block if test(*entry)], request)
+    for part in (part for block in snapshot.rows(low, high, request.reverse) for part in effort.parts(block)):
+        picked.examined += len(part)
+        full = picked.take([entry for entry in part if test is None or test(*entry)], request)
         if full:
             del picked.entries[request.limit :]
             picked.more, picked.reached = True, picked.entries[-1][0]
             return True
-        if picked.examined >= most:
-            picked.more, picked.reached = True, block[-1][0]
+        if picked.examined >= most or effort.spent:
+            picked.more, picked.reached = True, part[-1][0]
             return True
     return False
 
@@ -138,6 +146,7 @@ def _distinct(
     test: Test | None,
     most: int,
     picked: Picked,
+    effort: Pace,
 ) -> bool:
     """Pick the first entry of each key from a stretch; whether the read ends within it. Entries come without
     ids and included columns: their key is the canonical key alone."""
@@ -155,7 +164,8 @@ def _distinct(
             del picked.entries[request.limit :]
             picked.more, picked.reached = True, behind(picked.entries[-1][0], reverse)
             return True
-        if picked.examined >= most:
+        effort.look()
+        if picked.examined >= most or effort.spent:
             picked.more, picked.reached = True, place
             return True
         if reverse:

@@ -11,6 +11,7 @@ settings bound them.
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from indexer.scan.query_groups import GroupReader
 from indexer.scan.query_index import IndexChooser
 from indexer.scan.query_request import QueryRequest, QueryToken
 from indexer.scan.query_rows import OutputMaker, Sorted, sorted_rows
-from indexer.scan.reading import TIP
+from indexer.scan.reading import TIP, OutOfTimeError
 from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.selection import Selection, bounded_offset, effective_limit
 from indexer.scan.shared import Shared, check_snapshot
@@ -63,18 +64,35 @@ class QueryService:
         shared = self._shared
         secret = shared.directory.secret()
         seen = shared.session(request)
+        began = monotonic()
         if request.page is not None:
             return await self._next_page(request, verify(request.page, QueryToken, secret), seen, gone)
         select = await self._chooser.parsed(request.sql)
         plan, shown = await self._chooser.chosen(select, request, gone)
         if select.explain:
             return Answer(encode(shown), 0, plan.index.name, request.consistency)
+        request = self._with_the_rest(request, began)
         index = await shared.ready_index(plan.index.name, request, gone)
         if select.grouped:
             return await self._groups(index, plan, request, seen, gone, shown)
         if not plan.ordered and select.limit != 0:
             return await self._sorted(index, plan, request, seen, gone, shown)
         return await self._first_page(index, plan, request, seen, gone, shown)
+
+    def _with_the_rest(self, request: QueryRequest, began: float) -> QueryRequest:
+        """A request with what planning has left of its time.
+
+        Raises:
+            OutOfTimeError: nothing.
+        """
+        allowed_s = self._shared.timeout_s(request)
+        left_ms = int((allowed_s - (monotonic() - began)) * 1000)
+        if left_ms < 1:
+            raise OutOfTimeError(
+                f"planning the query took all of its {allowed_s:.1f} s",
+                next_step="allow more with timeout_ms",
+            )
+        return msgspec.structs.replace(request, timeout_ms=left_ms)
 
     # --- rows in the index's order ------------------------------------------------
 

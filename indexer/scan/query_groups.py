@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.scan.aggregate import Aggregated, GroupRow, Wanted, aggregate, rows
+from indexer.scan.aggregate import Aggregated, AggregateTimeoutError, GroupRow, Wanted, aggregate, rows
 from indexer.scan.aggregate_request import Plan as Aggregation
 from indexer.scan.aggregate_request import planned
+from indexer.scan.reading import OutOfTimeError
 from indexer.scan.scatter import Target
 from indexer.scan.shared import Shared
 from keytide.collation import Value, encode_part, to_json_value
@@ -59,16 +60,24 @@ class GroupReader:
         self._function = {one.name: at for at, one in enumerate(self.aggregation.functions)}
 
     async def work(self, target: Target) -> Aggregated:
-        """The `work` of `Shared.read`. Raises as `aggregate`."""
-        return await aggregate(
-            target,
-            self._shared.nodes,
-            self.aggregation,
-            self._plan.index.definition,
-            self._wanted,
-            max_groups=self._max_groups,
-            threads=self._shared.local.threads,
-        )
+        """The `work` of `Shared.read`.
+
+        Raises:
+            OutOfTimeError: it takes longer than the target's time.
+            KeytideError: as `aggregate`.
+        """
+        try:
+            return await aggregate(
+                target,
+                self._shared.nodes,
+                self.aggregation,
+                self._plan.index.definition,
+                self._wanted,
+                max_groups=self._max_groups,
+                threads=self._shared.local.threads,
+            )
+        except AggregateTimeoutError as error:
+            raise OutOfTimeError(error.message, next_step=error.next_step) from error
 
     def rows(self, found: Aggregated) -> GroupRows:
         """The rows of the answer. Any thread.

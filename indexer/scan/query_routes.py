@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 
 from indexer.scan.asking import Examples, from_query, operation, parse
-from indexer.scan.http import PROBLEMS, Endpoint, body_of, gone_of
+from indexer.scan.http import PROBLEMS, Endpoint, body_of
 from indexer.scan.query import QueryService
 from indexer.scan.query_request import QueryRequest
 
@@ -48,7 +48,7 @@ class _Routes:
         if self._service is None:
             self._service = QueryService(self._endpoint.shared)
         service = self._service
-        return await self._endpoint.answer(lambda _: service.answer(parsed, gone_of(request)))
+        return await self._endpoint.long_answer(request, parsed, lambda _, gone: service.answer(parsed, gone))
 
 
 def add_routes(app: FastAPI, endpoint: Endpoint) -> None:

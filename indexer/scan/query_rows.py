@@ -20,12 +20,13 @@ from typing import Any, Final
 from indexer.scan.aggregate_columns import EntryReader
 from indexer.scan.gather import Gathered, examine, gather
 from indexer.scan.paging import UNREADABLE
+from indexer.scan.reading import OutOfTimeError
 from indexer.scan.scatter import Asked, Entry, Target
 from indexer.scan.shared import Shared
 from keytide.collation import encode_part, to_json_value
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
-from keytide.errors import CallerError, RetryableError
+from keytide.errors import CallerError
 from keytide.query import Aggregate, Plan
 
 SORT_BLOCK: Final = 10_000
@@ -33,13 +34,6 @@ SORT_BLOCK: Final = 10_000
 
 Placed = tuple[bytes, bytes, list[Any]]
 """A row with its place: what it is ordered by, its entry key, its values."""
-
-
-class QueryTimeoutError(RetryableError):
-    """Reading what is to be sorted took longer than the request allows."""
-
-    problem_type = "query-timeout"
-    status = 504
 
 
 class TooManyRowsError(CallerError):
@@ -108,10 +102,9 @@ async def sorted_rows(target: Target, shared: Shared, plan: Plan, maker: OutputM
 
     Raises:
         TooManyRowsError: more than `scan.max_sort_rows` are to be held.
-        QueryTimeoutError: it takes longer than the target's time.
+        OutOfTimeError: it takes longer than the target's time.
         SnapshotMissingError, RetryableError: as `paging.page_of`.
     """
-    deadline = monotonic() + target.timeout_s
     most = shared.settings.max_sort_rows
     select = plan.select
     wanted = None if select.limit is None else select.limit + select.offset
@@ -121,14 +114,13 @@ async def sorted_rows(target: Target, shared: Shared, plan: Plan, maker: OutputM
     after, more = b"", bool(target.nodes)
     loop = asyncio.get_running_loop()
     while more:
-        left = deadline - monotonic()
-        if left <= 0:
-            raise QueryTimeoutError(
+        if monotonic() > target.until:
+            raise OutOfTimeError(
                 f"{sum(result.read.values())} entries were read in {target.timeout_s:.1f} s to be sorted, "
                 "and there are more",
                 next_step="allow more with timeout_ms, or ask in the order of an index",
             )
-        now = replace(target, timeout_s=left, in_use=target.in_use or bool(after))
+        now = replace(target, timeout_s=target.left_s, in_use=target.in_use or bool(after))
         try:
             page = await gather(now, shared.nodes, after, False, SORT_BLOCK)
             held += await loop.run_in_executor(shared.local.threads, maker.placed, page.entries)

@@ -44,6 +44,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
         hold: id of the held snapshot that this read belongs to: its lease is renewed in any case.
         task, body: instead of giving or counting entries, have this task (`indexer.scan.tasks`) work on each
             slice, with these arguments, which only it understands.
+        within_ms: how long the answer is waited for; 0 when that is not known.
     """
 
     index: str
@@ -64,6 +65,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     hold: str = ""
     task: str = ""
     body: bytes = b""
+    within_ms: int = 0
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices):
@@ -146,6 +148,13 @@ class NodeUnavailableError(RetryableError):
 
     problem_type = "node-unavailable"
     status = 503
+
+
+class OutOfTimeError(RetryableError):
+    """The time that a request may take is over. No node is to blame for that."""
+
+    problem_type = "query-timeout"
+    status = 504
 
 
 class HistoryAheadError(RetryableError):

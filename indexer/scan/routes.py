@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from indexer.scan.asking import INDEX_PARAMETER, Examples, InvalidRequestError, from_query, parse
+from indexer.scan.extent import INLINE_ROWS
 from indexer.scan.http import (
     INDEX_PATH,
     PROBLEMS,
@@ -58,6 +59,10 @@ class _Routes:
         form = self._endpoint.form(request)
         if form is not None:
             return await form(request, index_name(request), parsed)
+        if parsed.distinct or parsed.offset or (parsed.limit or 0) > INLINE_ROWS:
+            return await self._endpoint.long_answer(
+                request, parsed, lambda service, gone: service.scan(index_name(request), parsed, gone)
+            )
         return await self._endpoint.answer(
             lambda service: service.scan(index_name(request), parsed, gone_of(request))
         )
@@ -69,8 +74,8 @@ class _Routes:
         return await self._count(request, from_query(CountRequest, request.query_params.multi_items()))
 
     async def _count(self, request: Request, parsed: CountRequest) -> Response:
-        return await self._endpoint.answer(
-            lambda service: service.count(index_name(request), parsed, gone_of(request))
+        return await self._endpoint.long_answer(
+            request, parsed, lambda service, gone: service.count(index_name(request), parsed, gone)
         )
 
     async def hold(self, request: Request) -> Response:

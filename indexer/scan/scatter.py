@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from indexer.scan.reading import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
 from keytide.collation import Span
@@ -37,7 +38,8 @@ class Target:
         nodes: slice -> id of the node to ask.
         lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
         in_use: this is not the first page.
-        timeout_s: longest wait for a node, and how long a read that finds little may take.
+        timeout_s: how long all of it may take, from now on.
+        until: the end of that (`monotonic`).
         filter: JSON of the predicate that entries must satisfy, b"" for none.
         distinct: one entry per key.
         hold: id of the held snapshot that this is, "" when it is none.
@@ -56,6 +58,17 @@ class Target:
     distinct: bool = False
     hold: str = ""
     in_order: int = 0
+    until: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.until:
+            object.__setattr__(self, "until", monotonic() + self.timeout_s)
+
+    @property
+    def left_s(self) -> float:
+        """How long a node may be waited for: at least a moment, for what is asked in vain is not told apart
+        from what was not asked."""
+        return max(0.001, min(self.timeout_s, self.until - monotonic()))
 
     def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Node -> its slices, of `slices` or all."""
@@ -96,7 +109,7 @@ async def ask(
     """
     asked.rounds += 1
     found: list[SliceReply] = []
-    for node, reply in (await _ask_all(nodes, requests, target.timeout_s)).items():
+    for node, reply in (await _ask_all(nodes, requests, target.left_s)).items():
         if reply.leased:
             asked.leased.update(requests[node].slices)
         for one in reply.slices:
@@ -147,6 +160,8 @@ def requests_of(
         limit, examine, skip, keys_only, task, body: as in `ReadRequest`.
     """
     spans = [(span.low, span.high) for span in target.spans]
+    left_s = target.left_s  # a node's answer that it had too little time is to arrive in time
+    within_ms = max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
     return {
         node: ReadRequest(
             target.index,
@@ -167,6 +182,7 @@ def requests_of(
             target.hold,
             task,
             body,
+            within_ms,
         )
         for node, numbers in target.by_node(slices).items()
     }

@@ -134,12 +134,10 @@ class ScanService:
         # The part that the partitioning goes by is in the key: equal keys lie in one slice.
         apart = index.shape.partition_part is not None
 
-        with Patience(shared.timeout_s(request), gone) as patience:
+        async def work(target: Target) -> Gathered:
+            return await count(target, self._nodes, apart=apart)
 
-            async def work(target: Target) -> Gathered:
-                return await count(target, self._nodes, apart=apart, check=patience.check)
-
-            agreed = await shared.read(index, selection, request, seen, gone, work)
+        agreed = await shared.read(index, selection, request, seen, gone, work)
         head = shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))
         answer = {"count": agreed.gathered.count, **head}
         if request.explain:

@@ -96,6 +96,7 @@ def _plain(work: SliceWork, most: int) -> Block:
                 block.values += values
                 size += sum(map(len, values))
             block.keys += keys
+            work.effort.look()
             if len(block.keys) >= request.limit or size >= most:
                 block.more, block.reached = True, block.keys[-1]
                 block.examined = len(block.keys)
@@ -109,7 +110,7 @@ def _picked(work: SliceWork) -> Block:
     definition, request = work.definition, work.request
     try:
         test = _filters.test(request.index, definition, request.filter)
-        picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED)
+        picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.effort)
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     keys, values = [key for key, _ in picked.entries], [value for _, value in picked.entries]

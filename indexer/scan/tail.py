@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, Final
 
 from indexer.scan.directory import Scannable
-from indexer.scan.local import INLINE_ROWS
+from indexer.scan.extent import INLINE_ROWS
 from indexer.scan.news import Gone, Patience
 from indexer.scan.pages import Pages
 from indexer.scan.request import Moment

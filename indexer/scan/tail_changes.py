@@ -104,7 +104,8 @@ def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -
                 size += sum(len(key) + len(value) for rows in (added, removed) for key, value in rows)
                 found.removed += removed
                 found.added += added
-            if size >= wanted.bytes or examined >= EXAMINED:
+            work.effort.look()
+            if size >= wanted.bytes or examined >= EXAMINED or work.effort.spent:
                 found.more, found.reached = True, place
                 return found
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from indexer.scan.pace import UNHURRIED, Pace
 from indexer.scan.reading import ReadRequest
 from indexer.view import NodeView, ReadableSnapshot
 from keytide.definition import IndexDefinition
@@ -23,6 +24,8 @@ class SliceWork:
     Attributes:
         after: where to go on, as the request says it for this slice; b"" for the start.
         view: the node, for what else it holds.
+        effort: how much of the node it may take: looked at between parts of the work, and when it is spent
+            the task is to say where it got to, if it can be called again.
     """
 
     request: ReadRequest
@@ -31,6 +34,7 @@ class SliceWork:
     definition: IndexDefinition
     after: bytes
     view: NodeView
+    effort: Pace = UNHURRIED
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.digests import digest, rows
+from indexer.scan.pace import UNHURRIED
 from indexer.store.interface import Held
 from indexer.store.resolve import step
 from keytide import digests
@@ -191,7 +192,7 @@ class FakeSlices:
                 after, more = b"", True
                 while more:
                     ask = DigestAsk(*place, 1, 0, stage, bits, floors, after, self._limit)
-                    answer = digest(slice_, self.definitions[place[0]], ask)
+                    answer = digest(slice_, self.definitions[place[0]], ask, UNHURRIED)
                     total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
                     left_out += answer.left_out if stage == "forward" else 0
                     after, more = answer.reached, answer.more
@@ -213,7 +214,9 @@ class FakeSlices:
                         limit=self._limit,
                         bytes_limit=64,
                     )
-                    answer = rows(self._states[pin.number][0][place], self.definitions[place[0]], ask)
+                    answer = rows(
+                        self._states[pin.number][0][place], self.definitions[place[0]], ask, UNHURRIED
+                    )
                     entries += answer.entries
                     back += answer.back
                     after, more = answer.reached, answer.more

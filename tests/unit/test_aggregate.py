@@ -24,7 +24,7 @@ from indexer.scan.aggregate_task import (
     encode_arguments,
     encode_plan,
 )
-from indexer.scan.news import ReaderGoneError
+from indexer.scan.news import ReaderGoneError, unless_gone
 from indexer.scan.reading import ReadRequest
 from indexer.scan.tasks import SliceWork, Unfinished
 from indexer.store.fold_worker import FoldWorker
@@ -375,7 +375,8 @@ def test_an_aggregate_that_nobody_waits_for_ends() -> None:
 
     async def asked_long() -> None:
         request = AggregateRequest(functions=["count"], low=["A"])
-        await aggregate.answer(world.services()["n0"].shared, "sales", request, leaves)
+        shared = world.services()["n0"].shared
+        await unless_gone(aggregate.answer(shared, "sales", request, leaves), leaves, 60)
 
     with (
         mock.patch.object(aggregate, "CALL_ENTRIES", 1),

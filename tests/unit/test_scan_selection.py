@@ -14,7 +14,7 @@ from indexer.scan import gather as gathering
 from indexer.scan.asking import InvalidRequestError, from_query, parse
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.gather import CountTimeoutError
-from indexer.scan.news import ReaderGoneError
+from indexer.scan.news import ReaderGoneError, unless_gone
 from indexer.scan.request import CountRequest, ScanRequest, SpanRequest
 from indexer.scan.scatter import Target
 from indexer.scan.selection import Selection, Shape, selection_of, slices_of, spans_of
@@ -362,7 +362,8 @@ def test_a_count_that_nobody_waits_for_ends(distinct: bool) -> None:
 
         request = CountRequest(low=[0], distinct=distinct)
         with mock.patch.object(gathering, "COUNT_BLOCK", 8):
-            await raises(ReaderGoneError, services["n0"].count("i", request, leaves))
+            counting = services["n0"].count("i", request, leaves)
+            await raises(ReaderGoneError, unless_gone(counting, leaves, 60))
         assert len(world.nodes["n0"].reads) < 10
 
     run(test, world)

@@ -533,6 +533,6 @@ def test_rows_that_cannot_be_are_found_out_by_their_slice() -> None:
             assert caught.value.problem_type == "snapshot-gone"
 
         asyncio.run(check())
-        assert world.views["n0"].damaged
+        assert world.views["n0"].doubted
         world.views["n0"].slices["by_city-1", 0].snapshots[3] = snapshot
         world.views["n0"].troubles.clear()

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from indexer.digests import digest, rows
+from indexer.scan.pace import UNHURRIED
 from indexer.store.interface import Held, SkipLine
 from indexer.view import ReadableSnapshot
 from keytide import digests
@@ -82,7 +83,7 @@ def summed(
         after, more = b"", True
         while more:
             ask = DigestAsk("i", 0, 7, 0, stage, BITS, floors or {}, after, limit)
-            answer = digest(snapshot, definition(unique), ask)
+            answer = digest(snapshot, definition(unique), ask, UNHURRIED)
             total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
             answers.append(answer)
             after, more = answer.reached, answer.more
@@ -215,7 +216,7 @@ def test_rows_of_chosen_documents_come_whatever_the_cuts() -> None:
                     limit,
                     1 << 20,
                 )
-                answer = rows(snapshot, definition(), ask)
+                answer = rows(snapshot, definition(), ask, UNHURRIED)
                 entries += answer.entries
                 back += answer.back
                 after, more = answer.reached, answer.more

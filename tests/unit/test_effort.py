@@ -1,0 +1,273 @@
+"""Long reads: they end with their request, when nobody waits any more, and when their turn is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from indexer.scan.effort import TURN_S, Effort, GivenUpError, Lanes
+from indexer.scan.local import LocalReader
+from indexer.scan.news import ReaderGoneError
+from indexer.scan.reading import OutOfTimeError, ReadRequest
+from keytide.settings import load_settings
+from tests.unit.scan_world import Doc, FakeSnapshot, World
+from tests.unit.test_api import serving
+
+INDEX = "i-1"
+COUNTED = f"SELECT COUNT(*) FROM users WHERE a >= 0 AND b IN ({', '.join(map(str, range(900)))})"
+LIMIT_S = 20.0
+
+
+class Endless(FakeSnapshot):
+    """A snapshot that gives its entries slowly, over minutes."""
+
+    given = 0
+
+    def rows(self, *arguments: Any, **named: Any) -> Iterator[list[tuple[bytes, bytes]]]:
+        for block in super().rows(*arguments, **named):
+            time.sleep(0.002)
+            self.given += 1
+            yield block
+
+    def count(self, low: bytes, high: bytes | None) -> int:
+        return len(self.entries)  # a store knows that
+
+
+def endless_world(node_count: int = 1) -> tuple[World, list[Endless]]:
+    """An index with a slice per node."""
+    world = World(
+        f"CREATE INDEX i ON users (a, b) PARTITION BY HASH(id) WITH (slices={node_count})",
+        node_count=node_count,
+    )
+    world.commit(5, {"i": [Doc([at, at], f"u{at}") for at in range(30_000)]})
+    snapshots: list[Endless] = []
+    for view in world.views.values():
+        for of_slice in view.slices.values():
+            was = of_slice.snapshots[5]
+            snapshots.append(Endless(5, 0, was.timestamp, was.entries))
+            of_slice.add(snapshots[-1], -1)
+    return world, snapshots
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not come about"
+        time.sleep(0.01)
+
+
+# --- turns ------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_worked_on_in_parts_whatever_an_entry_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("indexer.scan.effort.monotonic", lambda: now)
+    effort = Effort()
+    for cost, least, most in ((0.0005, 1, 1), (1e-7, 1_000, 8_192), (1e-5, 40, 60)):
+        for _ in range(30):
+            sizes = []
+            for part in effort.parts(range(10_000)):
+                sizes.append(len(part))
+                now += cost * len(part)
+            assert sum(sizes) == 10_000
+        assert least <= max(sizes) <= most
+
+
+def test_work_looks_whether_its_request_is_over() -> None:
+    with pytest.raises(OutOfTimeError):
+        Effort(until=time.monotonic() - 1).look()
+    effort = Effort()
+    effort.look()
+    effort.give_up()
+    with pytest.raises(GivenUpError):
+        effort.look()
+
+
+def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> None:
+    lanes = Lanes()
+    try:
+        effort = Effort(least_s=0.0, most_s=3_600, lanes=lanes)
+        effort.begin(4)
+        assert [effort.spent] == [False]
+        hold, held = threading.Event(), threading.Event()
+
+        def holds(_: Effort) -> None:
+            held.set()
+            hold.wait(LIMIT_S)
+
+        first = lanes.turn(holds, None, first=False)
+        assert held.wait(LIMIT_S)
+        assert [effort.spent] == [False]  # it has its turn, and waits for none
+        second = lanes.turn(lambda _: None, None, first=False)
+        assert effort.spent
+        hold.set()
+        first.done.result(LIMIT_S)
+        second.done.result(LIMIT_S)
+        assert not lanes.crowded
+        effort = Effort(least_s=TURN_S, most_s=0.0)
+        assert not effort.spent
+        effort.begin(10_000)
+        until(lambda: effort.spent)
+    finally:
+        lanes.close()
+
+
+def test_what_is_given_up_before_its_turn_is_never_begun() -> None:
+    async def whole() -> None:
+        lanes = Lanes()
+        hold, held = threading.Event(), threading.Event()
+        begun: list[int] = []
+
+        def holds(_: Effort) -> None:
+            held.set()
+            hold.wait(LIMIT_S)
+
+        first = lanes.turn(holds, None, first=False)
+        await asyncio.to_thread(held.wait, LIMIT_S)
+        second = lanes.turn(lambda _: begun.append(1), 0.05, first=False)
+        with pytest.raises(OutOfTimeError):
+            await second.result()
+        hold.set()
+        await first.result()
+        assert not lanes.crowded
+        assert begun == []
+        lanes.close()
+
+    asyncio.run(whole())
+
+
+def test_work_rests_while_short_requests_are_about() -> None:
+    lanes = Lanes()
+    try:
+        effort = Effort(lanes=lanes)
+        assert not lanes.others(time.monotonic())
+        lanes.short()
+        assert lanes.others(time.monotonic())
+        began = time.monotonic()
+        for _ in range(10):
+            effort.look()
+        assert time.monotonic() - began >= 0.01
+    finally:
+        lanes.close()
+
+
+# --- reads of a node --------------------------------------------------------------------------------------
+
+
+def counted(within_ms: int = 0, in_use: bool = True) -> ReadRequest:
+    """A count of nearly all."""
+    return ReadRequest(
+        INDEX, 5, 0, [0], [(b"\x02", None)], [b""], False, 0, in_use=in_use, within_ms=within_ms
+    )
+
+
+@pytest.mark.parametrize("how", ["gone", "cancelled"])
+def test_a_read_that_nobody_waits_for_ends(how: str) -> None:
+    world, (snapshot,) = endless_world()
+
+    async def whole() -> None:
+        reader = LocalReader(world.views["n0"], 10, examined=10**9)
+        reader.lanes.turn = _endless_turn(reader.lanes)  # type: ignore[method-assign]
+        left = asyncio.Event()
+
+        async def gone() -> None:
+            await left.wait()
+
+        reading = asyncio.ensure_future(reader.read(counted(), gone))
+        await asyncio.to_thread(until, lambda: snapshot.given >= 3)
+        if how == "gone":
+            left.set()
+            with pytest.raises(ReaderGoneError):
+                await reading
+        else:
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        await asyncio.to_thread(until, lambda: snapshot.readers == 0)
+        assert snapshot.given < 10_000
+        reader.close()
+
+    asyncio.run(asyncio.wait_for(whole(), LIMIT_S))
+
+
+def _endless_turn(lanes: Lanes) -> Callable[..., Any]:
+    """Turns that no time ends."""
+    turn = lanes.turn
+
+    def endless(work: Callable[[Effort], Any], within_s: float | None, *, first: bool) -> Any:
+        def unlimited(effort: Effort) -> Any:
+            effort._turn = (float("inf"), float("inf"))
+            return work(effort)
+
+        return turn(unlimited, within_s, first=first)
+
+    return endless
+
+
+def test_a_read_says_where_it_got_to_when_its_turn_is_over() -> None:
+    world, (snapshot,) = endless_world()
+
+    async def whole() -> None:
+        reader = LocalReader(world.views["n0"], 10)
+        first = (await reader.read(counted(in_use=False))).slices[0]
+        assert first.more
+        assert 0 < first.count < 10_000
+        reader.lanes.turn = _endless_turn(reader.lanes)  # type: ignore[method-assign]
+        with pytest.raises(OutOfTimeError):
+            await reader.read(counted(within_ms=30))
+        await asyncio.to_thread(until, lambda: snapshot.readers == 0)
+        reader.close()
+
+    asyncio.run(asyncio.wait_for(whole(), LIMIT_S))
+
+
+# --- requests ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "problem"),
+    [
+        ("/v1/query", {"sql": COUNTED}, "query-timeout"),
+        ("/v1/query", {"sql": "SELECT a, b FROM users WHERE a > 1 ORDER BY b"}, "query-timeout"),
+        ("/v1/indexes/i/count", {"low": [0]}, "count-timeout"),
+        ("/v1/indexes/i/aggregate", {"functions": ["sum(b)"]}, "aggregate-timeout"),
+    ],
+)
+def test_a_request_ends_with_its_time_and_blames_no_node(
+    path: str, body: dict[str, Any], problem: str
+) -> None:
+    world, snapshots = endless_world(node_count=2)
+    one, other = world.views.values()
+    with serving(one, load_settings()) as first, serving(other, load_settings()) as second:
+        one.urls, other.urls = {"n1": second}, {"n0": first}
+        began = time.monotonic()
+        answer = httpx.post(first + path, json={**body, "timeout_ms": 400}, timeout=LIMIT_S).json()
+        assert answer["type"] == problem, answer
+        assert "did not answer" not in answer["detail"]
+        assert time.monotonic() - began < 5
+        until(lambda: not any(snapshot.readers for snapshot in snapshots))
+
+
+def test_work_ends_everywhere_when_the_client_goes_away() -> None:
+    world, snapshots = endless_world(node_count=2)
+    one, other = world.views.values()
+    with serving(one, load_settings()) as first, serving(other, load_settings()) as second:
+        one.urls, other.urls = {"n1": second}, {"n0": first}
+        body = json.dumps({"sql": COUNTED, "timeout_ms": 100_000}).encode()
+        head = (
+            "POST /v1/query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}"
+        )
+        with socket.create_connection(("127.0.0.1", int(first.rpartition(":")[2]))) as client:
+            client.sendall(head.encode() + b"\r\n\r\n" + body)
+            until(lambda: all(snapshot.given > 5 for snapshot in snapshots))
+        until(lambda: not any(snapshot.readers for snapshot in snapshots))
+        assert all(snapshot.given < 10_000 for snapshot in snapshots)
