@@ -187,8 +187,10 @@ class Gate:
 
     def _serve(self, line: socket.socket) -> None:
         with contextlib.suppress(OSError), line:
+            line.settimeout(_CONNECT_LIMIT_S)
             if not hmac.compare_digest(_receive(line, TOKEN_BYTES), self.meter.token):
                 return
+            line.settimeout(None)  # a task may read for long
             while word := _receive(line, _WORD.size):
                 documents, size, shares = _WORD.unpack(word)
                 self._pass(documents, size)

@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from indexer.one_write import OneWriteProtocol
+from keytide import metrics
 from keytide.http_gate import Gate, Need
 from keytide.http_serving import PatientProtocol, server_of
 from keytide.listening import allow_handles
@@ -200,6 +202,24 @@ def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
         connection.close()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 50_000, f"{grown} KiB"
+
+
+def test_half_a_request_for_metrics_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "keytide.metrics")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = metrics.serve(port, registry=CollectorRegistry(), patience_s=0.2)
+    assert server is not None
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(b"GET /metr")
+            assert ended(half)
+        assert ask(port, "/metrics") == 200
+        until(lambda: "failed: timed out" in caplog.text)
+        assert "Traceback" not in caplog.text
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_process_may_have_as_many_handles_as_its_connections_take() -> None:
