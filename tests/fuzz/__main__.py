@@ -8,16 +8,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.fuzz.http import HttpFuzz
 from tests.fuzz.internal import InternalFuzz
 from tests.live_node import LiveNode
 
 ROUND = 500
+_FUZZERS: dict[str, type[InternalFuzz] | type[HttpFuzz]] = {"internal": InternalFuzz, "http": HttpFuzz}
 
 
 def main() -> int:
     """Print how many messages there were; an assertion names the seed that failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("what", choices=["internal"])
+    parser.add_argument("what", choices=sorted(_FUZZERS))
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
@@ -27,7 +29,7 @@ def main() -> int:
         node = LiveNode(Path(folder))
         try:
             while time.monotonic() < until:
-                with InternalFuzz(node, seed) as fuzz:
+                with _FUZZERS[flags.what](node, seed) as fuzz:
                     fuzz.run(ROUND)
                 for what, count in fuzz.answers.items():
                     asked[what] = asked.get(what, 0) + count

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from keytide.http_gate import Gate, Need
 from keytide.http_serving import PatientProtocol, server_of
 from keytide.listening import allow_handles
 from keytide.settings import HttpSettings, SecuritySettings, load_settings
+from tests.fuzz.http import HttpFuzz
+from tests.live_node import LiveNode
 
 LIMIT_S = 20.0
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
@@ -202,6 +205,28 @@ def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
         connection.close()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 50_000, f"{grown} KiB"
+
+
+def test_an_upload_that_is_broken_off_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with serving(Gate(App(), load_settings(), lambda _, __: None)) as port:
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(HEAD + b"half")
+        until(lambda: "went away" in caplog.text)
+    told = [one for one in caplog.records if one.name != "asyncio"]
+    assert [one.getMessage() for one in told] == ["127.0.0.1 went away in the middle of its POST /v1/x"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_bytes_harm_the_server(tmp_path: Path, seed: int) -> None:
+    node = LiveNode(tmp_path)
+    try:
+        with HttpFuzz(node, seed) as fuzz:
+            fuzz.run(60)
+            assert {"401", "400", "403", "dropped", "closed"} <= set(fuzz.answers)
+        node.check()
+    finally:
+        node.close()
 
 
 def test_half_a_request_for_metrics_ends(caplog: pytest.LogCaptureFixture) -> None:
