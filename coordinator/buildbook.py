@@ -278,6 +278,8 @@ class BuildBook:
         topics = tuple(backfill(index.id, record.id) for index in self.indexes(record))
         out: list[Instruction] = [StopDriver(record.id), DeleteTopics(topics)]
         for index in self.indexes(record):
+            if index.violated is not None and index.state == "FAILED":
+                continue  # it has failed by itself, before its build
             if index.state not in ("READY", "DROPPING") and index.build == record.id:
                 out += retire(self.dictionary, index, state, reason)
         return [*out, *self.finish(record)]

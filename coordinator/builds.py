@@ -120,7 +120,8 @@ class Builds:
         )
         self.book.put(record)
         for index in indexes:
-            dictionary.put(replace(index, build=record.id))  # its state changes when the build starts
+            # Its state changes when the build starts.
+            dictionary.put(replace(index, build=record.id, violated=None))
         return record
 
     def request_rebuild(

@@ -21,8 +21,10 @@ from coordinator.buildbook import BuildBook
 from coordinator.events import CommonSnapshot, DeleteTopics, Instruction, Note, SendBuildEnd, SourceSampled
 from coordinator.jobbook import FINAL, faults_of
 from coordinator.jobs import Jobs
+from coordinator.retire import give_up
 from coordinator.source import unbuildable
-from keytide.catalog import BuildRecord, IndexRecord, JobRecord
+from coordinator.violations import failure
+from keytide.catalog import BuildRecord, IndexRecord, JobRecord, Violated
 from keytide.errors import invariant
 from keytide.messages import BuildEnd
 from keytide.timestamp import Timestamp
@@ -89,9 +91,9 @@ class Finishing:
         )
         if not event.timestamp.covers(record.load_timestamp) or not event.timestamp.covers(final):
             return []
-        waits, reason = self._book.unique.verdict(index, event.number)
-        if reason:
-            return self._book.fail(record, reason, event.now)
+        waits, violated = self._book.unique.verdict(index, event.number, event.now)
+        if violated is not None:
+            return self._refuse(record, index, violated, event.now)
         if waits:
             self._book.run(record.id).waiting_for = f"the slices' verdict on equal keys of {index.name}"
             return []
@@ -106,6 +108,22 @@ class Finishing:
         topic = self._book.dictionary.topics.backfill(index.id, record.id)
         out: list[Instruction] = [DeleteTopics((topic,)), Note("info", "index-ready", index.name, text)]
         return out + self.finish_if_ready(record, event.now)
+
+    def _refuse(
+        self, record: BuildRecord, index: IndexRecord, violated: Violated, now: int
+    ) -> list[Instruction]:
+        """An index that violates UNIQUE fails; the others of its build go on without it. The build fails when
+        there are none."""
+        reason = failure(index, violated)
+        index = replace(index, violated=violated)
+        self._book.dictionary.put(index)
+        others = [one for one in self._book.indexes(record) if one.id != index.id]
+        if not any(one.state in ("BUILDING", "READY") for one in others):
+            return self._book.fail(record, "; ".join(filter(None, (record.error, reason))), now)
+        self._book.put(replace(record, error="; ".join(filter(None, (record.error, reason)))))
+        topic = self._book.dictionary.topics.backfill(index.id, record.id)
+        out = [*give_up(self._book.dictionary, index, reason), DeleteTopics((topic,))]
+        return out + self.finish_if_ready(self._book.get(record.id), now)
 
     def _verified(self, record: BuildRecord, now: int) -> list[Instruction] | None:
         """None when the build's indexes were verified, and nothing was wrong; else what follows."""
@@ -165,6 +183,8 @@ class Finishing:
         text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
         if record.verification:
             text += ", verified"
+        if record.error:
+            text += f"; {record.error}"
         return [*self._book.finish(record), Note("info", "build-ready", record.id, text)]
 
     def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:

@@ -22,10 +22,12 @@ from keytide.cluster_credential import credential
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http_gate import MESSAGE
 from keytide.lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
+from keytide.messages import SliceStatus
 
 if TYPE_CHECKING:
     from coordinator.api import Desk
 
+Statuses = list[SliceStatus | None]
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the page, at most")]
 PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
 
@@ -41,8 +43,8 @@ def add_lists(app: FastAPI, desk: Desk) -> None:
     )
     async def skipped(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
         """The skip ledger, by partition and offset; the first page also counts lines by reason."""
-        index, pages, total = await _gather(desk, name, "skipped", page, limit)
-        return list_views.skipped(index, pages, limit, page is None, total)
+        index, pages, statuses = await _gather(desk, name, "skipped", page, limit)
+        return list_views.skipped(index, pages, limit, page is None, list_views.total(statuses, "skipped"))
 
     @app.get(
         "/v1/indexes/{name}/violations",
@@ -52,24 +54,28 @@ def add_lists(app: FastAPI, desk: Desk) -> None:
     )
     async def violations(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
         """By key, with all documents that have it."""
-        index, pages, total = await _gather(desk, name, "violations", page, limit)
-        return list_views.violations(index, pages, limit, total)
+        index, pages, statuses = await _gather(desk, name, "violations", page, limit)
+        if index.violated is not None and not index.placement:
+            return list_views.kept_violations(index, index.violated, page, limit)
+        return list_views.violations(
+            index, pages, limit, list_views.total(statuses, "violations"), exact=list_views.exact(statuses)
+        )
 
 
 async def _gather(
     desk: Desk, name: str, what: str, page: str | None, limit: int
-) -> tuple[IndexRecord, Sequence[ListPage], int]:
-    """The index, one page of each node that holds slices of it, and the whole list's length."""
+) -> tuple[IndexRecord, Sequence[ListPage], Statuses]:
+    """The index, one page of each node that holds slices of it, and what its slices last said."""
 
-    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], dict[str, str], int, str]:
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], dict[str, str], Statuses, str]:
         index = leader.dictionary.index_named(name)
         known = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
         live = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["live"] and one["url"]}
         statuses = views.slice_statuses(leader, index)
         cluster = leader.dictionary.catalog.cluster
-        return index, known, live, list_views.total(statuses, what), cluster.secret if cluster else ""
+        return index, known, live, statuses, cluster.secret if cluster else ""
 
-    index, known, live, total, secret = await desk.look(look)
+    index, known, live, statuses, secret = await desk.look(look)
     asked = list_views.asks(index, what, page, limit, live)
     settings = desk.service.settings
     headers = {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
@@ -77,7 +83,7 @@ async def _gather(
     async with aiohttp.ClientSession(headers=headers, timeout=limits) as session:
         tasks = [asyncio.ensure_future(_ask(session, node, known.get(node), ask)) for node, ask in asked]
         try:
-            return index, await asyncio.gather(*tasks), total
+            return index, await asyncio.gather(*tasks), statuses
         finally:
             for task in tasks:
                 task.cancel()

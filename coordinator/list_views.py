@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.violations import key_values
-from keytide.catalog import IndexRecord
+from keytide.catalog import IndexRecord, Violated
 from keytide.errors import CallerError
 from keytide.lists import ListAsk, ListPage, SkippedLine
 from keytide.messages import Duplicate, SliceStatus
@@ -86,12 +86,27 @@ def skipped(index: IndexRecord, pages: Sequence[ListPage], limit: int, first: bo
     }
 
 
-def violations(index: IndexRecord, pages: Sequence[ListPage], limit: int, total: int) -> Document:
+def kept_violations(index: IndexRecord, violated: Violated, page: str | None, limit: int) -> Document:
+    """The same of an index that failed for its violations: its slices are gone, some keys were kept.
+
+    Raises:
+        BadPageError: `page` is none of this list.
+    """
+    after = None if page is None else _key(page)
+    left = [one for one in violated.keys if after is None or one.key > after]
+    told = ListPage(violations=left[:limit], more=len(left) > limit)
+    return violations(index, [told], limit, violated.count, exact=violated.exact)
+
+
+def violations(
+    index: IndexRecord, pages: Sequence[ListPage], limit: int, total: int, *, exact: bool = True
+) -> Document:
     """A page of violations.
 
     Args:
         pages: what the nodes answered.
         total: violations in all slices, those beyond the lists included.
+        exact: there are so many; else those beyond the lists are as they were last counted.
     """
     found = sorted((one for page in pages for one in page.violations), key=lambda one: one.key)
     more = len(found) > limit or any(page.more for page in pages)
@@ -100,6 +115,7 @@ def violations(index: IndexRecord, pages: Sequence[ListPage], limit: int, total:
         "index": index.name,
         "unique": index.definition.unique,
         "violations": total,
+        "exact": exact,
         "keys": [_violation(index, one) for one in found],
         "page": base64.urlsafe_b64encode(found[-1].key).decode() if more and found else None,
     }
@@ -112,6 +128,11 @@ def total(slices: Sequence[SliceStatus | None], what: str) -> int:
         for status in slices
         if status is not None
     )
+
+
+def exact(slices: Sequence[SliceStatus | None]) -> bool:
+    """Whether all violations are listed, and every slice was heard."""
+    return all(one is not None and one.listed in (-1, one.violations) for one in slices)
 
 
 def _violation(index: IndexRecord, one: Duplicate) -> Document:

@@ -48,7 +48,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "entries_by_slice": [status.entries if status else None for status in slices],
         "bytes": sum(status.bytes for status in known),
         "skipped": sum(status.skipped for status in known),
-        "violations": sum(status.violations for status in known),
+        "violations": _violations(record, known),
         "left_out": _left_out(stream, record.id),
         "build": record.build,
         "lag_documents": _lag(leader, stream, record, slices),
@@ -62,6 +62,13 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "verification": verification(leader, record),
         "created_at": record.created_at,
     }
+
+
+def _violations(record: IndexRecord, known: list[SliceStatus]) -> int:
+    """Keys that several documents have; of an index that failed for them, those that were counted then."""
+    if record.violated is not None and not known:
+        return record.violated.count
+    return sum(status.violations for status in known)
 
 
 def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:

@@ -38,6 +38,7 @@ def running(
         judged=unique.judged if unique else UNNUMBERED,
         violated=unique.some() if unique else [],
         repair=core.repair(store.durable),
+        listed=unique.listed if unique else 0,
     )
 
 

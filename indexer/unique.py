@@ -158,6 +158,11 @@ class Suspects:
         """How many keys are violations; those beyond the listed ones as they were last counted."""
         return len(self._violations) + self.unlisted
 
+    @property
+    def proven(self) -> int:
+        """How many keys are listed as violations."""
+        return len(self._violations)
+
     def keys_of(self, docid: bytes) -> Iterable[bytes]:
         """The listed keys that a document has."""
         return self._of.get(docid, ())

@@ -244,6 +244,11 @@ class UniqueWatch:
         """How many keys are violations."""
         return self._suspects.violations
 
+    @property
+    def listed(self) -> int:
+        """How many of them are listed."""
+        return self._suspects.proven
+
     def some(self) -> list[Duplicate]:
         """The next few violations, for a heartbeat."""
         return self._suspects.some(TOLD_KEYS, TOLD_DOCUMENTS, TOLD_BYTES)

@@ -500,6 +500,8 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """Some of the violations; others in other heartbeats, so that all are told in time."""
     repair: RepairStatus | None = None
     """Of the last round that it has heard of, None when none."""
+    listed: int = -1
+    """How many of `violations` are listed, and proven; -1 of a release that does not say."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from keytide.definition import IndexDefinition
+from keytide.messages import Duplicate
 from keytide.table_origin import TableOrigin
 from keytide.timestamp import Place, Timestamp
 
@@ -48,6 +49,20 @@ class KeyspaceRecord(msgspec.Struct, frozen=True):
     incarnation: int = 0
 
 
+class Violated(msgspec.Struct, frozen=True):
+    """Why a build has failed a UNIQUE index: its slices are gone, and this is what is left to look at.
+
+    Attributes:
+        count: keys that several documents have.
+        exact: there are so many; else at least so many.
+        keys: some of them, ascending.
+    """
+
+    count: int
+    exact: bool
+    keys: list[Duplicate]
+
+
 class IndexRecord(msgspec.Struct, frozen=True):
     """Key `index/<id>`; a null value once it is dropped.
 
@@ -61,6 +76,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
             less than slices.
         verified_at: when its last verification ended, milliseconds; 0 when there was none.
         verification: id of the job that it was; "" for none.
+        violated: what failed it, when its last build found violations of UNIQUE.
     """
 
     id: str
@@ -75,6 +91,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     splits: tuple[bytes, ...] = ()
     verified_at: int = 0
     verification: str = ""
+    violated: Violated | None = None
 
     @property
     def name(self) -> str:

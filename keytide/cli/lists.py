@@ -76,7 +76,8 @@ def index_violations(
         ]
         columns = ("key", "document", "partition", "offset", "since snapshot")
         table(f"Keys of {name} with several documents", columns, rows, exact=True)
-        out.print(escape(f"{document['violations']:,} in all"))
+        exact = "" if document.get("exact", True) else "at least "
+        out.print(escape(f"{exact}{document['violations']:,} in all"))
         _say_more(document)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import list_views
+from coordinator import list_views, views
 from coordinator.buildbook import BuildLimits
-from coordinator.events import Reported, SourceSampled
+from coordinator.events import DeleteTopics, Reported, SourceSampled
 from coordinator.list_views import BadPageError
-from coordinator.violations import EVENTS_PER_INDEX, FORGET_MS, in_words
+from coordinator.violations import COUNT_MS, EVENTS_PER_INDEX, FORGET_MS, KEPT_KEYS, in_words
 from keytide.collation import encode_key
 from keytide.lists import ListPage, SkippedLine
 from keytide.messages import Duplicate, DuplicateDocument, NodeHeartbeat, SliceStatus
@@ -35,6 +35,7 @@ def say(
     judged: int,
     *violated: Duplicate,
     count: int | None = None,
+    listed: int = -1,
     nodes: tuple[str, ...] = ("n1", "n2"),
     state: str = "LIVE",
 ) -> None:
@@ -45,6 +46,7 @@ def say(
                 index.id, number, state, "", Timestamp(), 0, -1, 0, 0, 0, 0, 0, 0, 0,
                 violations=(len(violated) if count is None else count) if number == 0 else 0,
                 judged=judged,
+                listed=listed if number == 0 else 0,
                 violated=list(violated) if number == 0 else [],
             )
             for index in world.leader.dictionary.catalog.indexes()
@@ -83,16 +85,83 @@ def test_a_build_waits_until_every_slice_has_judged_its_end(world: World) -> Non
 def test_a_violation_fails_the_build_and_is_named(world: World) -> None:
     backfilled(world)
     world.common(130, 60)
-    say(world, world.number, duplicate("Boston", world.number), count=3)
+    found = [duplicate(city, world.number) for city in ("Boston", "Oslo", "Rome")]
+    first = world.number
+    say(world, -1, *found[:1], nodes=("n1",))
     world.common(130, 61)
+    assert world.index("by_city").state == "BUILDING", "slices are counting"
+    say(world, first, *found[:2], count=3)
+    say(world, first, found[2], found[0], count=3)
+    world.common(130, 62)
     record = world.build("b8")
     assert (record.state, world.index("by_city").state) == ("FAILED", "FAILED")
-    assert "3 of its keys are had" in record.error
+    assert "UNIQUE and 3 of its keys are had" in record.error
     assert '["Boston"]' in record.error
     assert "u0 (partition 0, offset 7) and u1 (partition 1, offset 8)" in record.error
-    assert "build again" in record.error
+    steps = ("`keytide index violations by_city`", "change or delete", "`keytide index build by_city`")
+    places = [record.error.find(step) for step in steps]
+    assert -1 < places[0] < places[1] < places[2]
     assert world.index("by_city").reason == record.error
     assert not told(world)  # the build's failure says it
+
+
+def test_what_failed_a_build_can_be_seen_afterwards(world: World) -> None:
+    backfilled(world)
+    world.common(130, 60)
+    found = [duplicate(number, world.number) for number in range(250)]
+    for at in range(0, 250, 10):
+        say(world, -1, *found[at : at + 10], count=8_509, listed=1_000)
+        world.common(130, 61)
+    assert world.index("by_city").state == "BUILDING"
+    world.now += COUNT_MS
+    world.common(130, 61)
+    index = world.index("by_city")
+    assert "UNIQUE and at least 1,000 of its keys are had" in index.reason, "no more is proven"
+    assert index.violated is not None
+    assert [one.key for one in index.violated.keys] == [one.key for one in found[:KEPT_KEYS]]
+    assert views.index(world.leader, index, world.now)["violations"] == 1_000
+    page = list_views.kept_violations(index, index.violated, None, 60)
+    assert (page["violations"], page["exact"], page["keys"][0]["key"]) == (1_000, False, [0])
+    rest = list_views.kept_violations(index, index.violated, page["page"], 60)
+    assert [one["key"] for one in page["keys"] + rest["keys"]] == [[n] for n in range(KEPT_KEYS)]
+    assert rest["page"] is None
+    again, _ = world.restart()
+    assert again.index("by_city").violated == index.violated
+    again.sql("BUILD INDEX ON people (by_city)")
+    assert again.index("by_city").violated is None
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_the_other_indexes_of_the_build_go_on(verify: bool) -> None:
+    world = World(BuildLimits(verify=verify))
+    world.node("n1")
+    for kind, name in (("UNIQUE ", "a"), ("", "b")):
+        world.sql(f"CREATE {kind}INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
+    world.sql("BUILD INDEX ON people (a, b)")
+    world.tick()
+    world.prepared("b9")
+    world.activate(2, 100, 50)
+    world.driver("b9", "PASSED", 1, (100, 50))
+    world.handle(SourceSampled(facts((100, 50)), "b9", world.now))
+    world.common(100, 50, nodes=("n1",))
+    statuses = [
+        SliceStatus(
+            index, 0, "LIVE", "", Timestamp(), 0, -1, 0, 0, 0, 0, 0, 0, 0,
+            violations=n, judged=world.number, violated=[duplicate("x", 1)] * n, listed=n,
+        )
+        for index, n in (("a-7", 1), ("b-8", 0))
+    ]  # fmt: skip
+    message = NodeHeartbeat("n1", "http://n1", 1, world.now, statuses, 0, 0, 0)
+    world.handle(Reported(message, world.now))
+    out = [*world.common(101, 50, nodes=("n1",)), *world.common(102, 50, nodes=("n1",))]
+    assert DeleteTopics(("kt.backfill.a-7.b9",)) in out
+    if verify:
+        (job,) = world.leader.dictionary.catalog.jobs()
+        assert job.indexes == ["b-8"]
+        return
+    build = world.build("b9")
+    assert (world.index("a").state, world.index("b").state, build.state) == ("FAILED", "READY", "READY")
+    assert "index a is UNIQUE and 1 of its keys is had" in build.error
 
 
 def test_an_index_that_is_not_unique_waits_for_nothing() -> None:
