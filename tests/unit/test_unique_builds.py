@@ -151,7 +151,7 @@ def test_the_other_indexes_of_the_build_go_on(verify: bool) -> None:
         )
         for index, n in (("a-7", 1), ("b-8", 0))
     ]  # fmt: skip
-    message = NodeHeartbeat("n1", "http://n1", 1, world.now, statuses, 0, 0, 0)
+    message = NodeHeartbeat("n1", "", 1, world.now, statuses, 0, 0, 0)
     world.handle(Reported(message, world.now))
     out = [*world.common(101, 50, nodes=("n1",)), *world.common(102, 50, nodes=("n1",))]
     assert DeleteTopics(("kt.backfill.a-7.b9",)) in out
