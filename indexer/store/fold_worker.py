@@ -97,8 +97,10 @@ class FoldWorker:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
                 ticket.settle(FoldOutcome(WORKER_DIED, "the fold was taken back"))
-            elif ticket is self._at_work and self._process is not None:
-                self._process.kill()
+            elif ticket is self._at_work:
+                ticket.cancelled = True  # (its process may be starting)
+                if self._process is not None:
+                    self._process.kill()
         if ticket.outcome(_CLOSE_WAIT_S) is None:  # only a disk that does not answer holds a killed process
             log.error("fold worker %s does not end, %s s after it was killed", self.pid, _CLOSE_WAIT_S)
 
@@ -118,7 +120,7 @@ class FoldWorker:
     def _run(self) -> None:
         """The thread that speaks with the process."""
         while (ticket := self._next()) is not None:
-            outcome = self._fold(ticket.job)
+            outcome = self._fold(ticket)
             with self._changed:
                 self._at_work = None
                 ticket.settle(outcome)
@@ -127,28 +129,39 @@ class FoldWorker:
             self._process = None
 
     def _next(self) -> _Ticket | None:
-        """The next job, once there is one and a process for it; None at the end."""
+        """The next job, once there is one; None at the end."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             if self._closed:
                 return None
-            ticket = self._at_work = self._waiting.popleft()
-            if self._process is not None and not self._process.alive():
-                self._process.close()  # it died with nothing to do
-                self._process = None
-            if self._process is None:
-                try:
-                    self._process = Child("indexer.store.fold_process", (), self._stall_s)
-                except OSError as error:
-                    log.error("no fold worker can be started: %s", error)
-            return ticket
+            self._at_work = self._waiting.popleft()
+            return self._at_work
 
-    def _fold(self, job: FoldJob) -> FoldOutcome:
+    def _ready(self) -> Child:
+        """The process, started if there is none. Not under the lock, which callers wait for.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        process = self._process
+        if process is not None and not process.alive():
+            process.close()  # it died with nothing to do
+            process = None
+        return process or Child("indexer.store.fold_process", (), self._stall_s)
+
+    def _fold(self, ticket: _Ticket) -> FoldOutcome:
         """Have the process do one job."""
-        process, stalled = self._process, ""
-        if process is None:
-            return FoldOutcome(WORKER_DIED, "no fold worker could be started")
+        job, stalled = ticket.job, ""
+        try:
+            process = self._ready()
+        except OSError as error:
+            log.error("no fold worker can be started: %s", error)
+            return FoldOutcome(WORKER_DIED, f"no fold worker could be started: {error}")
+        with self._changed:
+            self._process = process
+            if ticket.cancelled:
+                return FoldOutcome(WORKER_DIED, "the fold was taken back")
         try:
             for line in process.lines(job.to_line()):
                 return FoldOutcome.from_line(line)
@@ -168,6 +181,7 @@ class FoldWorker:
 class _Ticket:
     def __init__(self, worker: FoldWorker, job: FoldJob) -> None:
         self.job = job
+        self.cancelled = False
         self._worker = worker
         self._outcome: FoldOutcome | None = None
         self._settled = threading.Event()

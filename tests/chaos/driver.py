@@ -31,6 +31,7 @@ SETTINGS = {
     "KEYTIDE_INDEXER__CHECK_MIRROR_S": "5",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
+    "KEYTIDE_INDEXER__STALL_S": "10",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
 }
 """Of a cluster of its own: small deltas, so that folds come all the time; drivers that stand back less,

@@ -30,7 +30,7 @@ STALL_S = (12.0, 18.0)
 
 KINDS = (
     *("kill", "term", "stop", "nodes", "all", "broker", "broker-stop", "fold", "spark", "second", "copies"),
-    *("lose", "damage", "truncate"),
+    *("lose", "damage", "truncate", "fold-stop"),
 )
 HAS_NOTHING = (psutil.Error, LookupError, ValueError, OSError, StopIteration, KafkaException, KeytideError)
 """What a fault may raise that finds nothing to strike just now."""
@@ -62,6 +62,7 @@ class Faults:
                 self._broker_stop,
             ),
             *(self._fold, self._spark, self._second, self._copies, self._lose, self._damage, self._truncate),
+            self._fold_stop,
         )
         self._table: dict[str, Callable[[], str]] = dict(zip(KINDS, works, strict=True))
         self._kinds = kinds
@@ -148,6 +149,12 @@ class Faults:
         workers = self._processes.fold_workers()
         send(workers, signal.SIGKILL)
         return f"kill -9 of {len(workers)} fold workers" if workers else ""
+
+    def _fold_stop(self) -> str:
+        """For good: their nodes replace them."""
+        workers = self._processes.fold_workers()
+        send(workers, signal.SIGSTOP)
+        return f"SIGSTOP of {len(workers)} fold workers, which nobody wakes" if workers else ""
 
     def _spark(self) -> str:
         found = self._processes.spark()
