@@ -209,10 +209,19 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "verify": record.verify,
         "verification": record.verification or None,
         "error": record.error or None,
+        "current": _concerns(leader, record),
         "started_at": record.started_at,
         "first_read_at": record.first_read_at or None,
         "finished_at": record.finished_at or None,
     }
+
+
+def _concerns(leader: Leader, record: BuildRecord) -> bool:
+    """Whether an index that there is still is as this build has made it, or will be."""
+    if record.state not in FINAL:
+        return True
+    indexes = leader.builds.book.indexes(record)
+    return any(index.state != "DROPPING" and index.build == record.id for index in indexes)
 
 
 def _rebuilt_slices(leader: Leader, record: BuildRecord) -> dict[str, list[int]] | None:
@@ -325,6 +334,7 @@ def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:
         "id": record.id if record else None,
         "term": leader.term,
         "coordinator": url,
+        "now": now,
         "kafka": bootstrap,
         "nodes": [{"id": one["id"], "url": one["url"], "live": one["live"]} for one in nodes(leader, now)],
     }

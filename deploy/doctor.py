@@ -1,9 +1,13 @@
-"""`keytide doctor`: looks at what a cluster needs and says, for each thing that is wrong, what to do."""
+"""`keytide doctor`: looks at what a cluster needs and says, for each thing that is wrong, what to do.
+
+Of a cluster that runs it says what its coordinator says (`GET /v1/health`), as the page and `keytide status`
+do. Beside that it looks at what only this machine can tell: Java, jars, disk, clocks, settings of topics.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -22,6 +26,7 @@ from deploy.up import read_state, running_pid
 from keytide.cli.admin import Admin
 from keytide.cli.output import out, print_json, table
 from keytide.errors import KeytideError
+from keytide.health import Verdict
 from keytide.settings import load_settings
 
 _LOW_DISK_BYTES = 2 * 1024**3
@@ -30,6 +35,10 @@ _COMPACTION_LAG_MS = 60_000
 _TOMBSTONES_MS = 3_600_000
 _CLOCK_S = 3.0
 """The HTTP date has whole seconds."""
+
+
+CLUSTER = "health of the cluster"
+"""The finding that is the whole verdict; all others are of its parts, or of this machine and its Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,19 @@ def run(kafka: str | None, data_dir: Path, as_json: bool) -> int:
     else:
         rows = [("ok" if f.ok else "NOT OK", f.check, f.found, f.advice) for f in findings]
         table("Keytide doctor", ("", "check", "found", "what to do"), rows)
-        out.print("all is well" if all(f.ok for f in findings) else "see the last column", style="bold")
+        out.print(last_word(findings), style="bold")
     return 0 if all(finding.ok for finding in findings) else 1
+
+
+def last_word(findings: list[Finding]) -> str:
+    """One line: of the cluster what its verdict says, of all that is looked at beside it whether it is in
+    order."""
+    cluster = next((one for one in findings if one.check == CLUSTER), None)
+    wrong = sum(not one.ok for one in findings)
+    if not wrong:
+        return "all is well"
+    told = "" if cluster is None else "the cluster is well; " if cluster.ok else "the cluster is not well; "
+    return f"{told}{wrong} checks are not ok: see the last column"
 
 
 def examine(kafka: str | None, data_dir: Path) -> Iterator[Finding]:
@@ -157,84 +177,34 @@ def source_topic(keyspace: str, config: Mapping[str, str]) -> Finding:
 
 
 def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
-    """The coordinator, nodes and indexes; the indexes are added to `known`."""
+    """The coordinator's verdict, reason by reason; the indexes are added to `known`."""
     try:
         with Admin(url) as admin:
-            nodes = admin.call("GET", "/v1/nodes")
-            indexes = admin.call("GET", "/v1/indexes")
-            keyspaces = admin.call("GET", "/v1/stability").get("keyspaces") or {}
-            topology = admin.call("GET", "/v1/topology")
+            verdict = admin.health()
+            known += admin.call("GET", "/v1/indexes")
     except KeytideError as error:
         refused = error.status in (401, 403)
         advice = "set KEYTIDE_TOKEN" if refused else "see logs/coordinator.log in the data folder"
         yield Finding("coordinator", False, f"{url}: {error.message}", advice)
         return
-    yield Finding("coordinator", True, url)
-    dead = [node["id"] for node in nodes if not node.get("live", True)]
-    yield Finding(
-        "indexer nodes",
-        not dead,
-        f"{len(nodes) - len(dead)} of {len(nodes)} live",
-        f"look at the logs of {', '.join(dead)}" if dead else "",
-    )
+    yield from cluster_findings(url, verdict)
     yield _clock(url)
-    known += indexes
-    for name, keyspace in keyspaces.items():
-        yield history(name, keyspace)
-    slices = {index["name"]: index["slices"] for index in topology.get("indexes") or ()}
-    for index in indexes:
-        yield state(index, slices.get(index["name"], ()))
-        foreign = int(index.get("foreign_partition_ids") or 0)
-        if foreign:
-            yield Finding(
-                f"partitioners of {index['keyspace']}",
-                False,
-                f"{foreign:,} documents of index {index['name']} were met in two source partitions",
-                "let all producers use one partitioner (librdkafka: partitioner=murmur2_random, as in Java)",
-            )
 
 
-def history(name: str, keyspace: Mapping[str, Any]) -> Finding:
-    """Whether a keyspace's history is whole. A rollback that is over is told, and nothing is to be done.
+def cluster_findings(url: str, verdict: Verdict) -> Iterator[Finding]:
+    """What the verdict says, as findings: the doctor has no other opinion of a cluster.
 
     Args:
-        keyspace: as `GET /v1/stability` shows it.
+        verdict: of `GET /v1/health` at `url`.
     """
-    last = keyspace.get("last_rollback") or {}
-    found = f"{keyspace.get('rollbacks') or 'no'} rollbacks"
-    found += f"; the last: {last.get('text') or last.get('detail')}" if last else ""
-    if keyspace.get("examining"):
-        return Finding(
-            f"history of {name}",
-            False,
-            f"being examined: records may be lost. {found}",
-            "wait; if it stays so, is the topic there, and does every partition have a leader?",
-        )
-    return Finding(f"history of {name}", True, found)
-
-
-def state(index: Mapping[str, Any], slices: Iterable[Mapping[str, Any]]) -> Finding:
-    """Whether an index answers all scans, or is on the way.
-
-    Args:
-        index: as `GET /v1/indexes` shows it.
-        slices: of it, as `GET /v1/topology` shows them.
-    """
-    name, reason = index["name"], index.get("reason") or ""
-    found = f"{index['state']}, lag {index.get('lag_documents')}, {index.get('skipped')} skipped. {reason}"
-    if index["state"] == "FAILED":
-        return Finding(f"index {name}", False, found, f"build it again: `keytide index build {name}`")
-    bad = [one for one in slices if one.get("state") in ("LOST", "STOPPED")]
-    found += "".join(
-        f" Slice {one['slice']} on node {one['node']} is {one['state']}: {one.get('reason')}." for one in bad
+    yield Finding(
+        CLUSTER,
+        verdict.well,
+        f"{verdict.status}, says the coordinator at {url}",
+        "" if verdict.well else "see below",
     )
-    if any(one["state"] == "LOST" for one in bad):
-        builds = sorted({str(one["rebuild"]) for one in bad if one.get("rebuild")})
-        wait = f"wait for build {', '.join(builds)}" if builds else "wait: a rebuild begins by itself"
-        return Finding(f"index {name}", False, found, f"{wait}; look at the node's disk if it was damaged")
-    if bad:
-        return Finding(f"index {name}", False, found, "mend what the reason says; it tries again every 30 s")
-    return Finding(f"index {name}", True, found)
+    for one in verdict.reasons:
+        yield Finding(one.subject, one.status == "ok", one.reason, one.next_step)
 
 
 def _clock(url: str) -> Finding:

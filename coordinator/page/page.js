@@ -7,6 +7,7 @@ const STATES = {
   READY: "good", LIVE: "good", BUILDING: "busy", BACKFILL: "busy", CATCHUP: "busy", QUEUED: "warn", PAUSED: "warn",
   DROPPING: "warn", FAILED: "bad", lost: "bad", live: "good",
 };
+const HEALTH = { ok: ["all is well", "good"], degraded: ["degraded", "warn"], failing: ["failing", "bad"] };
 const FINISHED = ["READY", "FAILED", "CANCELLED"];
 const shown = {};          // section -> what it shows, as JSON: a section that has not changed is left alone
 const staleness = {};      // keyspace -> last values, for its line
@@ -43,7 +44,8 @@ function duration(ms) {
   return hours < 48 ? `${hours} h ${Math.round((seconds % 3600) / 60)} min` : `${Math.floor(hours / 24)} days`;
 }
 
-const state = (word) => make("span", { class: `state ${STATES[word] || ""}` }, word);
+const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");  // every time is the coordinator's, none the browser's
+const state = (word, past = false) => make("span", { class: `state ${(!past && STATES[word]) || ""}` }, word);
 const sub = (text, kind = "") => (text ? make("span", { class: `sub ${kind}` }, text) : null);
 
 function table(columns, rows) {
@@ -98,18 +100,20 @@ function glance({ indexes, builds, nodes, stability }) {
     ["Nodes live", live, `of ${nodes.length}`, live < nodes.length || !live ? "bad" : ""],
     ["Builds under way", running, "", ""],
   ];
-  const health = document.getElementById("health");
-  const lost = indexes.filter((one) => one.lost.length).length;
-  const doubted = Object.values(stability.keyspaces).some((one) => one.examining);
-  const [word, kind] = failed ? ["an index has failed", "bad"]
-    : doubted ? ["a source's history is examined", "bad"]
-    : lost ? ["slices are lost", "bad"]
-    : live < nodes.length ? ["a node is away", "warn"]
-    : !nodes.length ? ["no indexer nodes", "warn"] : ["all is well", "good"];
-  health.textContent = word;
-  health.className = `pill ${kind}`;
   show("glance", tiles, () => tiles.map(([name, value, more, mood]) => make("div", { class: `tile ${mood}` },
     make("dt", {}, name), make("dd", {}, String(value), more ? make("small", {}, ` ${more}`) : ""))));
+}
+
+// The coordinator's verdict, in its own words: `keytide status` and `keytide doctor` show the same.
+function healthPart({ health }) {
+  const [word, kind] = HEALTH[health.status];
+  const pill = document.getElementById("health");
+  pill.textContent = word;
+  pill.className = `pill ${kind}`;
+  document.getElementById("reasons-part").hidden = !health.reasons.length;
+  show("reasons", health, () => make("ul", {}, ...health.reasons.map((one) => make("li", { class: HEALTH[one.status][1] },
+    make("strong", {}, one.subject), ` ${one.status === "ok" ? "" : `(${one.status}) `}`, one.reason,
+    make("span", { class: "sub" }, `What to do: ${one.next_step}`)))));
 }
 
 function slices(byIndex) {
@@ -118,7 +122,8 @@ function slices(byIndex) {
 
 function oneBuild(build) {
   const over = FINISHED.includes(build.state);
-  const mood = build.state === "READY" ? "done" : build.state === "FAILED" ? "bad" : "";
+  const past = build.current === false;  // its indexes are dropped, or were built again since
+  const mood = build.state === "READY" ? "done" : build.state === "FAILED" && !past ? "bad" : "";
   const parts = build.documents_total || over ? [`${number(build.documents_done)} of ${number(build.documents_total)} documents`] : [];
   if (build.rate) parts.push(`${number(Math.round(build.rate))} per second`);
   if (build.phase) parts.unshift(build.phase.replaceAll("-", " "));
@@ -136,9 +141,9 @@ function oneBuild(build) {
   return make("article", { class: "build", "data-build": build.id },
     make("div", { class: "build-head" },
       make("span", {}, make("strong", {}, build.indexes.join(", ")), make("span", { class: "quiet" }, ` ${build.id} on ${build.keyspace}`)),
-      make("span", {}, state(build.state), build.state === "QUEUED" ? "" : ` ${build.percent} %`)),
+      make("span", {}, state(build.state, past), build.state === "QUEUED" ? "" : ` ${build.percent} %`)),
     bar, parts.length ? make("p", {}, parts.join(" · ")) : "",
-    waits ? make("p", { class: "wait" }, waits) : "", build.error ? make("p", { class: "error" }, build.error) : "",
+    waits ? make("p", { class: "wait" }, waits) : "", build.error ? make("p", { class: past ? "" : "error" }, build.error) : "",
     ways.length ? make("p", { class: "quiet sub" }, ...ways.flatMap((way, n) => [n ? " · " : "", make("code", {}, `keytide build ${way} ${build.id}`)])) : "");
 }
 
@@ -157,6 +162,11 @@ function buildsPart({ builds }) {
   });
 }
 
+function leftOut(index) {
+  const reasons = Object.entries(index.left_out || {});
+  return reasons.length ? `left out: ${reasons.map(([reason, count]) => `${number(count)} ${reason}`).join(", ")}` : "";
+}
+
 function indexesPart({ indexes }) {
   const columns = [["Index", ""], ["State", ""], ["Entries", "number"], ["Size", "number"], ["Behind", "number"],
     ["Snapshot", "number"], ["Skipped", "number"]];
@@ -168,6 +178,7 @@ function indexesPart({ indexes }) {
     return table(columns, indexes.map((one) => [
       [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices`), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
+        sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
       state(one.state), number(one.entries), bytes(one.bytes), one.lag_documents === null ? "–" : number(one.lag_documents),
       number(one.snapshot), number(one.skipped),
@@ -217,7 +228,7 @@ function eventsPart() {
     if (!events.length) return make("p", { class: "empty" }, "Nothing yet.");
     return make("ol", {}, ...[...events].reverse().map((one) => make("li", { class: one.level },
       make("time", { datetime: new Date(one.at).toISOString(), title: new Date(one.at).toLocaleString() },
-        new Date(one.at).toLocaleTimeString("en-GB")), make("span", {}, one.text))));
+        clock(one.at)), make("span", {}, one.text))));
   });
 }
 
@@ -229,7 +240,7 @@ async function ask(path) {
   const token = sessionStorage.getItem("token");
   const answer = await fetch(`v1/${path}`, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
   if (answer.status === 401 || answer.status === 403) throw new NeedsToken();
-  if (!answer.ok) throw new Error(`the coordinator answered ${answer.status} to /v1/${path}`);
+  if (!answer.ok && !(path === "health" && answer.status === 503)) throw new Error(`the coordinator answered ${answer.status} to /v1/${path}`);
   return answer.json();
 }
 
@@ -247,13 +258,13 @@ function trouble(text) {
 
 async function refresh() {
   try {
-    const [cluster, indexes, builds, nodes, stability] = await Promise.all(
-      ["cluster", "indexes", "builds", "nodes", "stability"].map(ask));
+    const [health, cluster, indexes, builds, nodes, stability] = await Promise.all(
+      ["health", "cluster", "indexes", "builds", "nodes", "stability"].map(ask));
     await askEvents(cluster.term);
-    const facts = { indexes, builds, nodes, stability };
+    const facts = { health, indexes, builds, nodes, stability };
     document.getElementById("cluster").textContent = `${cluster.cluster}, term ${cluster.term}`;
-    for (const part of [glance, buildsPart, indexesPart, stabilityPart, nodesPart, eventsPart]) part(facts);
-    document.getElementById("updated").textContent = `as of ${new Date().toLocaleTimeString("en-GB")}`;
+    for (const part of [healthPart, glance, buildsPart, indexesPart, stabilityPart, nodesPart, eventsPart]) part(facts);
+    document.getElementById("updated").textContent = `as of ${clock(cluster.now)}, by the coordinator's clock`;
     document.getElementById("token").hidden = true;
     trouble("");
     document.body.dataset.loaded = "yes";

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import msgspec
 from rich.markup import escape
 
 from keytide.cli.output import err, progress
 from keytide.cli.patience import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
 from keytide.errors import CallerError, RetryableError
+from keytide.health import Verdict, read
 from keytide.tls import trusted
 
 DEFAULT_URL = "http://127.0.0.1:8091"
@@ -101,6 +103,10 @@ def coordinator(url: str | None, data_dir: Path, seconds: float | None = None) -
     return Admin(find_url(url, data_dir), seconds=give_up_s() if seconds is None else seconds)
 
 
+HEALTH_PATH = "/v1/health"
+"""Answered with a verdict also when its status is 503."""
+
+
 class Admin:
     """Calls the coordinator.
 
@@ -153,16 +159,26 @@ class Admin:
                 f"no coordinator answers at {self.url}: {error}",
                 next_step="start a cluster with `keytide up`, or say where it is with --url",
             ) from error
-        if not response.is_success:
+        if not response.is_success and not (path == HEALTH_PATH and response.status_code == 503):
             raise problem_error(response)
         try:
             return response.json() if response.content else None
         except ValueError as error:
-            raise CallerError(
-                f"what answers at {self.url} is not a coordinator",
-                problem_type="not-a-coordinator",
-                next_step="say where it is with --url; `keytide up` prints it",
-            ) from error
+            raise self._no_coordinator() from error
+
+    def health(self) -> Verdict:
+        """The cluster's health, as the coordinator judges it. Raises as `call`."""
+        try:
+            return read(self.call("GET", HEALTH_PATH))
+        except msgspec.ValidationError as error:
+            raise self._no_coordinator() from error
+
+    def _no_coordinator(self) -> CallerError:
+        return CallerError(
+            f"what answers at {self.url} is not a coordinator",
+            problem_type="not-a-coordinator",
+            next_step="say where it is with --url; `keytide up` prints it",
+        )
 
     def node_url(self) -> str:
         """The scan endpoint of some live node."""

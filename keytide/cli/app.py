@@ -278,19 +278,24 @@ def node_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Js
 
 @app.command()
 def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """The cluster at a glance: stability timestamps, rollbacks, indexes, slices in trouble, builds, nodes."""
+    """The cluster at a glance: its health with what to do, stability timestamps, rollbacks, indexes, slices
+    in trouble, builds, nodes. Exit status 1 unless all is well."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
+        verdict = admin.health()
+        if not as_json:
+            looks.show_health(verdict)
         parts = {
             name: admin.call("GET", f"/v1/{name}") for name in ("stability", "indexes", "builds", "nodes")
         }
         if as_json:
-            print_json(parts)
-            return
+            print_json({"health": verdict.as_json(), **parts})
+            raise typer.Exit(0 if verdict.well else 1)
         looks.show_stability(parts["stability"])
         table("Indexes", INDEX_COLUMNS, [looks.cells(row, INDEX_COLUMNS) for row in parts["indexes"]])
         looks.show_troubles(admin.call("GET", "/v1/topology"))
         table("Builds", BUILD_COLUMNS, [looks.cells(row, BUILD_COLUMNS) for row in parts["builds"]])
         table("Nodes", NODE_COLUMNS, [looks.cells(row, NODE_COLUMNS) for row in parts["nodes"]])
+        raise typer.Exit(0 if verdict.well else 1)
 
 
 @app.command()

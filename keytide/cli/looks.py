@@ -7,11 +7,12 @@ not have are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.markup import escape
 
 from keytide.cli.output import facts, out, readable, table
+from keytide.health import Status, Verdict
 
 Document = Mapping[str, Any]
 
@@ -29,6 +30,12 @@ SLICE_COLUMNS = (
     "rebuild",
     "reason",
 )
+HEALTH_WORDS: Final[dict[Status, str]] = {
+    "ok": "[green]all is well[/green]",
+    "degraded": "[yellow]degraded[/yellow], all answers come",
+    "failing": "[red]failing[/red]",
+}
+HEALTH_STYLES: Final[dict[Status, str]] = {"ok": "dim", "degraded": "yellow", "failing": "red"}
 EVENT_COLUMNS = ("at", "level", "kind", "subject", "text")
 
 
@@ -39,6 +46,19 @@ def cells(document: Document, columns: Iterable[str]) -> list[object]:
         value = document.get(column)
         values.append(", ".join(map(str, value)) if isinstance(value, list) else readable(column, value))
     return values
+
+
+def show_health(verdict: Verdict) -> None:
+    """The verdict, and for each reason what to do."""
+    out.print(f"The cluster: {HEALTH_WORDS[verdict.status]}", highlight=False)
+    for one in verdict.reasons:
+        style = HEALTH_STYLES[one.status]
+        mark = "note" if one.status == "ok" else one.status
+        out.print(
+            f"  [{style}]{mark}[/{style}] {escape(one.subject)}: {escape(one.reason)}\n"
+            f"    what to do: {escape(one.next_step)}",
+            highlight=False,
+        )
 
 
 def show_stability(document: Document) -> None:

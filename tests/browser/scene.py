@@ -56,7 +56,7 @@ NODES = ("node-1", "node-2")
 
 
 FRAME = """<!doctype html><body style="margin:0">
-<iframe src="/" width="WIDTH" height="3600" style="border:0"></iframe>
+<iframe src="/" width="WIDTH" height="6000" style="border:0"></iframe>
 <script>setInterval(() => {
   const page = document.querySelector("iframe").contentDocument;
   if (page.body.dataset.loaded) document.body.dataset.scroll = page.documentElement.scrollWidth;
@@ -78,6 +78,8 @@ class Scene:
         self.lost: set[tuple[str, int]] = set()
         self.end = FLIGHTS
         self.pulsed_at = 0
+        self.ahead_ms = 0
+        """How far the coordinator's clock is ahead of the browser's when it is asked."""
         self.running: dict[str, int] = {}
         catalog = Catalog()
         catalog.put("term", TermRecord(self.term, "scene", self.started_at))
@@ -88,7 +90,7 @@ class Scene:
         future: Future[_T] = Future()
         self.pulse()
         try:
-            future.set_result(look(self.leader, now_ms()))
+            future.set_result(look(self.leader, now_ms() + self.ahead_ms))
         except Exception as error:  # noqa: BLE001 - belongs to whoever asked
             future.set_exception(error)
         return future

@@ -51,8 +51,10 @@ def test_lists_are_the_servers_documents(address: str) -> None:
     assert {one["name"] for one in run_json("index", "list", "--url", address)} >= {"by_tail", "by_carrier"}
     assert {one["id"] for one in run_json("node", "list", "--url", address)} == set(NODES)
     assert {one["state"] for one in run_json("build", "list", "--url", address)} >= {"READY", "FAILED"}
-    status = run_json("status", "--url", address)
-    assert {*status} == {"stability", *LISTS}
+    status = run_json("status", "--url", address, status=1)  # an index has failed
+    assert {*status} == {"health", "stability", *LISTS}
+    assert status["health"]["status"] == "failing"
+    assert "by_tail" in json.dumps(status["health"]["reasons"])
     for name, command in LISTS.items():
         assert len(status[name]) == len(run_json(*command, "--url", address))
 
@@ -65,7 +67,10 @@ def test_people_read_units(address: str) -> None:
     created = run_json("index", "show", "by_destination", "--url", address)["created_at"]
     assert str(created) not in shown
     assert f"{created:,}" not in shown
-    assert "READY" in run("status", "--url", address).stdout
+    told = run("status", "--url", address, status=1).stdout
+    assert "READY" in told
+    assert "The cluster: failing" in told
+    assert "keytide index build by_tail" in " ".join(told.split())
     assert "by_tail" in run("build", "show", "b5", "--url", address).stdout
 
 
@@ -87,7 +92,7 @@ def test_tables_fit_the_terminal_and_break_no_word(
     monkeypatch.setattr(out, "_width", width)
     monkeypatch.setattr(commands, "table", drawing)
     monkeypatch.setattr(looks, "table", drawing)
-    text = run(*command, "--url", address).stdout
+    text = run(*command, "--url", address, status=int(command == ("status",))).stdout
     assert max(map(len, text.splitlines())) <= width
     assert cells
     for word in (word for cell in cells for word in output._cell(cell).split()):

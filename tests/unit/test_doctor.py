@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.doctor import history, source_topic, state
+from deploy.doctor import Finding, cluster_findings, last_word, source_topic
+from keytide.health import Reason, verdict
 
 GOOD = {"cleanup.policy": "compact", "min.compaction.lag.ms": "60000", "delete.retention.ms": "86400000"}
 
@@ -31,32 +32,25 @@ def test_a_topic_with_retention_is_said_to_lose_documents() -> None:
     assert "keeps everything" in forever.found
 
 
-INDEX = {"name": "by_city", "state": "READY", "lag_documents": 0, "skipped": 0, "reason": ""}
+def test_the_doctor_says_of_a_cluster_what_its_verdict_says() -> None:
+    made = verdict(
+        [
+            Reason("node", "node n1", "failing", "it has said nothing for 2.5 s", "start it again"),
+            Reason("index", "index by_city", "ok", "3 versions could not be indexed", "list them"),
+        ]
+    )
+    whole, node, index = cluster_findings("http://c", made)
+    assert not whole.ok
+    assert "failing" in whole.found
+    assert (node.check, node.ok, node.advice) == ("node n1", False, "start it again")
+    assert index.ok
+    assert "not well" in last_word([whole, node, index])
 
 
-def test_a_rollback_that_is_over_is_told_and_one_at_work_is_waited_for() -> None:
-    assert history("people", {"rollbacks": 0, "last_rollback": None, "examining": None}).ok
-    last = {"text": "people is rolled back to snapshot 7"}
-    over = history("people", {"rollbacks": 1, "last_rollback": last, "examining": None})
-    assert over.ok
-    assert "to snapshot 7" in over.found
-    doubted = history("people", {"rollbacks": 1, "last_rollback": last, "examining": ["a projector says so"]})
-    assert not doubted.ok
-    assert doubted.advice
-
-
-def test_failed_indexes_are_built_again_and_slices_in_trouble_are_named() -> None:
-    assert state(INDEX, [{"slice": 0, "node": "n1", "state": "LIVE", "reason": ""}]).ok
-    failed = state({**INDEX, "state": "FAILED", "reason": "a tombstone may be gone"}, ())
-    assert not failed.ok
-    assert "a tombstone may be gone" in failed.found
-    assert "keytide index build by_city" in failed.advice
-    lost = {"slice": 3, "node": "n1", "state": "LOST", "reason": "page 7 is damaged", "rebuild": None}
-    finding = state(INDEX, [lost])
-    assert not finding.ok
-    assert "Slice 3 on node n1 is LOST: page 7 is damaged" in finding.found
-    assert "begins by itself" in finding.advice
-    assert "wait for build b9" in state(INDEX, [{**lost, "rebuild": "b9"}]).advice
-    stopped = state(INDEX, [{**lost, "state": "STOPPED"}])
-    assert not stopped.ok
-    assert "30 s" in stopped.advice
+def test_what_is_wrong_beside_a_cluster_that_is_well_does_not_contradict_it() -> None:
+    (whole,) = cluster_findings("http://c", verdict([]))
+    assert whole.ok
+    assert last_word([whole]) == "all is well"
+    word = last_word([whole, Finding("Java", False, "none", "install it")])
+    assert "the cluster is well" in word
+    assert "1 checks are not ok" in word
