@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+import httpx
 import psutil
 import pytest
 from confluent_kafka import KafkaException
 
 from deploy.cluster import LocalCluster
 from deploy.process import Child, free_ports
+from keytide.cli.admin import Admin
 from keytide.errors import CallerError
 from tests.chaos.copies import copy_tails
 from tests.chaos.faults import fresh_again
@@ -66,6 +68,40 @@ def test_node_and_broker_stand_still(scene: Scene, processes: Processes) -> None
         with stopped(family(processes.services()[name])):
             scene.run.pause(STALL_S)
         scene.look(f"after {name} stood still")
+
+
+VERDICT_S = 3.0
+"""Within this a fault is in the verdict; the test adds what a busy machine and its own looks take."""
+SLACK_S = 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("node-1", "node"), ("projector-1", "projector"), ("kafka", "kafka")]
+)
+def test_the_verdict_of_health_tells_of_a_process_that_stands_still(
+    scene: Scene, cluster: LocalCluster, processes: Processes, name: str, kind: str
+) -> None:
+    """What the API, `/readyz` and the metrics say of it; and that all is well soon after it goes on."""
+    admin = Admin(cluster.coordinator_url)
+
+    def told() -> set[str]:
+        return {one.kind for one in admin.health().reasons if one.status != "ok"}
+
+    wait_for(lambda: not told(), "all is well", 60)
+    with stopped(family(processes.services()[name])):
+        began = time.monotonic()
+        wait_for(lambda: kind in told(), f"{name} is in the verdict", 30)
+        assert time.monotonic() - began < VERDICT_S + SLACK_S
+        verdict = admin.health()
+        assert verdict.status == "failing"
+        assert all(one.next_step for one in verdict.reasons)
+        metrics = httpx.get(f"{cluster.coordinator_url}/metrics", timeout=10).text
+        assert f'keytide_health_status{{subject_kind="{kind}"}} 2.0' in metrics
+        ready = httpx.get(f"{cluster.coordinator_url}/readyz", timeout=10).status_code
+        assert ready == (503 if kind == "kafka" else 200)
+    wait_for(lambda: not told(), f"all is well again after {name}", 60)
+    admin.close()
+    scene.look(f"after {name} stood still and was told of")
 
 
 def test_a_projector_that_was_replaced_while_it_stood_still(scene: Scene, processes: Processes) -> None:

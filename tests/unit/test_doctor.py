@@ -39,7 +39,7 @@ def test_the_doctor_says_of_a_cluster_what_its_verdict_says() -> None:
             Reason("index", "index by_city", "ok", "3 versions could not be indexed", "list them"),
         ]
     )
-    whole, node, index = cluster_findings("http://c", made)
+    whole, node, index = cluster_findings("http://127.0.0.1:8091", made)
     assert not whole.ok
     assert "failing" in whole.found
     assert (node.check, node.ok, node.advice) == ("node n1", False, "start it again")
@@ -48,7 +48,7 @@ def test_the_doctor_says_of_a_cluster_what_its_verdict_says() -> None:
 
 
 def test_what_is_wrong_beside_a_cluster_that_is_well_does_not_contradict_it() -> None:
-    (whole,) = cluster_findings("http://c", verdict([]))
+    (whole,) = cluster_findings("http://127.0.0.1:8091", verdict([]))
     assert whole.ok
     assert last_word([whole]) == "all is well"
     word = last_word([whole, Finding("Java", False, "none", "install it")])
