@@ -27,11 +27,12 @@ from indexer.digests import answer as answer_verifier
 from indexer.lists import page
 from indexer.scan import aggregate_routes, query_routes, routes, streaming_routes
 from indexer.scan.asking import schemas
-from indexer.scan.http import BEFORE_NAME, PROBLEMS, Endpoint, Handler, gone_of, message_of
+from indexer.scan.http import BEFORE_NAME, PROBLEMS, Endpoint, Handler, client_of, gone_of, message_of
 from indexer.scan.metrics import ScanMetrics
 from indexer.scan.peers import LEASE_PATH, READ_PATH
 from indexer.scan.problems import OnBug, add_problem_handlers, problem_response
 from indexer.scan.reading import encoder, lease_decoder, read_decoder
+from indexer.scan.scatter import CLIENT
 from indexer.scan.shown import show_answers
 from indexer.scan.wellformed import check
 from indexer.view import NodeView
@@ -62,6 +63,8 @@ class FastWay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler: Handler | None = None
+        if scope["type"] == "http":
+            CLIENT.set(client_of(scope))
         if scope["type"] == "http" and scope["method"] == "POST":
             path = scope["path"]
             if path == READ_PATH:

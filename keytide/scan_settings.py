@@ -27,8 +27,14 @@ class ScanSettings(Section):
     lease_s: int = Field(60, description="how long a page token keeps its snapshot after its last use")
     max_leases: int = Field(
         400,
-        description="snapshots of one index that a node keeps for page tokens and holds at once; beyond it "
-        "those go first that only gave first pages",
+        description="snapshots of one index that a node keeps for page tokens, holds and tails at once; "
+        "beyond it those go first that only gave first pages, for which a quarter is kept free",
+    )
+    max_client_leases: int = Field(
+        100,
+        ge=1,
+        description="of them that one client (API token, or address) may keep of each kind: pages that go "
+        "on, holds, tails; one more is refused with 429, so that no reader takes the others' places",
     )
     max_hold_s: int = Field(
         3_600,

@@ -29,7 +29,7 @@ from indexer.scan.leases import keep_everywhere
 from indexer.scan.news import Patience
 from indexer.scan.reading import TIP, LeaseRequest, Nodes
 from indexer.scan.request import Moment
-from indexer.scan.scatter import SnapshotMissingError, Target
+from indexer.scan.scatter import CLIENT, SnapshotMissingError, Target
 from indexer.scan.selection import Selection, filter_json
 from indexer.scan.tokens import HeldToken, Seen
 from keytide.errors import RetryableError
@@ -131,6 +131,7 @@ class Holds:
         seen: Seen,
         patience: Patience,
         lease_ms: int,
+        kind: str = "",
     ) -> Held:
         """Hold the newest snapshot that satisfies a moment. Of the tip nothing is held: the answer says where
         to read it.
@@ -139,7 +140,7 @@ class Holds:
             TooManyLeasesError: a node keeps too many.
             KeytideError: as `Agreement.read`.
         """
-        hold = "" if moment.consistency == "tip" else secrets.token_hex(8)
+        hold = "" if moment.consistency == "tip" else kind + secrets.token_hex(8)
 
         async def work(target: Target) -> Gathered:
             asked = replace(target, spans=(), hold=hold)
@@ -192,10 +193,25 @@ class Holds:
         if held.hold:
             await self._give_back(held.target(Selection((), sorted(held.nodes)), timeout_s))
 
-    async def _give_back(self, target: Target) -> None:
+    async def leave(self, held: Held, timeout_s: float) -> None:
+        """Whoever had a hold is gone, and may come again within its time: it makes room from now on."""
+        self._renewed.pop(held.hold, None)
+        if held.hold:
+            everywhere = Selection((), sorted(held.nodes))
+            await self._give_back(held.target(everywhere, timeout_s), held.lease_ms)
+
+    async def _give_back(self, target: Target, idle_ms: int = 0) -> None:
         async def one(node: str, slices: list[int]) -> None:
             request = LeaseRequest(
-                target.index, target.number, target.incarnation, slices, 0, True, target.hold
+                target.index,
+                target.number,
+                target.incarnation,
+                slices,
+                idle_ms,
+                True,
+                target.hold,
+                CLIENT.get(),
+                idle_ms > 0,
             )
             try:
                 await self._nodes.lease(node, request, target.timeout_s)

@@ -6,13 +6,16 @@ A kind of read has a module with `add_routes(app, endpoint)`, which `indexer.api
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from indexer.scan.answer import Answer
 from indexer.scan.asking import Examples, operation
@@ -83,7 +86,11 @@ class Endpoint:
         scan = settings.scan
         longest = max(scan.max_hold_s, scan.lease_s, scan.tail_lease_s)
         self.local = LocalReader(
-            view, scan.max_leases, longest_lease_s=longest, long_readers=scan.long_readers
+            view,
+            scan.max_leases,
+            longest_lease_s=longest,
+            long_readers=scan.long_readers,
+            client_leases=scan.max_client_leases,
         )
         self.peers = Peers(view, self.local)
         self.forms: dict[str, Form] = {}
@@ -183,6 +190,20 @@ def add_route(
         responses=PROBLEMS,
         openapi_extra=operation(kind, by_hand=method == "GET", examples=examples),
     )
+
+
+def client_of(scope: Scope) -> str:
+    """Who asks, as budgets go: a digest of the credential, or else the address."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return _digest(value)
+    address = scope.get("client")
+    return address[0] if address else ""
+
+
+@lru_cache(maxsize=1024)
+def _digest(credential: bytes) -> str:
+    return hashlib.sha256(credential).hexdigest()[:16]
 
 
 def index_name(request: Request) -> str:

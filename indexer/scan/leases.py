@@ -2,14 +2,15 @@
 
 Theory of operation
 ===================
-What costs is a kept snapshot, not a token, so tokens of one snapshot share its lease, which runs until some
-time after the last use of any of them. Most scans are never asked for a second page, so a snapshot that has
-only given first pages is *idle*: when more snapshots are kept than the limit, the oldest idle ones go (their
-tokens are then `snapshot-gone`). Snapshots that later pages were read from go only when their time is over;
-if nothing but these is left, a new token is refused.
+What costs is a kept snapshot, not a token: a snapshot is kept once, however many tokens, holds and clients
+refer to it, until some time after the last use of any of them. References are *firm* or *idle*. Firm are
+holds, tails that run, and pages behind a first one; idle is what was only promised: most scans are never
+asked for a second page, and most tails that ended are never resumed.
 
-A *held* snapshot has a lease of its own under its id, which is given back, or runs out some time after the
-hold's last use; it counts as much as a snapshot that pages are read from.
+Nobody's use costs anybody else. A client (`Client`) may have so many snapshots of each kind firm; one more is
+refused with 429. What is idle makes room, of whoever has most of it first, and a quarter of the places is
+never firm: so a first page always has room. When all other places are firm, who has most of them gives up the
+oldest for somebody who has fewer, else it is 503.
 
 Every slice that a token names keeps the snapshot (a restart loses it). Most leases come with the read itself
 (`ReadRequest.lease_ms`); `keep_everywhere` takes the others.
@@ -23,9 +24,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from indexer.scan.reading import HOLDER, TIP, LeaseRequest, Nodes
-from indexer.scan.scatter import SnapshotMissingError, Target
+from indexer.scan.scatter import CLIENT, SnapshotMissingError, Target
 from indexer.view import NodeView
 from keytide.errors import RetryableError
+
+TAIL: Final = "tail-"
+"""How the ids of tails' holds begin."""
+REFERENCES: Final = 16
+"""A client may have so many times as many holds as snapshots: each takes some hundred bytes."""
 
 BETWEEN_CALLS_MS: Final = 10_000
 """How long a read that slices could not finish in one call keeps the snapshot for its next, which comes at
@@ -35,11 +41,11 @@ LONGEST_LEASE_S: Final = 3_600
 """Where no setting says otherwise."""
 
 _Key = tuple[int, str]
-"""(snapshot number, id of the hold or "")."""
+"""(snapshot number, holder: id of the hold, or the client's pages)."""
 
 
 class TooManyLeasesError(RetryableError):
-    """More paged scans are under way than the node keeps snapshots for."""
+    """A client keeps as many snapshots as it may (429), or all clients together do (503)."""
 
     problem_type = "too-many-leases"
     status = 503
@@ -47,10 +53,12 @@ class TooManyLeasesError(RetryableError):
 
 @dataclass(slots=True)
 class _Lease:
-    """A kept snapshot: on which slices, until when, and whether later pages were read from it."""
+    """A reference to a kept snapshot: whose, on which slices, until when, and whether it is firm."""
 
-    until: int
-    in_use: bool = False
+    client: str
+    kind: str
+    until: int = 0
+    firm: bool = False
     slices: set[int] = field(default_factory=set)
 
 
@@ -62,11 +70,16 @@ class LeaseBook:
         limit: snapshots of one index that may be kept at once.
         longest_s: nothing is kept for longer after its last use, whoever asks for it: what other nodes ask,
             anybody can who may read.
+        per_client: of them that one client may have firm, of each kind.
     """
 
-    def __init__(self, view: NodeView, limit: int, longest_s: int = LONGEST_LEASE_S) -> None:
+    def __init__(
+        self, view: NodeView, limit: int, longest_s: int = LONGEST_LEASE_S, per_client: int = 100
+    ) -> None:
         self._view = view
-        self._limit = limit
+        self._firm_limit = max(1, limit - max(1, limit // 4))
+        self._limit = max(limit, self._firm_limit + 1)
+        self._per_client = min(per_client, self._firm_limit)
         self._longest_ms = longest_s * 1000
         self._by_index: dict[str, dict[_Key, _Lease]] = {}
 
@@ -80,6 +93,8 @@ class LeaseBook:
         in_use: bool,
         now: int,
         hold: str = "",
+        client: str = "",
+        idle: bool = False,
     ) -> list[int]:
         """Keep a snapshot in some slices for at least `lease_ms`; returns those that do not hold it.
 
@@ -87,28 +102,38 @@ class LeaseBook:
             in_use: a later page was read from it.
             now: milliseconds.
             hold: id of the hold that this is for, "" for page tokens.
+            client: who it is for.
+            idle: whoever had the hold is gone, and may come again: it makes room for others from now on.
 
         Raises:
-            TooManyLeasesError: the limit is reached, and all snapshots that are kept are in use.
+            TooManyLeasesError: the client's limit is reached, or that of all.
         """
         leases = self._by_index.get(index)
         if leases is None:
             self._forget_indexes(now)
             leases = self._by_index[index] = {}
         lease_ms = min(lease_ms, self._longest_ms)
-        lease = leases.get((number, hold))
-        if lease is None:
-            if len(leases) >= self._limit:
-                self._make_room(index, leases, now)
-            lease = leases[number, hold] = _Lease(0)
-        lease.in_use |= in_use or bool(hold)
+        holder = hold or HOLDER + client
+        lease = leases.get((number, holder))
+        if idle:
+            if lease is not None:
+                lease.firm = False
+            return []
+        firm = in_use or bool(hold)
+        if lease is None or (firm and not lease.firm):
+            self._forget(leases, now)
+            made = lease or _Lease(client, _kind(hold))
+            if firm:
+                self._admit(index, leases, number, made, now)
+            self._make_room(index, leases, number, now)
+            lease = leases[number, holder] = made
+        lease.firm |= firm
         if lease.until - now >= lease_ms and lease.slices.issuperset(slices):
             return []
         # A tenth longer than is promised, so that not every token renews the lease.
         lease.until = max(lease.until, now + lease_ms + lease_ms // 10)
         # A slice that another read has asked for keeps the snapshot as long.
         wanted = lease.slices.union(slices)
-        holder = hold or HOLDER
         held = {one for one in wanted if self._view.lease(index, one, number, holder, lease.until)}
         lease.slices = held
         return [one for one in slices if one not in held]
@@ -124,27 +149,70 @@ class LeaseBook:
         for one in lease.slices if lease is not None else ():
             self._view.lease(index, one, number, hold, now)
 
-    def _make_room(self, index: str, leases: dict[_Key, _Lease], now: int) -> None:
-        """Forget what has run out; let go of the oldest idle snapshots until one more may be kept."""
+    # --- who may keep what ------------------------------------------------------
+
+    def _admit(self, index: str, leases: dict[_Key, _Lease], number: int, asked: _Lease, now: int) -> None:
+        """Raise `TooManyLeasesError` unless a client may have one more firm snapshot of a kind."""
+        firm = [(key[0], lease) for key, lease in leases.items() if lease.firm]
+        own = [(n, one) for n, one in firm if (one.client, one.kind) == (asked.client, asked.kind)]
+        numbers = {n for n, _ in own}
+        more = number not in numbers
+        if (more and len(numbers) >= self._per_client) or len(own) >= REFERENCES * self._per_client:
+            raise TooManyLeasesError(
+                f"this client keeps {len(numbers)} snapshots for {asked.kind} on node {self._view.node_id}",
+                status=429,
+                next_step="end scans and tails, give held snapshots back, or raise scan.max_client_leases",
+                retry_after_s=max(1, -((now - min(one.until for _, one in own)) // 1000)),
+            )
+        if number in {n for n, _ in firm} or len({n for n, _ in firm}) < self._firm_limit:
+            return
+        by_client: dict[str, set[int]] = {}
+        for n, lease in firm:
+            by_client.setdefault(lease.client, set()).add(n)
+        greedy = max(sorted(by_client), key=lambda one: len(by_client[one]))
+        if len(by_client[greedy]) <= len(by_client.get(asked.client, ())) + 1:
+            raise TooManyLeasesError(
+                f"node {self._view.node_id} keeps {self._firm_limit} snapshots for scans under way",
+                next_step="try again, give held snapshots back, or raise scan.max_leases",
+                retry_after_s=max(1, -((now - min(one.until for _, one in firm)) // 1000)),
+            )
+        alone = [n for n in by_client[greedy] if all(one.client == greedy for m, one in firm if m == n)]
+        self._drop(index, leases, min(alone or by_client[greedy]), now)
+
+    def _make_room(self, index: str, leases: dict[_Key, _Lease], number: int, now: int) -> None:
+        """Let go of idle snapshots until another one may be kept: first those of the client with most."""
+        while number not in (kept := {n for n, _ in leases}) and len(kept) >= self._limit:
+            firm = {n for (n, _), lease in leases.items() if lease.firm}
+            by_client: dict[str, set[int]] = {}
+            for (n, _), lease in leases.items():
+                if n not in firm:
+                    by_client.setdefault(lease.client, set()).add(n)
+            most = max(sorted(by_client), key=lambda one: len(by_client[one]))
+            self._drop(index, leases, min(by_client[most]), now)
+
+    def _drop(self, index: str, leases: dict[_Key, _Lease], number: int, now: int) -> None:
+        """Let go of a snapshot, whoever refers to it."""
+        for key in [key for key in leases if key[0] == number]:
+            for one in leases.pop(key).slices:
+                self._view.lease(index, one, number, key[1], now)
+
+    def _forget(self, leases: dict[_Key, _Lease], now: int) -> None:
+        """Forget what has run out."""
         for key in [key for key, lease in leases.items() if lease.until <= now]:
             del leases[key]
-        idle = sorted(key for key, lease in leases.items() if not lease.in_use)
-        surplus = len(leases) + 1 - self._limit
-        if surplus > len(idle):
-            raise TooManyLeasesError(
-                f"node {self._view.node_id} keeps {len(leases)} snapshots for scans under way",
-                next_step="try again, ask for larger pages, give held snapshots back, or raise "
-                "scan.max_leases",
-            )
-        for key in idle[: max(0, surplus)]:
-            for one in leases.pop(key).slices:
-                self._view.lease(index, one, key[0], HOLDER, now)
 
     def _forget_indexes(self, now: int) -> None:
         """Forget indexes whose leases have run out: they may be dropped."""
         for index, leases in list(self._by_index.items()):
             if all(lease.until <= now for lease in leases.values()):
                 del self._by_index[index]
+
+
+def _kind(hold: str) -> str:
+    """What a reference is for, in words."""
+    if not hold:
+        return "pages"
+    return "tails" if hold.startswith(TAIL) else "holds"
 
 
 async def keep_everywhere(target: Target, nodes: Nodes, held: Iterable[int]) -> None:
@@ -169,6 +237,7 @@ async def keep_everywhere(target: Target, nodes: Nodes, held: Iterable[int]) -> 
                     target.lease_ms,
                     target.in_use,
                     target.hold,
+                    CLIENT.get(),
                 ),
                 target.timeout_s,
             )

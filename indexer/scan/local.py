@@ -82,7 +82,7 @@ class LocalReader:
 
     Args:
         view: the node.
-        max_leases, longest_lease_s: see `LeaseBook`.
+        max_leases, longest_lease_s, client_leases: see `LeaseBook`.
         tasks: what slices can work out (`indexer.scan.task_list`).
         examined: see `EXAMINED`.
         long_readers: see `Lanes`.
@@ -99,9 +99,10 @@ class LocalReader:
         examined: int = EXAMINED,
         longest_lease_s: int = LONGEST_LEASE_S,
         long_readers: int = 1,
+        client_leases: int = 100,
     ) -> None:
         self._view = view
-        self._leases = LeaseBook(view, max_leases, longest_lease_s)
+        self._leases = LeaseBook(view, max_leases, longest_lease_s, client_leases)
         self._tasks = tasks
         self._examined = examined
         self._filters = Filters()
@@ -371,6 +372,8 @@ class LocalReader:
             in_use=request.in_use,
             now=self._now(),
             hold=request.hold,
+            client=request.client,
+            idle=isinstance(request, LeaseRequest) and request.idle,
         )
 
     def _now(self) -> int:

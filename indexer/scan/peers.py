@@ -154,7 +154,7 @@ def _answered(node: str, status: int, body: bytes) -> RetryableError:
     except UNDECODABLE:
         text = body[:200].decode(errors="replace")
         return NodeUnavailableError(f"node {node} answered {status}: {text}", node=node)
-    if status not in (503, 504):
+    if status not in (429, 503, 504):
         return NodeUnavailableError(
             f"node {node} answered {status} {problem.type}: {problem.detail}", node=node
         )

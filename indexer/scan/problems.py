@@ -48,8 +48,9 @@ def problem_response(error: Exception, metrics: ScanMetrics, on_bug: OnBug) -> R
     if isinstance(error, InvariantViolationError):
         on_bug(error)
     # An index under build (the error names its state) is not ready in a second: no use in trying again.
-    soon = status == 503 and isinstance(error, RetryableError) and "state" not in error.extra
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if soon else {}
+    soon = status in (429, 503) and isinstance(error, RetryableError) and "state" not in error.extra
+    after_s = error.extra.get("retry_after_s", RETRY_AFTER_S) if isinstance(error, KeytideError) else 0
+    headers = {"Retry-After": str(after_s)} if soon else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return _response(document, status, headers)

@@ -45,6 +45,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
         task, body: instead of giving or counting entries, have this task (`indexer.scan.tasks`) work on each
             slice, with these arguments, which only it understands.
         within_ms: how long the answer is waited for; 0 when that is not known.
+        client: for whom it is (`indexer.scan.leases`).
     """
 
     index: str
@@ -66,6 +67,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     task: str = ""
     body: bytes = b""
     within_ms: int = 0
+    client: str = ""
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices):
@@ -119,7 +121,8 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True):
 
 class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     """Keep the snapshot of some slices of one index for at least `lease_ms` from now; with a `hold`, 0 gives
-    it back. `in_use` and `hold` as in `ReadRequest`."""
+    it back. `in_use`, `hold` and `client` as in `ReadRequest`; `idle`: whoever had the hold is gone, and may
+    come again."""
 
     index: str
     number: Number
@@ -128,6 +131,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     lease_ms: Count
     in_use: bool
     hold: str = ""
+    client: str = ""
+    idle: bool = False
 
 
 class LeaseReply(msgspec.Struct, frozen=True, array_like=True):

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Final
 
 from indexer.scan.reading import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
 from keytide.collation import Span
+
+CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
+"""For whom the request that is being answered is: what is kept for it counts as this client's."""
 
 Entry = tuple[bytes, bytes]
 """(entry key, value)."""
@@ -183,6 +188,7 @@ def requests_of(
             task,
             body,
             within_ms,
+            CLIENT.get(),
         )
         for node, numbers in target.by_node(slices).items()
     }

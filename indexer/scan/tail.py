@@ -144,6 +144,16 @@ class Tail:
             if told is not None:
                 self._shared.holds.renew(told.held, (), self._timeout_s)
 
+    async def close(self) -> None:
+        """The tail is over: it keeps nobody's place any more. What it told last can be gone on from for as
+        long as there is room; what it did not get to tell is given back."""
+        holds, telling = self._shared.holds, self._telling
+        if telling is not None and telling.own:
+            await holds.give_back(telling.held, self._timeout_s)
+        for told in (self._before, self._told):
+            if told is not None and told.own:
+                await holds.leave(told.held, self._timeout_s)
+
     async def _event(self, told: Told, small: Changes | None) -> AsyncIterator[bytes]:
         """An event as it is sent; when all of it was taken, its moment is the one that was told."""
         yield self._head(told, "changes")

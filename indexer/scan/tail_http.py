@@ -71,6 +71,7 @@ class TailResponse(Response):
             gone.cancel()
             renewing.cancel()
             self._over(self._tail.rows, perf_counter() - began)
+            await asyncio.shield(self._tail.close())
 
     async def _events(self, sender: Sender) -> None:
         """All events, to the end of the tail."""

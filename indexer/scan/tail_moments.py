@@ -17,7 +17,7 @@ from indexer.scan.choose import SnapshotGoneError, Stamp
 from indexer.scan.directory import Scannable
 from indexer.scan.gather import Gathered, count
 from indexer.scan.held import Held
-from indexer.scan.leases import keep_everywhere
+from indexer.scan.leases import TAIL, keep_everywhere
 from indexer.scan.news import Gone, Patience
 from indexer.scan.request import Moment
 from indexer.scan.scatter import SnapshotMissingError, Target
@@ -74,7 +74,7 @@ async def first_moment(
         return Told(held, False, shared.seen_too(seen, index, held.stamp))
     lease_ms = shared.settings.tail_lease_s * 1000
     with Patience(shared.timeout_s(request), gone) as patience:
-        held = await shared.holds.take(index, slices, request, seen, patience, lease_ms)
+        held = await shared.holds.take(index, slices, request, seen, patience, lease_ms, TAIL)
     return Told(held, True, shared.seen_too(seen, index, held.stamp))
 
 
@@ -98,7 +98,7 @@ async def resumed_moment(
     told = Held.of(token.held)
     check_snapshot(index, told.index, told.stamp.number, told.stamp.incarnation, seen)
     slices, timeout_s = sorted(told.nodes), shared.timeout_s(request)
-    own = replace(told, hold=secrets.token_hex(8))
+    own = replace(told, hold=TAIL + secrets.token_hex(8))
     try:
         await keep_everywhere(told.target(Selection((), slices), timeout_s), shared.nodes, ())
         await keep_everywhere(_first_use(own.target(Selection((), slices), timeout_s)), shared.nodes, ())
@@ -125,7 +125,7 @@ async def later_moment(
     """
     was = before.held
     check_snapshot(index, was.index, was.stamp.number, was.stamp.incarnation, before.seen)
-    hold = secrets.token_hex(8)
+    hold = TAIL + secrets.token_hex(8)
 
     async def work(target: Target) -> Gathered:
         there = replace(target, spans=(), nodes={one: was.nodes[one] for one in target.nodes}, hold=hold)

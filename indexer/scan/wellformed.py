@@ -32,7 +32,7 @@ def check(request: ReadRequest | LeaseRequest | Ask | ListAsk, catalog: Catalog)
     match request:
         case ReadRequest():
             _check_spans(request.spans)
-        case PinAsk() if request.number >= 0 and request.hold in ("", HOLDER):
+        case PinAsk() if request.number >= 0 and (not request.hold or request.hold.startswith(HOLDER)):
             raise MalformedRequestError(f"{request.hold!r} is no name of a verifier's hold")
         case DigestAsk():
             _check_place(request, catalog)

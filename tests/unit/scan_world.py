@@ -424,7 +424,12 @@ class World:
         """An endpoint per node; call it on the event loop. `nodes` keeps what they ask each other."""
         settings = settings or ScanSettings.model_validate({})
         readers = {
-            name: LocalReader(view, settings.max_leases, examined=self.examined)
+            name: LocalReader(
+                view,
+                settings.max_leases,
+                examined=self.examined,
+                client_leases=settings.max_client_leases,
+            )
             for name, view in self.views.items()
         }
         self.nodes = {name: DirectNodes(name, readers) for name in self.views}

@@ -217,6 +217,31 @@ def test_the_last_two_moments_are_held_and_no_more() -> None:
     asyncio.run(check())
 
 
+def test_tails_that_ended_take_nobodys_place_and_can_be_resumed_meanwhile() -> None:
+    """They kept their holds for a minute, and every paged scan of the index was refused."""
+    world = world_of()
+
+    async def check() -> None:
+        services = world.services(ScanSettings.model_validate({"max_leases": 8, "max_client_leases": 4}))
+        tails = Tails(services["n0"].shared)
+        token = ""
+        for number in range(2, 30):
+            world.commit(number, {"by_city": [doc(at, "Bonn", at, 0) for at in range(20)]})
+            tail = await tails.open("by_city", TailRequest(), None, nobody_leaves)
+            token, _, _ = await event_of(tail.first())
+            await tail.close()
+            tails.closed()
+        answer = await services["n0"].scan("by_city", ScanRequest(limit=3), nobody_leaves)
+        page = json.loads(answer.body)["page"]
+        await services["n0"].scan("by_city", ScanRequest(page=page), nobody_leaves)
+        again = await tails.open("by_city", TailRequest(), token, nobody_leaves)
+        world.commit(30, {"by_city": []})
+        _, _, event = await event_of(await news(again))
+        assert len(event["removed"]) == 20
+
+    asyncio.run(check())
+
+
 def test_an_event_that_did_not_arrive_is_had_again() -> None:
     world = world_of()
 
