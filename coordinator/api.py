@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import FastAPI, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
@@ -32,7 +32,6 @@ from keytide.errors import NotServedYetError, RetryableError
 from keytide.health import Verdict, single
 from keytide.http_docs import add_docs
 from keytide.http_gate import Gate, Need
-from keytide.http_security import Guard, TokenScope
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -112,21 +111,12 @@ def _needs(method: str, path: str) -> Need:
 
 
 class Desk:
-    """What handlers share: looking and changing through the control loop, and who may do which."""
+    """What handlers share: looking and changing through the control loop. Who may do which was decided before
+    (`_needs`)."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._guard = Guard(service.settings.security)
-        self.read = [Depends(self._needs("read"))]
-        self.admin = [Depends(self._needs("admin"))]
         self._limit = float(service.settings.coordinator.request_timeout_s)
-
-    def _needs(self, scope: TokenScope) -> Callable[[Request], Awaitable[None]]:
-        async def check(request: Request) -> None:
-            headers = request.headers
-            self._guard.require(headers.get("authorization", ""), scope, headers.get("host", ""))
-
-        return check
 
     async def look(self, at: Callable[[Leader, int], _T]) -> _T:
         """What `at` sees of the leader."""
@@ -155,7 +145,7 @@ def _described(outcome: Outcome) -> dict[str, Any]:
 
 
 def _add_statements(app: FastAPI, desk: Desk) -> None:
-    @app.post("/v1/statements", tags=["statements"], dependencies=desk.admin, summary="Run a statement")
+    @app.post("/v1/statements", tags=["statements"], summary="Run a statement")
     async def statements(body: StatementBody) -> dict[str, Any]:
         """CREATE INDEX, DROP INDEX, BUILD INDEX. Answers when the change is in the dictionary; a build goes
         on after that."""
@@ -173,13 +163,13 @@ def _add_statements(app: FastAPI, desk: Desk) -> None:
 
 
 def _add_indexes(app: FastAPI, desk: Desk) -> None:
-    @app.get("/v1/indexes", tags=["indexes"], dependencies=desk.read, summary="All indexes")
+    @app.get("/v1/indexes", tags=["indexes"], summary="All indexes")
     async def indexes() -> Any:
         return await desk.look(
             lambda leader, now: [views.index(leader, one, now) for one in leader.dictionary.catalog.indexes()]
         )
 
-    @app.get("/v1/indexes/{name}", tags=["indexes"], dependencies=desk.read, summary="One index")
+    @app.get("/v1/indexes/{name}", tags=["indexes"], summary="One index")
     async def index(name: str) -> Any:
         """With its slices."""
 
@@ -193,7 +183,6 @@ def _add_indexes(app: FastAPI, desk: Desk) -> None:
     @app.delete(
         "/v1/indexes/{name}",
         tags=["indexes"],
-        dependencies=desk.admin,
         status_code=202,
         summary="Drop an index",
     )
@@ -207,9 +196,7 @@ def _shown(build: str) -> Callable[[Leader, int], views.Document]:
 
 
 def _add_builds(app: FastAPI, desk: Desk) -> None:
-    @app.post(
-        "/v1/builds", tags=["builds"], dependencies=desk.admin, status_code=202, summary="Start a build"
-    )
+    @app.post("/v1/builds", tags=["builds"], status_code=202, summary="Start a build")
     async def start(body: BuildBody) -> Any:
         """One read of the source builds all of them."""
         rate_limit, origin, facts = body.rate_limit or 0, None, None
@@ -223,36 +210,36 @@ def _add_builds(app: FastAPI, desk: Desk) -> None:
         )
         return await desk.look(_shown(outcome.build.id if outcome.build else ""))
 
-    @app.get("/v1/builds", tags=["builds"], dependencies=desk.read, summary="All builds, oldest first")
+    @app.get("/v1/builds", tags=["builds"], summary="All builds, oldest first")
     async def builds() -> Any:
         return await desk.look(
             lambda leader, now: [views.build(leader, one, now) for one in leader.builds.book.all()]
         )
 
-    @app.get("/v1/builds/{build}", tags=["builds"], dependencies=desk.read, summary="One build")
+    @app.get("/v1/builds/{build}", tags=["builds"], summary="One build")
     async def show(build: str) -> Any:
         return await desk.look(_shown(build))
 
-    @app.post("/v1/builds/{build}/cancel", tags=["builds"], dependencies=desk.admin, summary="Cancel a build")
+    @app.post("/v1/builds/{build}/cancel", tags=["builds"], summary="Cancel a build")
     async def cancel(build: str) -> Any:
         """Its indexes are DEFERRED again."""
         await desk.change(lambda leader, now: leader.cancel(build, now))
         return await desk.look(_shown(build))
 
-    @app.post("/v1/builds/{build}/pause", tags=["builds"], dependencies=desk.admin, summary="Pause a build")
+    @app.post("/v1/builds/{build}/pause", tags=["builds"], summary="Pause a build")
     async def pause(build: str) -> Any:
         """Its driver is stopped; what is done is kept, but for the micro-batch under way. One that waits for
         its turn does not start."""
         await desk.change(lambda leader, now: leader.pause(build, now))
         return await desk.look(_shown(build))
 
-    @app.post("/v1/builds/{build}/resume", tags=["builds"], dependencies=desk.admin, summary="Resume a build")
+    @app.post("/v1/builds/{build}/resume", tags=["builds"], summary="Resume a build")
     async def resume(build: str) -> Any:
         """It goes on from its checkpoint, unless `paused` says what is in the way."""
         await desk.change(lambda leader, now: leader.resume(build, now))
         return await desk.look(_shown(build))
 
-    @app.patch("/v1/builds/{build}", tags=["builds"], dependencies=desk.admin, summary="Change its rate")
+    @app.patch("/v1/builds/{build}", tags=["builds"], summary="Change its rate")
     async def throttle(build: str, body: RateBody) -> Any:
         """Takes effect within seconds, also in the middle of a micro-batch."""
         await desk.change(lambda leader, now: leader.throttle(build, body.rate_limit or 0, now))
@@ -260,37 +247,37 @@ def _add_builds(app: FastAPI, desk: Desk) -> None:
 
 
 def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
-    @app.get("/v1/cluster", tags=["cluster"], dependencies=desk.read, summary="Where everything is")
+    @app.get("/v1/cluster", tags=["cluster"], summary="Where everything is")
     async def cluster() -> Any:
         return await desk.look(
             lambda leader, now: views.cluster(leader, desk.service.settings.kafka.bootstrap, url, now)
         )
 
-    @app.get("/v1/nodes", tags=["cluster"], dependencies=desk.read, summary="Indexer nodes")
+    @app.get("/v1/nodes", tags=["cluster"], summary="Indexer nodes")
     async def nodes() -> Any:
         return await desk.look(views.nodes)
 
-    @app.post("/v1/nodes/{node}/drain", tags=["cluster"], dependencies=desk.admin)
+    @app.post("/v1/nodes/{node}/drain", tags=["cluster"])
     async def drain(node: str) -> None:
         raise NotServedYetError(
             "slices cannot be moved off a node yet", next_step="keep the node, or build its indexes again"
         )
 
-    @app.post("/v1/rebalance", tags=["cluster"], dependencies=desk.admin)
+    @app.post("/v1/rebalance", tags=["cluster"])
     async def rebalance() -> None:
         raise NotServedYetError(
             "slices cannot be moved yet", next_step="drop an index and create it again to spread it anew"
         )
 
-    @app.get("/v1/topology", tags=["cluster"], dependencies=desk.read, summary="Which node holds which slice")
+    @app.get("/v1/topology", tags=["cluster"], summary="Which node holds which slice")
     async def topology() -> Any:
         return await desk.look(views.topology)
 
-    @app.get("/v1/stability", tags=["cluster"], dependencies=desk.read, summary="Stability timestamps")
+    @app.get("/v1/stability", tags=["cluster"], summary="Stability timestamps")
     async def stability() -> Any:
         return await desk.look(views.stability)
 
-    @app.get("/v1/events", tags=["cluster"], dependencies=desk.read, summary="What happened lately")
+    @app.get("/v1/events", tags=["cluster"], summary="What happened lately")
     async def events(
         after: Annotated[int, Query(ge=0, description="only events with a higher number")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -319,7 +306,7 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/health", tags=["health"], dependencies=desk.read, summary="Is the cluster well?")
+    @app.get("/v1/health", tags=["health"], summary="Is the cluster well?")
     async def whole(response: Response) -> dict[str, Any]:
         """One verdict, with a reason and a next step for everything that is not in order; 503 when something
         fails now. The page, `keytide status`, `keytide doctor` and the metrics show the same one."""

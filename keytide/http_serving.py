@@ -83,6 +83,9 @@ class PatientProtocol(HttpToolsProtocol):
         self.owed_since = None
         super().connection_lost(exc)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing of requests for WebSockets: none are served."""
+
     def _owe(self) -> None:
         self.owed_since = self.loop.time()
         self.owes_body = False
