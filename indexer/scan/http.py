@@ -40,7 +40,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": description, "content": {"application/problem+json": {}}}
     for status, description in (
         (401, "`not-allowed`: the cluster has API tokens, and the request carries none of them"),
-        (403, "`not-allowed`: a token without the scope `read`"),
+        (403, "`not-allowed`: a token without the scope `read`; `foreign-origin`: a page of another origin"),
         (404, "`unknown-index`"),
         (
             409,
@@ -48,6 +48,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         ),
         (410, "`snapshot-gone`: begin again"),
         (413, "`request-too-large`"),
+        (415, "`unsupported-media-type`: a body that is not `application/json`"),
         (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
         (503, "`index-not-ready` with the build and slices, `node-unavailable`, `too-many-leases`, ..."),
         (

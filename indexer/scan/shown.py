@@ -175,6 +175,8 @@ class IndexShown(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     keyspace: str
     state: str
+    statement: str
+    slices: int
 
 
 class HealthAnswer(msgspec.Struct, forbid_unknown_fields=True):
