@@ -52,7 +52,7 @@ from coordinator.kafka_work import KafkaWork
 from coordinator.lane import Lane, Reply
 from coordinator.leader import Answer, Leader
 from coordinator.limits import limits_of
-from coordinator.orphans import orphans
+from coordinator.orphans import foreign_note, orphans
 from coordinator.standby import SAY_MS, Standby, this_process
 from coordinator.supervisor import Supervisor
 from coordinator.topic_ids import TopicIds
@@ -174,9 +174,12 @@ class Service:
         ]
         term, catalog = claim_term(self.settings, self._writer, self._holder)
         recovered = read_control_tail(self.settings)
-        if left := orphans(catalog, self.settings.cluster, self._sources.all_topics()):
+        left, foreign = orphans(catalog, self.settings.cluster, self._sources.all_topics())
+        if left:
             log.info("removing topics that nobody needs: %s", ", ".join(left))
             self._sources.delete(left)
+        if foreign:
+            self.events.add(foreign_note(self.settings.cluster, foreign), now_ms())
         self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
         self._reports.assign(starts)
         self._supervisor.open()

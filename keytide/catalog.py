@@ -71,6 +71,9 @@ class Catalog:
         """Of each kind that was asked for since it changed: its records in key order. (The leader asks for
         the same lists at every event.)"""
         self.offset = 0
+        self.ended: set[str] = set()
+        """Keys of indexes and builds whose removal was read: of those, and no others, the cluster may have
+        left topics behind. (Kafka keeps removals for a day at least, then nobody remembers them.)"""
 
     @property
     def records(self) -> Mapping[str, Record]:
@@ -93,6 +96,8 @@ class Catalog:
         self.offset = offset + 1
         if value is None:
             self.remove(key)
+            if key.startswith(("index/", "build/")):
+                self.ended.add(key)
             return None
         record = decode_record(key, value)
         self.put(key, record)
@@ -102,7 +107,7 @@ class Catalog:
         """A shallow copy for readers in other threads: records are immutable."""
         other = Catalog()
         other._records, other._listed = dict(self._records), dict(self._listed)
-        other.offset = self.offset
+        other.offset, other.ended = self.offset, set(self.ended)
         return other
 
     def _all(self, kind: type[RecordT]) -> list[RecordT]:

@@ -39,6 +39,7 @@ from keytide.messages import (
     Progress,
 )
 from keytide.timestamp import Place, Timestamp
+from keytide.topics import Topics
 from streaming.core import EXIT_CHECKPOINT_LOST, EXIT_READ_LOST
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
@@ -751,11 +752,25 @@ def test_a_restart_while_queued_or_dropping_goes_on() -> None:
 def test_topics_that_nobody_needs_are_found_at_the_start_of_a_term() -> None:
     world = started(World())
     catalog = world.leader.dictionary.catalog
+    catalog.apply("index/old-3", None, catalog.offset)
+    catalog.apply("build/b2", None, catalog.offset)
     others = ["kt.metadata", "kt.mutations.old-3", "kt.backfill.by_city-7.b2", "people", "ktx.mutations.a-1"]
     found = orphans(catalog, "kt", [MUTATIONS, BACKFILL, *others])
-    assert found == ["kt.backfill.by_city-7.b2", "kt.mutations.old-3"]
+    assert found.own == ["kt.backfill.by_city-7.b2", "kt.mutations.old-3"]
+    assert orphans(catalog.copy(), "kt", others).own == found.own
+    assert found.foreign == []
     world.take(world.leader.cancel("b8", world.now).instructions)
-    assert orphans(catalog, "kt", [MUTATIONS, BACKFILL]) == [BACKFILL]  # projectors still write to the other
+    assert orphans(catalog, "kt", [MUTATIONS, BACKFILL]).own == [BACKFILL]  # projectors still write there
+
+
+@pytest.mark.parametrize("other", ["kt.mutations", "kt.backfill"])
+def test_the_topics_of_a_cluster_whose_name_begins_alike_are_left_alone(other: str) -> None:
+    catalog = started(World()).leader.dictionary.catalog
+    names = Topics(other)
+    topics = [names.metadata, names.control, names.reports]
+    topics += [names.mutations("by_city-7"), names.backfill("by_city-7", "b8"), names.mutations("a-99")]
+    topics += [f"{other}.orders", f"{other}.by_city-7.b99", f"{other}."]
+    assert orphans(catalog, "kt", topics) == ([], sorted(topics))
 
 
 def test_old_finished_builds_are_forgotten() -> None:

@@ -373,7 +373,7 @@ def test_its_backfill_queue_is_no_orphan_and_its_record_is_kept_while_it_is_used
     world = serving()
     build = queued(world, {1: "LOST"})
     prepared(world, build)
-    assert orphans(world.leader.dictionary.catalog, "kt", [MUTATIONS, backfill(build)]) == []
+    assert orphans(world.leader.dictionary.catalog, "kt", [MUTATIONS, backfill(build)]) == ([], [])
     world.driver(build, "PASSED", 1, (200, 90))
     world.handle(SourceSampled(facts((210, 90)), build, world.now))
     beat(world, {}, (210, 90))
