@@ -99,8 +99,8 @@ class ScanSettings(Section):
     tail_heartbeat_s: float = Field(
         15.0,
         gt=0,
-        description="how long a tail may be silent: proxies, and clients, take a connection for dead that is "
-        "silent for a minute",
+        description="how long a tail may be silent while nothing changes; then a comment, and the place to "
+        "resume from, is sent: proxies, and clients, take a connection for dead that is silent for a minute",
     )
 
 

@@ -9,6 +9,10 @@ at its snapshot. A reader that is slow, or a difference that takes long, makes a
 snapshots: after each the tail rests for as long as the difference took, times `RESTS`, so that tails never
 take most of a node.
 
+A snapshot without a change makes no event. The next difference is still taken from the moment told last, and
+the newest moment without a change goes with the next heartbeat (`scan.tail_heartbeat_s`): an `id` without
+data, which is no event either, so that a reader that comes again goes on from there.
+
 Every event has a token with which the tail can be resumed, here or at another node, for as long as its
 snapshot is held (`tail_moments`): the last two moments told are, so that an event that did not arrive can be
 had again; when the reader goes away they stay until their leases run out (`scan.tail_lease_s`).
@@ -62,6 +66,9 @@ RESTS: Final = 3
 """How long a tail rests after working out a difference, in multiples of the time that it took."""
 
 
+_HEARTBEAT: Final = b": nothing new\n"
+
+
 class TooManyTailsError(RetryableError):
     """The node runs as many tails as it may."""
 
@@ -99,6 +106,7 @@ class Tail:
         self._told = told
         self._before: Told | None = None
         self._telling: Told | None = None
+        self._quiet: Told | None = None
         self._maker = RowMaker(index.shape, request.columns)
         self._timeout_s = shared.timeout_s(request)
         self._rest_until = 0.0
@@ -114,42 +122,59 @@ class Tail:
         yield b"}\n\n"
 
     async def next(self, gone: Gone, limit_s: float) -> AsyncIterator[bytes] | None:
-        """The next event, in pieces; None when there is none within `limit_s` seconds.
+        """The next event, in pieces; None when nothing changes within `limit_s` seconds.
 
         Raises:
             HistoryChangedError: the moment told last was rolled back.
             SnapshotGoneError: it is not held any more.
             KeytideError: as `Shared.read`.
         """
-        if not await self._news(gone, limit_s):
-            return None
-        began = monotonic()
-        index = await self._shared.ready_index(self.index, Moment(), gone)
-        told = await later_moment(self._shared, index, self._told, gone, self._timeout_s)
-        if told is None:
-            return None
-        try:
-            small = await self._changes(told)
-        except BaseException:
-            await asyncio.shield(self._shared.holds.give_back(told.held, self._timeout_s))
-            raise
-        self._rest_until = monotonic() + RESTS * (monotonic() - began)
-        self._telling = told
-        return self._event(told, small)
+        ends = monotonic() + limit_s
+        while await self._news(gone, ends - monotonic()):
+            began = monotonic()
+            index = await self._shared.ready_index(self.index, Moment(), gone)
+            told = await later_moment(self._shared, index, self._newest, gone, self._timeout_s)
+            if told is None:
+                return None
+            try:
+                small = await self._changes(told)
+            except BaseException:
+                await asyncio.shield(self._shared.holds.give_back(told.held, self._timeout_s))
+                raise
+            self._rest_until = monotonic() + RESTS * (monotonic() - began)
+            passed, self._quiet = self._quiet, None
+            if passed is not None:
+                await self._shared.holds.give_back(passed.held, self._timeout_s)
+            if small is None or small.added or small.removed:
+                self._telling = told
+                return self._event(told, small)
+            self._quiet = told
+        return None
+
+    async def heartbeat(self) -> AsyncIterator[bytes]:
+        """A comment, which is no event; with the newest moment without a change, to go on from there."""
+        quiet, self._quiet = self._quiet, None
+        if quiet is None:
+            yield _HEARTBEAT + b"\n"
+            return
+        self._telling = quiet
+        yield _HEARTBEAT + f"id: {self._token(quiet)}\n\n".encode()
+        await self._moved(quiet)
 
     def renew(self) -> None:
         """Keep what was told last, and what is being told, while nothing is read from it. That it is gone is
         told by the next comparison."""
-        for told in (self._before, self._told, self._telling):
+        for told in (self._before, self._told, self._quiet, self._telling):
             if told is not None:
                 self._shared.holds.renew(told.held, (), self._timeout_s)
 
     async def close(self) -> None:
         """The tail is over: it keeps nobody's place any more. What it told last can be gone on from for as
         long as there is room; what it did not get to tell is given back."""
-        holds, telling = self._shared.holds, self._telling
-        if telling is not None and telling.own:
-            await holds.give_back(telling.held, self._timeout_s)
+        holds = self._shared.holds
+        for untold in (self._quiet, self._telling):
+            if untold is not None and untold.own:
+                await holds.give_back(untold.held, self._timeout_s)
         for told in (self._before, self._told):
             if told is not None and told.own:
                 await holds.leave(told.held, self._timeout_s)
@@ -165,17 +190,27 @@ class Tail:
                 async for piece in self._array(side, self._one_side(told, side)):
                     yield piece
         yield b"}\n\n"
+        await self._moved(told)
+
+    async def _moved(self, told: Told) -> None:
+        """The reader has a moment: it, and the one before, are held for it."""
         released, self._before, self._told, self._telling = self._before, self._told, told, None
         if released is not None and released.own:
             await self._shared.holds.give_back(released.held, self._timeout_s)
 
+    @property
+    def _newest(self) -> Told:
+        """The newest moment that was looked at."""
+        return self._quiet or self._told
+
+    def _token(self, told: Told) -> str:
+        return sign(TailToken(told.held.token(told.seen), self._digest), self._shared.directory.secret())
+
     def _head(self, told: Told, name: str) -> bytes:
         """The lines of an event up to its moment; its JSON object is left open."""
-        token = TailToken(told.held.token(told.seen), self._digest)
         members = self._shared.head(told.held.stamp, told.seen)
         shown = {key: members[key] for key in ("snapshot", "timestamp", "session")}
-        signed = sign(token, self._shared.directory.secret())
-        return f"id: {signed}\nevent: {name}\ndata: ".encode() + encode(shown)[:-1]
+        return f"id: {self._token(told)}\nevent: {name}\ndata: ".encode() + encode(shown)[:-1]
 
     async def _rows(self, entries: Sequence[Entry], *, in_order: bool = True) -> bytes:
         """Entries as a JSON array of rows; many of them are made in a thread."""
@@ -276,7 +311,7 @@ class Tail:
                 with self._shared.news.listening() as heard:
                     number = self._shared.view.published(self._index.id)
                     history = self._shared.directory.index(self.index).history
-                    stamp = self._told.held.stamp
+                    stamp = self._newest.held.stamp
                     if not history.number_holds(stamp.number, stamp.incarnation):
                         return True  # `later_moment` says what happened
                     if number is not None and number > stamp.number:

@@ -88,7 +88,8 @@ class TailResponse(Response):
                 # What is worked out for a reader who goes away is given up.
                 event = await sender.unless_gone(tail.next(sender.gone, self._settings.tail_heartbeat_s))
                 if event is None:
-                    await sender.bytes(_HEARTBEAT)
+                    async for piece in tail.heartbeat():
+                        await sender.bytes(piece)
                     continue
                 async for piece in event:
                     await sender.bytes(piece)

@@ -21,7 +21,11 @@ class ServerEvent:
 
 
 class EventParser:
-    """From chunks to events. Comments (heartbeats) and unknown fields are left out."""
+    """From chunks to events. Comments (heartbeats) and unknown fields are left out.
+
+    Attributes:
+        id: the newest that is complete; it may have come without an event, with a heartbeat.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -29,6 +33,7 @@ class EventParser:
         self._data: list[str] = []
         self._size = 0
         self._id: str | None = None
+        self.id: str | None = None
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         """The events that a chunk completes.
@@ -71,5 +76,5 @@ class EventParser:
     def _end(self) -> ServerEvent | None:
         """What an empty line ends: an event if there was data."""
         name, data = self._name or "message", self._data
-        self._name, self._data, self._size = "", [], 0
+        self._name, self._data, self._size, self.id = "", [], 0, self._id
         return ServerEvent(name, "\n".join(data), self._id) if data else None

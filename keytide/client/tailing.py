@@ -68,6 +68,8 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
         except (ValueError, msgspec.MsgspecError) as error:
             yield from stop(state)
             raise not_a_node(reply.url, str(error)) from error
+        if not state.ready:
+            state.token = state.parser.id or state.token  # of a heartbeat: nothing has changed up to there
         if state.end is not None:
             yield from stop(state)
     event = state.ready.popleft()

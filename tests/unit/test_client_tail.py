@@ -53,6 +53,14 @@ def test_events_and_their_rows(face: MakeFace) -> None:
     assert node.requests[0].headers["accept"] == "text/event-stream"
 
 
+def test_a_heartbeat_has_a_place_to_go_on_from_once_it_is_whole() -> None:
+    parser = EventParser()
+    assert parser.feed(b": nothing new\nid: t9\n") == []
+    assert parser.id is None
+    assert parser.feed(b"\n") == []
+    assert parser.id == "t9"
+
+
 def test_a_tail_goes_on_where_it_was_at_any_node(face: MakeFace) -> None:
     node = face(
         stream(event("snapshot", moment(7), "t7"), event("changes", moment(8), "t8")[:-1], BROKEN),
