@@ -23,6 +23,7 @@ from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http_gate import MESSAGE
 from keytide.lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 from keytide.messages import SliceStatus
+from keytide.tls import trusted
 
 if TYPE_CHECKING:
     from coordinator.api import Desk
@@ -78,7 +79,10 @@ async def _gather(
     settings = desk.service.settings
     headers = {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
     limits = aiohttp.ClientTimeout(total=float(settings.coordinator.request_timeout_s))
-    async with aiohttp.ClientSession(headers=headers, timeout=limits) as session:
+    secure = any((known.get(node) or "").startswith("https:") for node, _ in asked)
+    trust = trusted(settings.security.tls_authority) if secure else True
+    connector = aiohttp.TCPConnector(ssl=trust)
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=limits) as session:
         tasks = [asyncio.ensure_future(_ask(session, node, known.get(node), ask)) for node, ask in asked]
         try:
             return index, await asyncio.gather(*tasks), statuses

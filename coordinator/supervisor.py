@@ -39,6 +39,7 @@ from keytide.catalog import Catalog
 from keytide.clock import now_ms
 from keytide.parent_death import die_with_parent
 from keytide.settings import Settings
+from keytide.tls import AUTHORITY_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -292,6 +293,8 @@ def environment(settings: Settings) -> dict[str, str]:
     for name, value in settings.model_dump(mode="json").items():
         if isinstance(value, dict) and name != "security":
             result[f"KEYTIDE_{name.upper()}"] = json.dumps(value)
+    if settings.security.tls_authority:
+        result[AUTHORITY_VARIABLE] = str(Path(settings.security.tls_authority).resolve())
     return result
 
 

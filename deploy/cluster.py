@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import sys
 import threading
 import time
@@ -26,10 +27,11 @@ from deploy.archive import made_archive
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child, free_ports, is_free
 from deploy.spark_home import spark_environment
-from keytide.cli.admin import Admin
+from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.errors import CallerError, KeytideError
 from keytide.http_security import reading_token
 from keytide.settings import load_settings
+from keytide.tls import trusted
 from streaming.spark import ARCHIVE_VARIABLE
 
 READY_LIMIT_S = 60.0
@@ -75,6 +77,7 @@ class LocalCluster:
     ) -> None:
         self.data_dir = data_dir.resolve()
         self.name = name
+        self.settings = load_settings()
         self._external = kafka
         self._embedded = EmbeddedKafka(self.data_dir / "kafka") if kafka is None else None
         self._settings = dict(settings or {})
@@ -107,15 +110,21 @@ class LocalCluster:
 
     @property
     def coordinator_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports['coordinator']}"
+        return self._url("coordinator", self.settings.coordinator.host)
 
     @property
     def node_urls(self) -> list[str]:
         return [
-            f"http://127.0.0.1:{port}"
-            for name, port in sorted(self.ports.items())
+            self._url(name, self.settings.indexer.host)
+            for name in sorted(self.ports)
             if name.startswith("node-")
         ]
+
+    def _url(self, part: str, host: str) -> str:
+        """Where a part serves, as it says so itself: its certificate has that name."""
+        scheme = "https" if self.settings.security.tls_certificate else "http"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.ports[part]}"
 
     def start(self) -> Self:
         """Start everything, in order, and wait until it serves.
@@ -190,16 +199,18 @@ class LocalCluster:
     def wait_ready(self, name: str, limit: float = READY_LIMIT_S) -> None:
         """Wait until a part serves."""
         child = self.services[name]
-        port = self.ports.get(name)
-        if port is None:
+        if name not in self.ports:
             child.wait_until(lambda: child.said("ready"), limit, "was ready")
-        else:
-            child.wait_until(lambda: _answers(port), limit, f"answered on port {port}")
+            return
+        settings = self.settings
+        host = settings.coordinator.host if name == "coordinator" else settings.indexer.host
+        url, authority = self._url(name, host), settings.security.tls_authority
+        child.wait_until(lambda: _answers(url, authority), limit, f"answered at {url}")
 
     def nodes_live(self) -> bool:
         """Whether the coordinator knows that all nodes live: before that it places no index on them."""
         wanted = {name for name in self.services if name.startswith("node-")}
-        with Admin(self.coordinator_url, reading_token(load_settings().security)) as admin:
+        with Admin(self.coordinator_url, reading_token(self.settings.security)) as admin:
             try:
                 nodes = admin.call("GET", "/v1/nodes")
             except KeytideError as error:
@@ -297,7 +308,7 @@ class LocalCluster:
             "metrics": [
                 *(f"{url}/metrics" for url in (self.coordinator_url, *self.node_urls)),
                 *(
-                    f"http://127.0.0.1:{port}/metrics"
+                    f"http://{self.settings.projector.metrics_host}:{port}/metrics"  # never with TLS
                     for name, port in sorted(self.ports.items())
                     if name.endswith("-metrics")
                 ),
@@ -334,10 +345,19 @@ def _see_kafka(bootstrap: str) -> None:
         ) from error
 
 
-def _answers(port: int) -> bool:
-    """Whether a part says that it is ready."""
+def _answers(url: str, authority: str) -> bool:
+    """Whether a part says that it is ready.
+
+    Raises:
+        CallerError: this machine does not trust its certificate, and neither would the other parts.
+    """
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as response:
+        context = trusted(authority) if url.startswith("https:") else None
+        with urllib.request.urlopen(f"{url}/readyz", timeout=2, context=context) as response:
             return bool(response.status == 200)
-    except OSError:
+    except OSError as error:
+        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            raise CallerError(
+                f"the certificate shown at {url} is not trusted: {error}", next_step=CERTIFICATE_STEP
+            ) from error
         return False

@@ -23,11 +23,12 @@ from confluent_kafka.admin._resource import ResourceType
 from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
 from deploy.up import read_state, running_pid
-from keytide.cli.admin import Admin
+from keytide.cli.admin import Admin, tls_authority
 from keytide.cli.output import out, print_json, table
 from keytide.errors import KeytideError
 from keytide.health import Verdict
 from keytide.settings import load_settings
+from keytide.tls import trusted
 
 _LOW_DISK_BYTES = 2 * 1024**3
 _COMPACTION_LAG_MS = 60_000
@@ -210,7 +211,7 @@ def cluster_findings(url: str, verdict: Verdict) -> Iterator[Finding]:
 def _clock(url: str) -> Finding:
     """This machine's clock against the coordinator's: staleness and freshness are differences of clocks."""
     try:
-        said = httpx.get(f"{url}/healthz", timeout=5).headers["date"]
+        said = httpx.get(f"{url}/healthz", timeout=5, verify=trusted(tls_authority(url))).headers["date"]
         apart = abs((datetime.now(UTC) - parsedate_to_datetime(said)).total_seconds())
     except (httpx.HTTPError, KeyError, ValueError) as error:
         return Finding("clocks", True, f"cannot be compared: {error}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from keytide.listening import allow_handles
 from keytide.settings import HttpSettings, SecuritySettings
+from keytide.tls import ServedCertificate, trusted
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +39,16 @@ class ServerConfig(uvicorn.Config):
 
     Attributes:
         limits: of its connections.
+        certificate: None without TLS.
     """
 
     limits: HttpSettings
+    certificate: ServedCertificate | None = None
+
+    def load(self) -> None:
+        super().load()
+        if self.ssl is not None:
+            self.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -109,15 +118,19 @@ def _patient(connections: Iterable[Any]) -> list[PatientProtocol]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which closes connections that owe it something for too long."""
+    """uvicorn's, which closes connections that owe it something for too long; it shows renewed
+    certificates."""
 
     def __init__(self, config: ServerConfig) -> None:
         super().__init__(config)
         self._limits = config.limits
+        self._certificate = config.certificate
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS == 0:
             self.close_late(asyncio.get_running_loop().time())
+            if self._certificate is not None and self.config.ssl is not None:
+                self._certificate.renew(self.config.ssl)
         return await super().on_tick(counter)
 
     def close_late(self, now: float) -> None:
@@ -150,7 +163,14 @@ def server_of(
 
     Args:
         others: further arguments of `uvicorn.Config`.
+
+    Raises:
+        ConfigurationError: TLS cannot be served with what the settings name.
     """
+    own = security.tls_certificate
+    if security.tls_authority:
+        trusted(security.tls_authority)  # read now: a mistake is told at the start
+    certificate = ServedCertificate(own, security.tls_key) if own else None
     config = ServerConfig(
         app,
         http=protocol,
@@ -162,6 +182,6 @@ def server_of(
         ssl_keyfile=security.tls_key or None,
         **others,
     )
-    config.limits = http
+    config.limits, config.certificate = http, certificate
     allow_handles(http.max_connections)
     return Server(config)

@@ -351,6 +351,7 @@ class SecuritySettings(Section):
     )
     tls_certificate: str = ""
     tls_key: str = ""
+    tls_authority: str = ""  # PEM of who signed the certificates; then nobody else is trusted
 
 
 class Settings(BaseSettings):

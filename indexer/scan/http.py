@@ -93,7 +93,7 @@ class Endpoint:
             long_readers=scan.long_readers,
             client_leases=scan.max_client_leases,
         )
-        self.peers = Peers(view, self.local)
+        self.peers = Peers(view, self.local, settings.security.tls_authority)
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self._service: ScanService | None = None

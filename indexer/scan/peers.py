@@ -26,6 +26,7 @@ from keytide.clock import now_ms
 from keytide.cluster_credential import credential
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http_gate import MESSAGE
+from keytide.tls import trusted
 
 READ_PATH = "/internal/v1/read"
 LEASE_PATH = "/internal/v1/lease"
@@ -49,15 +50,17 @@ class Peers:
     Args:
         view: this node.
         local: its slices.
+        authority: who signs the nodes' certificates (`security.tls_authority`).
 
     Attributes:
         here: id of this node.
     """
 
-    def __init__(self, view: NodeView, local: LocalReader) -> None:
+    def __init__(self, view: NodeView, local: LocalReader, authority: str = "") -> None:
         self.here = view.node_id
         self._view = view
         self._local = local
+        self._authority = authority
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -129,7 +132,12 @@ class Peers:
 
     async def _post(self, url: str, body: bytes, limits: aiohttp.ClientTimeout) -> tuple[int, bytes]:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=IDLE_S)
+            connector = aiohttp.TCPConnector(
+                limit=0,
+                limit_per_host=CONNECTIONS,
+                keepalive_timeout=IDLE_S,
+                ssl=trusted(self._authority) if url.startswith("https:") else True,
+            )
             self._session = aiohttp.ClientSession(connector=connector)
         cluster = self._view.catalog().cluster
         headers = {"Content-Type": MESSAGE}

@@ -25,6 +25,10 @@ from keytide.errors import CallerError, RetryableError
 from keytide.health import Verdict, read
 from keytide.tls import trusted
 
+CERTIFICATE_STEP = (
+    "name who signed it in `security.tls_authority` (KEYTIDE_SECURITY__TLS_AUTHORITY), renew it when it has "
+    "expired, and use an address that it names"
+)
 DEFAULT_URL = "http://127.0.0.1:8091"
 AWAY_LIMIT_S = 60.0
 """How long a coordinator may be away while a build or job is waited for, once it has told of it."""
@@ -45,6 +49,20 @@ def find_url(url: str | None, data_dir: Path) -> str:
         return str(state["coordinator"])
     except (OSError, ValueError, KeyError):
         return DEFAULT_URL
+
+
+def tls_authority(*urls: str) -> str:
+    """Who the command trusts to sign certificates (`security.tls_authority`). Settings are read only when
+    one of the addresses needs it.
+
+    Raises:
+        ConfigurationError: the settings are wrong.
+    """
+    if not any(url.lower().startswith("https:") for url in urls):
+        return ""
+    from keytide.settings import load_settings
+
+    return load_settings().security.tls_authority
 
 
 def api_token() -> str:
@@ -122,7 +140,8 @@ class Admin:
         self.url = url
         self._seconds = seconds
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=seconds, verify=trusted())
+            trust = trusted(tls_authority(url))
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=seconds, verify=trust)
         except httpx.InvalidURL as error:
             raise CallerError(
                 f"{url!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"
@@ -157,7 +176,9 @@ class Admin:
         except httpx.TransportError as error:
             raise RetryableError(
                 f"no coordinator answers at {self.url}: {error}",
-                next_step="start a cluster with `keytide up`, or say where it is with --url",
+                next_step=CERTIFICATE_STEP
+                if "CERTIFICATE_VERIFY_FAILED" in str(error)
+                else "start a cluster with `keytide up`, or say where it is with --url",
             ) from error
         if not response.is_success and not (path == HEALTH_PATH and response.status_code == 503):
             raise problem_error(response)

@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx
 
-from keytide.cli.admin import api_token, coordinator
+from keytide.cli.admin import api_token, coordinator, tls_authority
 from keytide.cli.patience import give_up_s, look_s
 from keytide.client import Client, IndexName
 from keytide.errors import KeytideError, RetryableError
@@ -35,7 +35,8 @@ def reader(node: str | None, url: str | None, data_dir: Path, timeout_ms: int | 
         KeytideError: no node is known, or none answers.
     """
     limit = max(give_up_s(), 0 if timeout_ms is None else timeout_ms / 1000 + _READY_S)
-    return Client(node_urls(node, url, data_dir), token=api_token(), answer_s=limit)
+    urls = node_urls(node, url, data_dir)
+    return Client(urls, token=api_token(), answer_s=limit, tls_authority=tls_authority(*urls))
 
 
 def node_urls(node: str | None, url: str | None, data_dir: Path) -> list[str]:
@@ -97,7 +98,7 @@ def _of_folder(data_dir: Path) -> list[str]:
 def _ready(url: str) -> bool | None:
     """Whether a node says that it can answer; None when there is none."""
     try:
-        found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=_READY_S, verify=trusted())
+        found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=_READY_S, verify=trusted(tls_authority(url)))
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL):
         return None
     except httpx.HTTPError:

@@ -61,10 +61,11 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         answer_s: float | None = None,
+        tls_authority: str = "",
     ) -> None:
         self._session = Session()
         self._core = Core.of(url, retries, self._session)
-        self._shell = AsyncShell(self._core, token, transport, sleep, answer_s)
+        self._shell = AsyncShell(self._core, token, transport, sleep, answer_s, tls_authority)
 
     def __repr__(self) -> str:
         return f"AsyncClient({self._core.nodes.urls!r})"

@@ -33,10 +33,11 @@ class Shell:
         transport: httpx.BaseTransport | None,
         sleep: Callable[[float], None],
         answer_s: float | None = None,
+        tls_authority: str = "",
     ) -> None:
         self.core = core
         self._answer_s = answer_s
-        self._http = httpx.Client(headers=_headers(token), transport=transport, verify=trusted())
+        self._http = httpx.Client(headers=_headers(token), transport=transport, verify=trusted(tls_authority))
         self._sleep = sleep
 
     def close(self) -> None:
@@ -103,10 +104,13 @@ class AsyncShell:
         transport: httpx.AsyncBaseTransport | None,
         sleep: Callable[[float], Awaitable[None]],
         answer_s: float | None = None,
+        tls_authority: str = "",
     ) -> None:
         self.core = core
         self._answer_s = answer_s
-        self._http = httpx.AsyncClient(headers=_headers(token), transport=transport, verify=trusted())
+        self._http = httpx.AsyncClient(
+            headers=_headers(token), transport=transport, verify=trusted(tls_authority)
+        )
         self._sleep = sleep
 
     async def close(self) -> None:

@@ -37,6 +37,8 @@ class Client:
         transport, sleep: for tests.
         answer_s: how long nothing may come back at most: a request whose own time-out is longer is given up
             then, too. None for no such limit.
+        tls_authority: file of certificates (PEM) to trust, and no others; "" for what
+            `KEYTIDE_SECURITY__TLS_AUTHORITY` names, else what the machine trusts.
 
     Several threads may use one client at the same time. A result (`Scan`, `Query`, `Tail`) is for one thread.
 
@@ -56,10 +58,11 @@ class Client:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         answer_s: float | None = None,
+        tls_authority: str = "",
     ) -> None:
         self._session = Session()
         self._core = Core.of(url, retries, self._session)
-        self._shell = Shell(self._core, token, transport, sleep, answer_s)
+        self._shell = Shell(self._core, token, transport, sleep, answer_s, tls_authority)
 
     def __repr__(self) -> str:
         return f"Client({self._core.nodes.urls!r})"

@@ -1,15 +1,29 @@
-"""The list of certificate authorities is read once, however many clients are made."""
+"""The list of certificate authorities is read once, however many clients are made. What a server shows, and
+what clients trust: wrong authorities, expired and renewed certificates, old versions of the protocol."""
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from keytide.cli.admin import Admin
+from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.client import Client
-from keytide.tls import trusted
+from keytide.errors import ConfigurationError, RetryableError
+from keytide.http_serving import server_of
+from keytide.settings import SecuritySettings, load_settings
+from keytide.tls import AUTHORITY_VARIABLE, trusted
+from tests.unit.certificates import Authority
+
+LIMIT_S = 20.0
 
 
 def test_clients_share_what_they_trust(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +40,143 @@ def test_clients_share_what_they_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         Admin("https://127.0.0.1:1").close()
         with Client("https://127.0.0.1:1"):
             pass
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers `[]`."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"[]"})
+
+
+class Served:
+    """A server with TLS.
+
+    Attributes:
+        authority: signs what it shows.
+        files: certificate and key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority.made(folder / "ca")
+        self.files = (folder / "tls.crt", folder / "tls.key")
+        self.authority.sign(*self.files)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.url = f"https://127.0.0.1:{self.port}"
+        security = SecuritySettings(tls_certificate=str(self.files[0]), tls_key=str(self.files[1]))
+        self.server = server_of(app, load_settings().http, security, loop="uvloop", lifespan="off")
+        self.thread = threading.Thread(target=lambda: self.server.run(sockets=[listener]))
+        self.thread.start()
+
+    def shown(self, context: ssl.SSLContext | None = None) -> bytes:
+        """The certificate that a new connection gets."""
+        if context is None:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            return secure.getpeercert(binary_form=True) or b""
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(LIMIT_S)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_clients_trust_the_authority_that_is_named(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Admin(served.url) as admin, pytest.raises(RetryableError, match="CERTIFICATE_VERIFY") as caught:
+        admin.call("GET", "/v1/nodes")
+    assert caught.value.next_step == CERTIFICATE_STEP
+    wrong = Authority.made(tmp_path / "wrong")
+    with (
+        Client(served.url, retries=0, tls_authority=str(wrong.certificate)) as client,
+        pytest.raises(RetryableError, match="CERTIFICATE_VERIFY"),
+    ):
+        client.indexes()
+    with Client(served.url, tls_authority=str(served.authority.certificate)) as client:
+        assert list(client.indexes()) == []
+    (tmp_path / "k.toml").write_text(f'[security]\ntls_authority = "{served.authority.certificate}"\n')
+    monkeypatch.setenv("KEYTIDE_CONFIG", str(tmp_path / "k.toml"))
+    with Admin(served.url) as admin:
+        assert admin.call("GET", "/v1/nodes") == []
+    monkeypatch.setenv(AUTHORITY_VARIABLE, str(wrong.certificate))  # says more than the file
+    with Admin(served.url) as admin, pytest.raises(RetryableError, match="CERTIFICATE_VERIFY"):
+        admin.call("GET", "/v1/nodes")
+
+
+def test_an_authority_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    for file in (tmp_path / "none.pem", Path(__file__)):
+        with pytest.raises(ConfigurationError, match=r"security\.tls_authority") as caught:
+            trusted(str(file))
+        assert "PEM" in caught.value.next_step
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_old_versions_of_the_protocol_are_refused(served: Served, version: ssl.TLSVersion) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = version
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        served.shown(context)
+    for newer in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context.maximum_version = newer
+        context.minimum_version = newer
+        assert served.shown(context)
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(served: Served, tmp_path: Path) -> None:
+    """And one that has expired is refused; half a pair changes nothing."""
+    first = served.shown()
+    served.authority.sign(*served.files, expired=True)
+    expired = _another(served, first)
+    client = ssl.create_default_context(cafile=str(served.authority.certificate))
+    deadline = time.monotonic() + LIMIT_S
+    while _trusts(served, client):  # it expires within a second
+        assert time.monotonic() < deadline
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        served.shown(client)
+    served.files[0].write_text("no certificate")
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        served.shown(client)
+    served.authority.sign(*served.files)
+    assert _another(served, expired) not in (first, expired)
+    assert served.shown(client)
+
+
+def _trusts(served: Served, client: ssl.SSLContext) -> bool:
+    try:
+        return bool(served.shown(client))
+    except ssl.SSLCertVerificationError:
+        return False
+
+
+def _another(served: Served, last: bytes) -> bytes:
+    deadline = time.monotonic() + LIMIT_S
+    while (shown := served.shown()) == last:
+        assert time.monotonic() < deadline
+    return shown
+
+
+def test_a_certificate_that_cannot_be_served_is_told_at_the_start(tmp_path: Path) -> None:
+    authority = Authority.made(tmp_path / "ca")
+    certificate, key, other = (tmp_path / name for name in ("tls.crt", "tls.key", "other.key"))
+    authority.sign(tmp_path / "other.crt", other)
+    authority.sign(certificate, key)
+    missing = tmp_path / "missing"
+    for pair in ((certificate, other), (certificate, missing), (missing, key), (key, certificate)):
+        security = SecuritySettings(tls_certificate=os.fspath(pair[0]), tls_key=os.fspath(pair[1]))
+        with pytest.raises(ConfigurationError, match="TLS cannot be served with"):
+            server_of(app, load_settings().http, security)
