@@ -60,10 +60,10 @@ def wait_for(condition: Callable[[], Any], what: str, limit: float = LIMIT_S) ->
 class Coordinator:
     """A coordinator process that can be killed and started again, and a source topic with documents."""
 
-    def __init__(self, kafka: EmbeddedKafka, folder: Path, keyspace: str) -> None:
+    def __init__(self, kafka: EmbeddedKafka, folder: Path, keyspace: str, cluster: str = "") -> None:
         self.keyspace = keyspace
         self.folder = folder
-        self.cluster = f"kt{next(_numbers)}-{os.getpid()}"
+        self.cluster = cluster or f"kt{next(_numbers)}-{os.getpid()}"
         self.drivers = folder / "drivers.txt"
         (folder / "driver.py").write_text(DRIVER)
         self.settings: Settings = load_settings(
@@ -308,6 +308,29 @@ def test_drop_removes_everything(coordinator: Coordinator) -> None:
     assert coordinator.catalog().indexes() == []
     again = coordinator.sql(f"CREATE INDEX by_city ON {coordinator.keyspace} (city) WITH (defer_build=true)")
     assert (again["index"], again["build"]) == ("by_city", None)
+
+
+def test_a_cluster_whose_name_begins_alike_keeps_its_topics(
+    coordinator: Coordinator, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Coordinator(
+        kafka, tmp_path / "other", coordinator.keyspace, cluster=f"{coordinator.cluster}.mutations"
+    )
+    try:
+        other.start()
+        other.ready_index(other.fake("n1"))
+        wait_for(lambda: len(other.topics()) == 4, "the end of its backfill queue")
+        theirs = other.topics()
+        coordinator.child.kill()
+        coordinator.start()
+        (told,) = [one for one in coordinator.get("/v1/events") if one["kind"] == "foreign-topics"]
+        assert all(topic in str(told) for topic in theirs), told
+        # What a new term has deleted, brokers tell a moment later: an index made now is behind that.
+        coordinator.ready_index(coordinator.fake("n2"))
+        assert other.topics() >= theirs
+    finally:
+        other.close()
 
 
 def test_kafka_may_go_away_and_come_back(tmp_path: Path) -> None:
