@@ -9,8 +9,6 @@ import sys
 import threading
 from types import FrameType
 
-from pydantic import ValidationError
-
 from coordinator.api import create_app
 from coordinator.election import FencedError
 from coordinator.service import Service
@@ -18,6 +16,7 @@ from keytide.errors import KeytideError
 from keytide.http_security import check_exposure
 from keytide.http_serving import Server, server_of
 from keytide.listening import listen
+from keytide.private_files import private_folder
 from keytide.program import no_arguments
 from keytide.settings import Settings, load_settings
 
@@ -40,8 +39,6 @@ def main() -> int:
     )
     try:
         return run(load_settings())
-    except ValidationError as error:
-        print(f"settings: {error}", file=sys.stderr)
     except KeytideError as error:
         print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
     return EXIT_CALLER
@@ -59,6 +56,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     security, server_name = settings.security, "the admin API"
     host, port = settings.coordinator.host, settings.coordinator.port
     check_exposure(server_name, host, security, "coordinator.host")
+    private_folder(settings.data_dir, "data_dir")
     listener, url = listen(
         server_name, host, port, tls=bool(security.tls_certificate), setting="coordinator.port"
     )

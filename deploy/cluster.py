@@ -18,18 +18,20 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from deploy.archive import made_archive
 from deploy.kafka import EmbeddedKafka
-from deploy.process import Child, free_ports, is_free
+from deploy.process import Child, free_ports, holder, is_free
 from deploy.spark_home import spark_environment
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
+from keytide.cli.folder import STATE_FILE, read_state
 from keytide.errors import CallerError, KeytideError
 from keytide.http_security import reading_token
+from keytide.private_files import private_folder
 from keytide.settings import load_settings
 from keytide.tls import trusted
 from streaming.spark import ARCHIVE_VARIABLE
@@ -37,7 +39,6 @@ from streaming.spark import ARCHIVE_VARIABLE
 READY_LIMIT_S = 60.0
 _RESTART_PAUSE_S = 1.0
 _KAFKA_LIMIT_S = 10.0
-STATE_FILE = "cluster.json"
 
 Say = Callable[[str], None]
 
@@ -52,9 +53,8 @@ class LocalCluster:
         projectors: projector processes.
         name: cluster name, the prefix of its topics.
         settings: further settings as environment variables (`KEYTIDE_...`) for every part.
-        coordinator_port, node_port: wanted ports (a node's is the first of a row); the ones of the last
-        start, or free
-            ones, when they are taken or 0.
+        coordinator_port, node_port: wanted ports (a node's is the first of a row); with 0 those of the last
+            start, or free ones.
         supervise: start parts again that die.
         spark: fetch Spark's connector jars at the start (builds need them).
         say: told what happens, a line at a time.
@@ -120,6 +120,11 @@ class LocalCluster:
             if name.startswith("node-")
         ]
 
+    def _authority(self) -> str:
+        """Whom clients on this machine are to trust: an absolute path, "" for the machine's own."""
+        authority = self.settings.security.tls_authority
+        return str(Path(authority).resolve()) if authority else ""
+
     def _url(self, part: str, host: str) -> str:
         """Where a part serves, as it says so itself: its certificate has that name."""
         scheme = "https" if self.settings.security.tls_certificate else "http"
@@ -132,7 +137,7 @@ class LocalCluster:
         Raises:
             KeytideError: a part cannot be started; the message has the end of its log.
         """
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(self.data_dir, "--data-dir")
         try:
             if self._embedded is not None:
                 self._say("starting Kafka")
@@ -218,20 +223,27 @@ class LocalCluster:
         return wanted <= {node["id"] for node in nodes if node["live"]}
 
     def _choose_ports(self) -> None:
-        """The ports of the last start where they are free, else wanted or free ones."""
-        last: dict[str, int] = self._read_state().get("ports", {})
+        """The wanted ports, else those of the last start, else free ones.
+
+        Raises:
+            CallerError: a wanted port, or one of the last start, is taken: clients ask there.
+        """
+        last: dict[str, int] = read_state(self.data_dir).get("ports", {})
         names = ["coordinator", *(f"node-{number}" for number in range(1, self._counts["nodes"] + 1))]
         wanted = {"coordinator": self._wanted[0]}
         if self._wanted[1]:
             wanted |= {name: self._wanted[1] + at for at, name in enumerate(names[1:])}
         names += [f"projector-{number}-metrics" for number in range(1, self._counts["projectors"] + 1)]
-        taken: set[int] = set()
+        free = (port for port in free_ports(3 * len(names)) if port not in last.values())
         for name in names:
-            for port in (wanted.get(name, 0), last.get(name, 0), *free_ports(8)):
-                if port and port not in taken and is_free(port):
-                    self.ports[name] = port
-                    taken.add(port)
-                    break
+            port = wanted.get(name, 0) or last.get(name, 0)
+            if port and (not is_free(port) or port in self.ports.values()):
+                raise CallerError(
+                    f"port {port}, which {name} is to listen on, is taken by {holder(port)}",
+                    problem_type="port-taken",
+                    next_step="stop that, or choose other ports with --port and --node-port",
+                )
+            self.ports[name] = port or next(free)
 
     def _define(self, spark: Mapping[str, str]) -> None:
         logs = self.data_dir / "logs"
@@ -288,13 +300,6 @@ class LocalCluster:
                 except KeytideError as error:  # its disk is full, say: it is tried again
                     self._say(error.message)
 
-    def _read_state(self) -> dict[str, Any]:
-        try:
-            state: dict[str, Any] = json.loads((self.data_dir / STATE_FILE).read_text())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return state
-
     def _write_state(self) -> None:
         """What `keytide down` and clients on this machine look up."""
         state = {
@@ -304,6 +309,7 @@ class LocalCluster:
             "kafka": self.bootstrap,
             "ports": self.ports,
             "coordinator": self.coordinator_url,
+            "tls_authority": self._authority(),
             "nodes": self.node_urls,
             "metrics": [
                 *(f"{url}/metrics" for url in (self.coordinator_url, *self.node_urls)),

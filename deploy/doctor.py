@@ -22,8 +22,8 @@ from confluent_kafka.admin._resource import ResourceType
 
 from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
-from deploy.up import read_state, running_pid
 from keytide.cli.admin import Admin, tls_authority
+from keytide.cli.folder import read_state, running_pid
 from keytide.cli.output import out, print_json, table
 from keytide.errors import KeytideError
 from keytide.health import Verdict

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from indexer.gateway import Gateway
 from indexer.serving import exit_status
-from keytide.errors import CallerError, ConfigurationError
+from keytide.errors import CallerError
 from keytide.settings import Settings, load_settings
 
 
@@ -48,9 +46,6 @@ def _settings(
         os.environ["KEYTIDE_CONFIG"] = str(config)
     own: dict[str, Any] = {"host": host, "port": port}
     given = {name: value for name, value in own.items() if value is not None}
-    try:
-        return load_settings(
-            gateway=given or None, kafka={"bootstrap": kafka} if kafka else None, cluster=cluster
-        )
-    except ValidationError as error:
-        raise ConfigurationError(f"settings: {error}") from error
+    return load_settings(
+        gateway=given or None, kafka={"bootstrap": kafka} if kafka else None, cluster=cluster
+    )

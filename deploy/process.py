@@ -29,6 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from keytide.errors import CallerError, ConfigurationError, KeytideError, RetryableError
 from keytide.parent_death import die_with_parent
 
@@ -273,6 +275,17 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def holder(port: int) -> str:
+    """Who listens on a loopback port, for a message."""
+    for one in psutil.net_connections("tcp"):
+        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid:
+            try:
+                return f"process {one.pid} ({psutil.Process(one.pid).name()})"
+            except psutil.Error:
+                break
+    return "a process of another user"
 
 
 class _Spawner:

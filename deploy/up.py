@@ -6,6 +6,7 @@ down with it. `cluster.json` in the data folder says which process that is.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -13,36 +14,104 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import psutil
 from rich.console import Console
 
-from deploy.cluster import STATE_FILE, LocalCluster
+from deploy.cluster import LocalCluster
+from keytide.cli.folder import read_state, running_pid
 from keytide.cli.output import print_json
 from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.private_files import keep_private, private_folder
+from keytide.topics import cluster_name
 
 _DETACH_LIMIT_S = 180.0
 _DOWN_LIMIT_S = 60.0
-_CLOCK_SLACK_S = 2.0
-"""How much later than its own note a process may seem to have begun: both times are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `keytide up` was asked for."""
+    """What `keytide up` was asked for; None for what the data folder remembers, or the usual."""
 
     data_dir: Path
-    kafka: str | None
-    nodes: int
-    projectors: int
-    cluster: str
-    port: int
-    node_port: int
+    kafka: str | None = None
+    nodes: int | None = None
+    projectors: int | None = None
+    cluster: str | None = None
+    port: int | None = None
+    node_port: int | None = None
     as_json: bool = False
+
+
+def remembered(options: UpOptions) -> UpOptions:
+    """The options with what the folder's last start says; ports of 0 stand for the folder's own.
+
+    Raises:
+        CallerError: they ask for what the folder's cluster cannot become.
+    """
+    try:
+        cluster_name("keytide" if options.cluster is None else options.cluster)
+    except ValueError as error:
+        raise CallerError(f"{error}", next_step="correct --cluster") from error
+    state = read_state(options.data_dir)
+    ports = state.get("ports", {})
+    nodes = sum(name.startswith("node-") for name in ports)
+    projectors = sum(name.startswith("projector-") for name in ports)
+    name = str(state.get("cluster", "keytide"))
+    if options.cluster not in (None, name) and state:
+        raise CallerError(
+            f"the cluster in {options.data_dir} is named {name}, and keeps its name",
+            next_step="leave --cluster out, or choose another --data-dir",
+        )
+    if options.nodes is not None and options.nodes < nodes:
+        raise CallerError(
+            f"the cluster in {options.data_dir} has {nodes} nodes; with {options.nodes} the slices of the "
+            "others would be out of service",
+            next_step="leave --nodes out, or choose another --data-dir",
+        )
+    embedded = (options.data_dir / "kafka").exists()
+    if options.kafka is not None and embedded:
+        raise CallerError(
+            f"the cluster in {options.data_dir} keeps its queues in its own Kafka",
+            next_step="leave --kafka out, or choose another --data-dir",
+        )
+    before = None if embedded or "kafka" not in state else str(state["kafka"])
+    return replace(
+        options,
+        kafka=options.kafka or before,
+        nodes=options.nodes or nodes or 2,
+        projectors=options.projectors or projectors or 1,
+        cluster=options.cluster or name,
+        port=options.port or (0 if ports else 8091),
+        node_port=options.node_port or (0 if ports else 8093),
+    )
+
+
+@contextmanager
+def only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the folder: its lock goes with this process, however it ends.
+
+    Raises:
+        CallerError: another process holds it.
+    """
+    with (data_dir / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            raise CallerError(
+                f"a cluster starts, runs or stops on {data_dir}, as process {holder or 'unknown'}",
+                next_step="use it, wait until it has stopped, or choose another --data-dir",
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def run(options: UpOptions) -> int:
@@ -50,6 +119,13 @@ def run(options: UpOptions) -> int:
     stops what it has started, and raises KeyboardInterrupt."""
     console = Console(stderr=options.as_json)
     _refuse_second(options.data_dir)
+    keep_private()
+    private_folder(options.data_dir, "--data-dir")
+    with only_one(options.data_dir):
+        return _run(remembered(options), console)
+
+
+def _run(options: UpOptions, console: Console) -> int:
     end, serves = threading.Event(), threading.Event()
 
     def ended(_number: int, _frame: FrameType | None) -> None:
@@ -62,11 +138,11 @@ def run(options: UpOptions) -> int:
     cluster = LocalCluster(
         options.data_dir,
         kafka=options.kafka,
-        nodes=options.nodes,
-        projectors=options.projectors,
-        name=options.cluster,
-        coordinator_port=options.port,
-        node_port=options.node_port,
+        nodes=options.nodes or 1,
+        projectors=options.projectors or 1,
+        name=options.cluster or "keytide",
+        coordinator_port=options.port or 0,
+        node_port=options.node_port or 0,
         say=lambda line: console.print(line, style="dim", highlight=False),
     )
     with cluster:
@@ -83,7 +159,9 @@ def run(options: UpOptions) -> int:
 def detach(options: UpOptions) -> int:
     """Start a cluster that goes on in the background; returns when it serves."""
     _refuse_second(options.data_dir)
-    options.data_dir.mkdir(parents=True, exist_ok=True)
+    keep_private()
+    private_folder(options.data_dir, "--data-dir")
+    options = remembered(options)
     log = options.data_dir / "up.log"
     given = {**asdict(options), "data_dir": str(options.data_dir), "as_json": False}
     command = [sys.executable, "-m", "deploy.up", json.dumps(given)]
@@ -157,24 +235,6 @@ def down(data_dir: Path, as_json: bool = False) -> None:
         Console().print("stopped")
 
 
-def read_state(data_dir: Path) -> dict[str, Any]:
-    """What the last start wrote; empty when there was none."""
-    try:
-        state = json.loads((data_dir / STATE_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def running_pid(data_dir: Path) -> int | None:
-    """The supervisor's process id, if it is alive."""
-    state = read_state(data_dir)
-    pid, noted_at = state.get("pid"), state.get("started_at")
-    if not isinstance(pid, int) or not isinstance(noted_at, int | float):
-        return None
-    return pid if _is_the_one(pid, noted_at) else None
-
-
 def _refuse_second(data_dir: Path) -> None:
     pid = running_pid(data_dir)
     if pid is not None:
@@ -182,17 +242,6 @@ def _refuse_second(data_dir: Path) -> None:
             f"a cluster runs on {data_dir} already, as process {pid}",
             next_step="use it, stop it with `keytide down`, or choose another --data-dir",
         )
-
-
-def _is_the_one(pid: int, noted_at: float) -> bool:
-    """Whether the process that left a note at that time is alive. Ids are used again, so another process may
-    have its id now, but that one began later."""
-    try:
-        process = psutil.Process(pid)
-        began = float(process.create_time())
-        return began <= noted_at + _CLOCK_SLACK_S and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def _greet(console: Console, cluster: LocalCluster) -> None:

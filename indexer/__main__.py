@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 
-from pydantic import ValidationError
-
 from indexer.service import Service
 from indexer.serving import exit_status
 from keytide.program import no_arguments
@@ -19,12 +17,7 @@ def main() -> int:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
-        settings = load_settings()
-    except ValidationError as error:
-        print(f"settings: {error}", file=sys.stderr)
-        return 2
-    try:
-        Service(settings).run()
+        Service(load_settings()).run()
     except Exception as error:  # noqa: BLE001 - the end of the process: told, never swallowed
         return exit_status(error)
     return 0

@@ -18,6 +18,7 @@ from typing import Final
 
 from indexer.slices import SliceKey
 from keytide.errors import ConfigurationError
+from keytide.private_files import FILE_MODE, private_folder
 
 LOCK_WAIT_S: Final = 5.0
 """How long to wait for a process that is just ending."""
@@ -38,8 +39,8 @@ class NodeFolder:
 
     def __init__(self, data_dir: Path, node_id: str = "") -> None:
         self.path = data_dir.absolute() / "nodes" / (node_id or _DEFAULT)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / "node-id", os.O_RDWR | os.O_CREAT, 0o644)
+        private_folder(self.path, "data_dir")
+        self._lock = os.open(self.path / "node-id", os.O_RDWR | os.O_CREAT, FILE_MODE)
         self._take_lock()
         kept = os.read(self._lock, 1_000).decode().strip()
         if node_id and kept and kept != node_id:

@@ -35,3 +35,17 @@ class HttpSettings(Section):
         description="open connections of one server; beyond it the one goes that has waited longest for its "
         "request, or the new one: each takes a file handle and some kilobytes",
     )
+
+
+class SecuritySettings(Section):
+    tokens: dict[str, list[str]] = Field(
+        default_factory=dict, description="API token -> scopes (read, admin)"
+    )
+    origins: list[str] = Field(
+        default_factory=list,
+        description="origins (`https://keytide.example`) whose pages may do more than read, beside "
+        "the server's own: needed behind a proxy that changes the header Host",
+    )
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_authority: str = ""  # PEM of who signed the certificates; then nobody else is trusted

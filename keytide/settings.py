@@ -8,10 +8,11 @@ limit on everything).
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,11 +20,17 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from keytide.errors import ConfigurationError
 from keytide.http_settings import HttpSettings as HttpSettings
+from keytide.http_settings import SecuritySettings as SecuritySettings
+from keytide.job_settings import RepairSettings as RepairSettings
+from keytide.job_settings import VerifySettings as VerifySettings
 from keytide.scan_settings import GatewaySettings as GatewaySettings
 from keytide.scan_settings import PrimarySettings as PrimarySettings
 from keytide.scan_settings import ScanSettings as ScanSettings
 from keytide.scan_settings import Section
+from keytide.setting_names import check_names, unfit
+from keytide.topics import cluster_name
 
 MIB = 1024 * 1024
 
@@ -282,78 +289,6 @@ class BuildSettings(Section):
     )
 
 
-class VerifySettings(Section):
-    concurrent: int = Field(
-        1, ge=1, description="verifications and repairs at once: each reads a source as fast as it can"
-    )
-    interval_s: int = Field(
-        0,
-        ge=0,
-        description="how old the last verification of an index may get before it is verified again by "
-        "itself, the oldest first; 0 for never",
-    )
-    restarts: int = Field(
-        10,
-        ge=0,
-        description="how often the dead driver of a job is started again, after pauses of up to half a "
-        "minute, before the job fails, and the build that waits for it",
-    )
-    kept: int = Field(50, ge=1, description="jobs that are over whose reports are kept")
-    waiting: int = Field(
-        100, ge=1, description="jobs that may be queued or under way: more is a mistake of whoever asks"
-    )
-    max_differences: int = Field(
-        10_000,
-        ge=1,
-        description="differences that one report lists; an index that is wrong everywhere is better built "
-        "anew",
-    )
-    local_documents: int = Field(
-        100_000,
-        ge=0,
-        description="a source with no more records is read by the driver itself: Spark would take longer to "
-        "start",
-    )
-
-
-class RepairSettings(Section):
-    grace_s: float = Field(
-        10.0,
-        ge=0,
-        description="a difference is corrected only when it is found again at a second snapshot, at least "
-        "this long after the first look",
-    )
-    documents: int = Field(
-        100_000,
-        ge=1,
-        description="documents that one round corrects: slices keep their ids in memory meanwhile; an index "
-        "that is wrong everywhere is better built anew",
-    )
-    rounds: int = Field(
-        4, ge=1, description="how often what is still wrong, or was changed meanwhile, is looked at again"
-    )
-    wait_s: float = Field(
-        120.0,
-        gt=0,
-        description="how long a repair waits for slices: for an answer, and until a fold has made durable "
-        "what they did",
-    )
-
-
-class SecuritySettings(Section):
-    tokens: dict[str, list[str]] = Field(
-        default_factory=dict, description="API token -> scopes (read, admin)"
-    )
-    origins: list[str] = Field(
-        default_factory=list,
-        description="origins (`https://keytide.example`) whose pages may do more than read, beside "
-        "the server's own: needed behind a proxy that changes the header Host",
-    )
-    tls_certificate: str = ""
-    tls_key: str = ""
-    tls_authority: str = ""  # PEM of who signed the certificates; then nobody else is trusted
-
-
 class Settings(BaseSettings):
     """All settings of one process. Build with `load_settings`."""
 
@@ -382,6 +317,11 @@ class Settings(BaseSettings):
     )
     security: SecuritySettings = SecuritySettings()
 
+    @field_validator("cluster")
+    @classmethod
+    def _names_topics(cls, name: str) -> str:
+        return cluster_name(name)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -391,10 +331,24 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = os.environ.get("KEYTIDE_CONFIG", "keytide.toml")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file())
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Settings from file, environment and flags (flags are nested dictionaries; None values are left out)."""
-    return Settings(**{name: value for name, value in flags.items() if value is not None})
+    """Settings from file, environment and flags (flags are nested dictionaries; None values are left out).
+
+    Raises:
+        ConfigurationError: a name is not known, or a value does not fit; says which.
+    """
+    try:
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise unfit(error, Settings.model_fields) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{_file()} is no TOML: {error}", next_step="correct it") from error
+    check_names(Path(_file()), Settings.model_fields)
+    return settings
+
+
+def _file() -> str:
+    return os.environ.get("KEYTIDE_CONFIG", "keytide.toml")

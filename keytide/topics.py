@@ -3,7 +3,25 @@ reused (R19)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
+
+LONGEST_CLUSTER_NAME: Final = 64
+"""A topic's name has 249 characters at most, and an index's up to 128 of them."""
+
+
+def cluster_name(name: str) -> str:
+    """`name`, if it can begin the names of topics.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or len(name) > LONGEST_CLUSTER_NAME:
+        raise ValueError(
+            "a cluster's name begins its topics' names: letters, digits, . _ and -, not first one of the "
+            f"signs, at most {LONGEST_CLUSTER_NAME} characters"
+        )
+    return name
 
 
 class Topics(NamedTuple):

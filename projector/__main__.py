@@ -17,7 +17,7 @@ from types import FrameType
 from confluent_kafka import KafkaException
 
 from keytide import metrics
-from keytide.errors import KeytideError
+from keytide.errors import ConfigurationError, KeytideError
 from keytide.program import no_arguments
 from keytide.settings import load_settings
 from projector.service import Projector
@@ -48,6 +48,9 @@ def main() -> int:
         metrics.serve(port, settings.projector.metrics_host)
         url = f"http://{settings.projector.metrics_host}:{port}/metrics" if port else "-"
         Projector(settings).run(stop, lambda: print(f"ready {url}", flush=True))
+    except ConfigurationError as error:
+        print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
+        return 2
     except (KeytideError, KafkaException) as error:
         log.exception("the projector ends: %s", error)
         return 1

@@ -30,6 +30,7 @@ from indexer.store.interface import StoreDamagedError
 from indexer.store.pages import DamagedError
 from indexer.store.settings import MIB, StoreSettings
 from keytide.errors import RetryableError
+from keytide.private_files import FILE_MODE
 
 FORMAT: Final = b"keytide-slice-1"
 """Names the layout of tables and records."""
@@ -71,6 +72,7 @@ def open_environment(
         environment = lmdb.open(
             str(folder),
             map_size=map_bytes,
+            mode=FILE_MODE,
             max_dbs=len(Tables._fields),
             max_readers=settings.max_readers,
             writemap=True,

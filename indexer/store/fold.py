@@ -42,6 +42,7 @@ import lmdb
 from indexer.store.checksums import write_checksums
 from indexer.store.pages import DamagedError
 from indexer.store.undo import UNDO_FOLDER, UndoWriter
+from keytide.private_files import FILE_MODE
 from keytide.sync_points import reach
 
 STATE_KEY: Final = b"state"
@@ -171,6 +172,7 @@ def _fold(job: FoldJob, further: Further) -> None:
     base = lmdb.open(
         str(folder / "base"),
         map_size=job.base_map_bytes,
+        mode=FILE_MODE,
         max_dbs=5,
         writemap=True,
         create=False,

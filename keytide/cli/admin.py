@@ -6,18 +6,21 @@ default port.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 import msgspec
 from rich.markup import escape
 
+from keytide.bearer import bearer
+from keytide.cli.folder import running_state
+from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import err, progress
 from keytide.cli.patience import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
@@ -41,14 +44,20 @@ FINISHED = frozenset({"READY", "DONE", "FAILED", "CANCELLED"})
 
 
 def find_url(url: str | None, data_dir: Path) -> str:
-    """The coordinator's URL."""
+    """The coordinator's URL.
+
+    Raises:
+        CallerError: the data folder has no cluster that runs.
+    """
     if url or os.environ.get("KEYTIDE_URL"):
         return url or os.environ["KEYTIDE_URL"]
-    try:
-        state = json.loads((data_dir / "cluster.json").read_text())
-        return str(state["coordinator"])
-    except (OSError, ValueError, KeyError):
-        return DEFAULT_URL
+    state = running_state(data_dir, DEFAULT_DATA_DIR) or {}
+    return str(state.get("coordinator", DEFAULT_URL))
+
+
+def rest(*parts: str) -> str:
+    """The path of something in the API: a name may hold whatever paths have a meaning for."""
+    return "/v1/" + "/".join(quote(part, safe="", errors="surrogateescape") for part in parts)
 
 
 def tls_authority(*urls: str) -> str:
@@ -136,12 +145,11 @@ class Admin:
 
     def __init__(self, url: str, token: str = "", seconds: float = 60.0) -> None:
         token = token or api_token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
         self._seconds = seconds
         try:
             trust = trusted(tls_authority(url))
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=seconds, verify=trust)
+            self._http = httpx.Client(base_url=url, headers=bearer(token), timeout=seconds, verify=trust)
         except httpx.InvalidURL as error:
             raise CallerError(
                 f"{url!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"
@@ -276,7 +284,7 @@ class Admin:
         state: dict[str, Any] = {}
         with left_running(build, quiet), progress(quiet, counts=False) as bar:
             task = bar.add_task(f"build {build}", total=None, rate="")
-            for state in self.states(f"/v1/builds/{build}", lambda: bar.update(task, rate=AWAY)):
+            for state in self.states(rest("builds", build), lambda: bar.update(task, rate=AWAY)):
                 bar.update(
                     task,
                     description=f"{', '.join(state['indexes'])} {state['state']}",

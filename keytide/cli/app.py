@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from keytide.cli import jobs, lists, local, looks
-from keytide.cli.admin import coordinator
+from keytide.cli.admin import coordinator, rest
 from keytide.cli.gateway import gateway
 from keytide.cli.nodes import indexes
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
@@ -128,7 +128,7 @@ def index_show(
 ) -> None:
     """One index, and each of its slices; while no coordinator answers, what a node knows of it."""
     with friendly_errors(as_json):
-        document = _indexes(f"/v1/indexes/{name}", url, data_dir, name)
+        document = _indexes(rest("indexes", name), url, data_dir, name)
         if as_json:
             print_json(document)
         else:
@@ -184,7 +184,7 @@ def index_drop(
 ) -> None:
     """Drop an index; a build of it is cancelled."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        admin.call("DELETE", f"/v1/indexes/{name}")
+        admin.call("DELETE", rest("indexes", name))
         if as_json:
             print_json({"dropped": name})
         else:
@@ -202,7 +202,7 @@ def build_show(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """One build."""
-    _show(f"/v1/builds/{build}", f"Build {build}", url, data_dir, as_json)
+    _show(rest("builds", build), f"Build {build}", url, data_dir, as_json)
 
 
 @build_app.command("cancel")
@@ -211,7 +211,7 @@ def build_cancel(
 ) -> None:
     """Cancel a build."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        answer = admin.call("POST", f"/v1/builds/{build}/cancel")
+        answer = admin.call("POST", rest("builds", build, "cancel"))
         if as_json:
             print_json(answer)
         else:
@@ -236,7 +236,7 @@ def build_pause(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Have a build pause until it is resumed; what is done is kept."""
-    _steer("POST", f"/v1/builds/{build}/pause", None, url, data_dir, as_json)
+    _steer("POST", rest("builds", build, "pause"), None, url, data_dir, as_json)
 
 
 @build_app.command("resume")
@@ -244,7 +244,7 @@ def build_resume(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Have a build go on."""
-    _steer("POST", f"/v1/builds/{build}/resume", None, url, data_dir, as_json)
+    _steer("POST", rest("builds", build, "resume"), None, url, data_dir, as_json)
 
 
 @build_app.command("throttle")
@@ -256,7 +256,7 @@ def build_throttle(
     as_json: Json = False,
 ) -> None:
     """Change how fast a build may read, while it runs."""
-    _steer("PATCH", f"/v1/builds/{build}", {"rate_limit": rate or None}, url, data_dir, as_json)
+    _steer("PATCH", rest("builds", build), {"rate_limit": rate or None}, url, data_dir, as_json)
 
 
 def _steer(method: str, path: str, body: Any, url: str | None, data_dir: Path, as_json: bool) -> None:
@@ -284,9 +284,7 @@ def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json 
         verdict = admin.health()
         if not as_json:
             looks.show_health(verdict)
-        parts = {
-            name: admin.call("GET", f"/v1/{name}") for name in ("stability", "indexes", "builds", "nodes")
-        }
+        parts = {name: admin.call("GET", rest(name)) for name in ("stability", "indexes", "builds", "nodes")}
         if as_json:
             print_json({"health": verdict.as_json(), **parts})
             raise typer.Exit(0 if verdict.well else 1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from keytide.cli import looks
-from keytide.cli.admin import AWAY, Admin, coordinator
+from keytide.cli.admin import AWAY, Admin, coordinator, rest
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, progress, table
 from keytide.errors import CallerError
@@ -40,7 +40,7 @@ def index_verify(
 ) -> None:
     """Compare an index with its source. With --wait the exit status is 4 when something is wrong."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        job = admin.call("POST", f"/v1/indexes/{name}/verify")
+        job = admin.call("POST", rest("indexes", name, "verify"))
         show_job(admin, job, wait, as_json)
 
 
@@ -56,7 +56,7 @@ def index_repair(
 ) -> None:
     """Put right what an index has wrong. With --wait the exit status is 4 when something is wrong still."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        job = admin.call("POST", f"/v1/indexes/{name}/repair", {"dry_run": dry_run})
+        job = admin.call("POST", rest("indexes", name, "repair"), {"dry_run": dry_run})
         show_job(admin, job, wait, as_json)
 
 
@@ -84,7 +84,7 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
     state: dict[str, Any] = {}
     with progress(quiet) as bar:
         task = bar.add_task(f"job {job}", total=None, rate="")
-        for state in admin.states(f"/v1/jobs/{job}", lambda: bar.update(task, rate=AWAY)):
+        for state in admin.states(rest("jobs", job), lambda: bar.update(task, rate=AWAY)):
             doing = state.get("waiting_for") or state.get("detail") or ""
             bar.update(
                 task,
@@ -117,7 +117,7 @@ def job_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Jso
 def job_show(job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """One job."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = admin.call("GET", f"/v1/jobs/{job}")
+        document = admin.call("GET", rest("jobs", job))
         if as_json:
             print_json(document)
         else:
@@ -130,7 +130,7 @@ def job_cancel(
 ) -> None:
     """Cancel a job; a build that waits for it fails."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        answer = admin.call("POST", f"/v1/jobs/{job}/cancel")
+        answer = admin.call("POST", rest("jobs", job, "cancel"))
         if as_json:
             print_json(answer)
         else:
@@ -148,7 +148,7 @@ def job_report(
 ) -> None:
     """What a job found: counts, and the differences one by one."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        report = admin.call("GET", f"/v1/jobs/{job}/report", offset=offset, limit=limit)
+        report = admin.call("GET", rest("jobs", job, "report"), offset=offset, limit=limit)
         if as_json:
             print_json(report)
             return

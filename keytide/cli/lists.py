@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from keytide.cli.admin import Admin, coordinator
+from keytide.cli.admin import Admin, coordinator, rest
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import friendly_errors, out, print_json, table
 
@@ -33,7 +33,7 @@ def index_skipped(
 ) -> None:
     """Versions of documents that could not be indexed: where they are, and why."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = _read(admin, f"/v1/indexes/{name}/skipped", "lines", limit)
+        document = _read(admin, rest("indexes", name, "skipped"), "lines", limit)
         if as_json:
             print_json(document)
             return
@@ -56,7 +56,7 @@ def index_violations(
 ) -> None:
     """Keys of a UNIQUE index that several documents have, with all these documents."""
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = _read(admin, f"/v1/indexes/{name}/violations", "keys", limit)
+        document = _read(admin, rest("indexes", name, "violations"), "keys", limit)
         if as_json:
             print_json(document)
             return

@@ -18,15 +18,36 @@ def up(
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="a running Kafka instead of the embedded one")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="indexer nodes")] = 2,
-    projectors: Annotated[int, typer.Option(min=1, help="projector processes")] = 1,
-    cluster: Annotated[str, typer.Option(help="cluster name: prefix of its topics")] = "keytide",
-    port: Annotated[int, typer.Option(help="coordinator: admin API and web page")] = 8091,
-    node_port: Annotated[int, typer.Option(help="first node's scan endpoint; the others follow")] = 8093,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="indexer nodes", show_default="as before, else 2")
+    ] = None,
+    projectors: Annotated[
+        int | None, typer.Option(min=1, help="projector processes", show_default="as before, else 1")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="cluster name: prefix of its topics", show_default="as before, else keytide"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65_535, help="coordinator: admin API and web page", show_default="as before, else 8091"
+        ),
+    ] = None,
+    node_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            help="first node's scan endpoint; the others follow",
+            show_default="as before, else 8093",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="go on in the background")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start a local cluster and keep it running until Ctrl-C (or `keytide down`)."""
+    """Start a local cluster and keep it running until Ctrl-C (or `keytide down`). A data folder remembers its
+    cluster: sizes, ports and Kafka are those of its last start unless they are given."""
     from deploy.up import UpOptions, run
     from deploy.up import detach as start_detached
 

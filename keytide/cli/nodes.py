@@ -7,7 +7,6 @@ The first that says it can answer is asked first: one that is gone, or stands st
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Final
 import httpx
 
 from keytide.cli.admin import api_token, coordinator, tls_authority
+from keytide.cli.folder import running_state
+from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.patience import give_up_s, look_s
 from keytide.client import Client, IndexName
 from keytide.errors import KeytideError, RetryableError
@@ -87,12 +88,13 @@ def _sources(url: str | None, data_dir: Path) -> Iterator[list[str] | KeytideErr
 
 
 def _of_folder(data_dir: Path) -> list[str]:
-    """The nodes of the cluster that was started last on a data folder."""
-    try:
-        state = json.loads((data_dir / "cluster.json").read_text())
-        return [str(one) for one in state["nodes"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    """The nodes of the cluster that runs on a data folder.
+
+    Raises:
+        CallerError: none does.
+    """
+    state = running_state(data_dir, DEFAULT_DATA_DIR) or {}
+    return [str(one) for one in state.get("nodes", ())]
 
 
 def _ready(url: str) -> bool | None:

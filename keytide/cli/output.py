@@ -156,6 +156,10 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
             if error.next_step:
                 err.print(f"[yellow]what to do:[/yellow] {escape(error.next_step)}", highlight=False)
         raise typer.Exit(1) from error
+    except UnicodeEncodeError as error:  # what a shell gave that is no text: bytes that are not UTF-8
+        shown = ascii(error.object)[:80]
+        err.print(f"[red]error:[/red] {escape(shown)} is not UTF-8, and cannot be sent", highlight=False)
+        raise typer.Exit(1) from error
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         raise typer.Exit(130) from None

@@ -4,6 +4,7 @@ get answers."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Final
 
 import typer
@@ -25,6 +26,12 @@ def look_s() -> float:
     return _limit_s / 2
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"keytide {version('keytide')}")
+        raise typer.Exit
+
+
 def set_patience(
     give_up: Annotated[
         float,
@@ -36,6 +43,10 @@ def set_patience(
             help="how long a command waits for an answer",
         ),
     ] = DEFAULT_S,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="print the release, and end"),
+    ] = False,
 ) -> None:
     """Options of all commands; they stand before the command."""
     global _limit_s

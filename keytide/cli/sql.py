@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,6 +21,7 @@ from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, table
 from keytide.client import Client
+from keytide.errors import CallerError
 
 DEFAULT_ROWS: Final = 1_000
 """Rows of a table, unless asked otherwise."""
@@ -60,8 +62,10 @@ def sql(
     try:
         if statement is not None:
             runner.run(statement)
-        else:
+        elif sys.stdin.isatty():
             _prompt(runner.run)
+        else:
+            _pipe(runner.run, sys.stdin.buffer.read())
     finally:
         runner.close()
 
@@ -203,6 +207,23 @@ def show_plan(plan: dict[str, Any]) -> None:
     others = plan["other_indexes"]
     if others:
         table("Other indexes", ("index", "why not"), [[name, others[name]] for name in sorted(others)])
+
+
+def _pipe(run: Callable[[str], None], script: bytes) -> None:
+    """Run the statements of a script, each ended by a semicolon at the end of a line (the last one need not
+    be), up to the first that fails.
+
+    Raises:
+        typer.Exit: with status 1, one failed, which was printed.
+    """
+    with friendly_errors():
+        try:
+            text = script.decode()
+        except UnicodeDecodeError as error:
+            raise CallerError(f"the statements are not UTF-8: {error}") from error
+    for statement in re.split(r";[ \t]*(?:\n|$)", text):
+        if statement.strip():
+            run(statement.strip())
 
 
 def _prompt(run: Callable[[str], None]) -> None:

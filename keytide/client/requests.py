@@ -22,7 +22,7 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 def path(index: str, action: str) -> str:
     """Of an index's own routes."""
-    return f"/v1/indexes/{quote(index, safe='')}/{action}"
+    return f"/v1/indexes/{quote(index, safe='', errors='surrogateescape')}/{action}"
 
 
 def members(request: Mapping[str, Any], session: str | None) -> dict[str, Any]:

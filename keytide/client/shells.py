@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from keytide.bearer import bearer
 from keytide.client.answers import MisuseError
 from keytide.client.calling import ANSWER_S, Call, Close, Failure, Flow, Outcome, Pause, Read, Reply, Step
 from keytide.client.flows import Core
@@ -37,7 +38,7 @@ class Shell:
     ) -> None:
         self.core = core
         self._answer_s = answer_s
-        self._http = httpx.Client(headers=_headers(token), transport=transport, verify=trusted(tls_authority))
+        self._http = httpx.Client(headers=bearer(token), transport=transport, verify=trusted(tls_authority))
         self._sleep = sleep
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class AsyncShell:
         self.core = core
         self._answer_s = answer_s
         self._http = httpx.AsyncClient(
-            headers=_headers(token), transport=transport, verify=trusted(tls_authority)
+            headers=bearer(token), transport=transport, verify=trusted(tls_authority)
         )
         self._sleep = sleep
 
@@ -169,10 +170,6 @@ async def _read_async(body: tuple[httpx.Response, AsyncGenerator[bytes, None]]) 
         await response.aclose()
         raise
     return b""
-
-
-def _headers(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, call: Call, answer_s: float | None) -> httpx.Request:

@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 from deploy.cluster import LocalCluster
-from deploy.up import read_state, running_pid
 from keytide.cli.admin import Admin
+from keytide.cli.folder import read_state, running_pid
 from keytide.errors import KeytideError
 from tests.chaos.driver import Driver, Plan
 from tests.chaos.faults import KINDS

@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.process import free_ports
-from deploy.up import UpOptions, detach, down, running_pid
+from deploy.up import UpOptions, detach, down
 from keytide.cli import app
+from keytide.cli.folder import running_pid
 from keytide.errors import CallerError
 
 

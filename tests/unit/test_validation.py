@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sql
-from pydantic import ValidationError
 
 from indexer.snapshots import SnapshotRing
 from indexer.store.fold_worker import FoldWorker
@@ -37,6 +36,7 @@ from indexer.validation.judging import (
 from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
 from indexer.validation.service import primary_of
 from indexer.validation.sql import SqlPrimary
+from keytide.errors import ConfigurationError
 from keytide.settings import PrimarySettings, load_settings
 from keytide.timestamp import Timestamp
 from projector.core import KeyspacePlan, SourceBatch, project
@@ -434,7 +434,7 @@ def test_a_damaged_back_index_takes_its_slice_out_of_service() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused_without_showing_them(settings: Json) -> None:
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises(ConfigurationError) as error:
         load_settings(primary={"users": {**settings, "table": settings.get("table", "pa55word")}})
     assert "pa55word" not in str(error.value)
 
