@@ -62,12 +62,17 @@ def sql(
     try:
         if statement is not None:
             runner.run(statement)
-        elif sys.stdin.isatty():
+        elif at_terminal():
             _prompt(runner.run)
         else:
             _pipe(runner.run, sys.stdin.buffer.read())
     finally:
         runner.close()
+
+
+def at_terminal() -> bool:
+    """Whether a person types, to whom mistakes are told one by one; in a pipe the first one ends it."""
+    return sys.stdin.isatty()
 
 
 def first_word(text: str) -> str:

@@ -14,6 +14,7 @@ from indexer.scan import scatter
 from indexer.scan.agree import Agreement
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Directory, Scannable
+from indexer.scan.effort import Lanes
 from indexer.scan.leases import LeaseBook
 from indexer.scan.local import LocalReader
 from indexer.scan.reading import LeaseReply, LeaseRequest, ReadReply, ReadRequest
@@ -68,6 +69,7 @@ class SlowReader(LocalReader):
         self._world = world
         self._view = node.node
         self._leases = LeaseBook(node.node, 1_000)
+        self.lanes = Lanes(1)  # (short reads take none of their threads)
 
     def _now(self) -> int:
         return self._world.clock.now

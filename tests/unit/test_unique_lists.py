@@ -15,7 +15,6 @@ from indexer.store.interface import Applied
 from indexer.store.memory import MemorySliceStore
 from indexer.view import StoreDamagedError
 from keytide.cli import app
-from keytide.cli import lists as command
 from keytide.cli.output import out
 from keytide.collation import encode_key
 from keytide.errors import RetryableError
@@ -107,7 +106,7 @@ def test_a_damaged_ledger_takes_its_slice_out_of_service(monkeypatch: pytest.Mon
 class FakeAdmin:
     """Answers with pages of three."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def __enter__(self) -> FakeAdmin:
@@ -138,7 +137,7 @@ class FakeAdmin:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(command, "Admin", FakeAdmin)
+    monkeypatch.setattr("keytide.cli.admin.Admin", FakeAdmin)
     monkeypatch.setattr(out, "_width", 200)
 
     def run(*arguments: str) -> str:
