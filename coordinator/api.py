@@ -24,6 +24,7 @@ from coordinator.job_routes import add_jobs
 from coordinator.leader import Answer, Leader
 from coordinator.list_routes import add_lists
 from coordinator.origin_body import OriginBody
+from coordinator.origin_reach import reach_of
 from coordinator.problems import add_error_handlers
 from coordinator.service import Service
 from keytide.clock import now_ms
@@ -201,7 +202,9 @@ def _add_builds(app: FastAPI, desk: Desk) -> None:
         """One read of the source builds all of them."""
         rate_limit, origin, facts = body.rate_limit or 0, None, None
         if body.origin is not None and body.indexes:
-            origin, first = body.origin.table(), body.indexes[0]
+            settings = desk.service.settings
+            allowed = settings.build.origin_paths, settings.build.origin_urls
+            origin, first = body.origin.table(reach_of(settings.data_dir, *allowed)), body.indexes[0]
             keyspace = await desk.look(lambda leader, _: leader.dictionary.index_named(first).keyspace)
             facts = await asyncio.to_thread(desk.service.sample, keyspace)
             origin = await asyncio.to_thread(desk.service.with_epochs, origin, keyspace)

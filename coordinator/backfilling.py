@@ -116,6 +116,8 @@ class Backfilling:
             earliest=message.earliest if message.earliest.places else record.earliest,
             first_read_at=record.first_read_at or message.first_read_at,
             table_documents=max(record.table_documents, message.table_documents),
+            left_out=message.left_out or record.left_out,
+            skipped=message.skipped or record.skipped,
         )
         record = with_bytes(_counted(record, message.documents), message)
         self._book.note_progress(record)

@@ -183,6 +183,8 @@ class Finishing:
         text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
         if record.verification:
             text += ", verified"
+        for index in self._book.indexes(record):
+            text += _left_out_words(index.name, record.left_out.get(index.id, {}))
         if record.error:
             text += f"; {record.error}"
         return [*self._book.finish(record), Note("info", "build-ready", record.id, text)]
@@ -196,6 +198,12 @@ class Finishing:
         text += f"{record.id} began"
         note = Note("info", "slices-rebuilt", record.id, text)
         return [DeleteTopics(topics), *self._book.finish(record), note]
+
+
+def _left_out_words(name: str, reasons: dict[str, int]) -> str:
+    """What an index has no entries of."""
+    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+    return f"; left out of {name}: {told}" if told else ""
 
 
 def words(record: BuildRecord, indexes: list[IndexRecord]) -> str:

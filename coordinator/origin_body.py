@@ -6,6 +6,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from coordinator.origin_reach import Reach, check
 from keytide.catalog import TableOrigin
 from keytide.errors import CallerError
 
@@ -41,11 +42,15 @@ class OriginBody(BaseModel):
     )
     topic_id: str = Field("", max_length=100, description="Kafka's id of the topic that it was taken of")
 
-    def table(self) -> TableOrigin:
+    def table(self, reach: Reach) -> TableOrigin:
         """The origin.
+
+        Args:
+            reach: what may be read.
 
         Raises:
             CallerError: an offset is negative, or an option or the path holds a secret.
+            OriginRefusedError: it may not be read.
         """
         negative = [partition for partition, offset in sorted(self.offsets.items()) if offset < 0]
         if negative:
@@ -63,6 +68,7 @@ class OriginBody(BaseModel):
                 status=422,
                 next_step="put it into the setting build.origin_options of the coordinator",
             )
+        check(reach, self.format, self.path, self.options)
         return TableOrigin(
             format=self.format,
             offsets=dict(sorted(self.offsets.items())),

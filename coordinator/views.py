@@ -50,6 +50,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "skipped": sum(status.skipped for status in known),
         "violations": _violations(record, known),
         "left_out": _left_out(stream, record.id),
+        "left_out_by_build": _without_entries(leader, record),
         "build": record.build,
         "lag_documents": _lag(leader, stream, record, slices),
         "snapshot": stream.published.get(record.id) if stream else None,
@@ -155,6 +156,22 @@ def _left_out(stream: Stream | None, index_id: str) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
+def _without_entries(leader: Leader, record: IndexRecord) -> dict[str, int]:
+    """Documents that the last build of an index read and has no entries of, by reason."""
+    build = next((one for one in leader.builds.book.all() if one.id == record.build), None)
+    if build is None:
+        return {}
+    return {**build.left_out.get(record.id, {}), **build.skipped.get(record.id, {})}
+
+
+def _by_name(
+    leader: Leader, record: BuildRecord, counts: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Counts of a build by the names of its indexes."""
+    names = dict(zip(record.indexes, leader.builds.book.names(record), strict=True))
+    return {names[id_]: dict(sorted(found.items())) for id_, found in counts.items() if id_ in names}
+
+
 def _published_timestamp(stream: Stream | None, index_id: str) -> Timestamp | None:
     number = stream.published.get(index_id) if stream else None
     return stream.stamps.get(number) if stream and number is not None else None
@@ -205,6 +222,8 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "backfill_timestamp": _timestamp(record.backfill_timestamp),
         "final_timestamp": _timestamp(record.final_timestamp),
         "earliest": _timestamp(record.earliest),
+        "left_out": _by_name(leader, record, record.left_out),
+        "skipped": _by_name(leader, record, record.skipped),
         "origin": shown(record.origin),
         "verify": record.verify,
         "verification": record.verification or None,

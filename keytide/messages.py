@@ -546,6 +546,10 @@ class BuildProgress(_Message, frozen=True, array_like=True):
     """Keys and values read, for `documents` documents."""
     table_documents: int = 0
     """Of `documents`: rows of the table that the build begins with."""
+    left_out: dict[str, dict[str, int]] = {}
+    """Index id -> reason -> documents that its definition leaves out, in finished micro-batches."""
+    skipped: dict[str, dict[str, int]] = {}
+    """Index id -> reason -> versions that cannot be indexed (they are in the ledger)."""
 
 
 class BuildSampled(_Message, frozen=True, array_like=True):

@@ -138,6 +138,9 @@ class BuildRecord(msgspec.Struct, frozen=True):
         verification: id of the job that verifies, or verified, it; "" for none.
         origin: the table that its initial state comes from; None: the log's beginning.
         table_documents: rows of it, as far as they are read; in `documents_done` and `documents_total`.
+        left_out, skipped: index id -> reason -> documents read that it has no entries of, because its
+            definition leaves them out (`leading-key-missing`, `where-not-true`...), or because they cannot be
+            indexed.
     """
 
     id: str
@@ -172,6 +175,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
     verification: str = ""
     origin: TableOrigin | None = None
     table_documents: int = 0
+    left_out: dict[str, dict[str, int]] = {}
+    skipped: dict[str, dict[str, int]] = {}
 
     @property
     def rebuild(self) -> bool:

@@ -282,6 +282,16 @@ class BuildSettings(Section):
         description="folders on the machines of a Spark cluster that Keytide's packages are in, where that "
         "Python does not have them installed; empty: the coordinator's",
     )
+    origin_paths: list[str] = Field(
+        default_factory=list,
+        description="files and folders that builds may begin with tables of, beside the data folder: they "
+        "are read with the coordinator's rights",
+    )
+    origin_urls: list[str] = Field(
+        default_factory=list,
+        description="addresses that builds may begin with tables of: those of databases (`jdbc:`) as they "
+        "stand, others with what is below them",
+    )
     origin_options: dict[str, str] = Field(
         default_factory=dict,
         description="options of Spark's reader that every table gets that a build begins with: the place for "

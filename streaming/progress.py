@@ -68,6 +68,7 @@ class Journal(msgspec.Struct):
     table_documents: int = 0
     piece: Piece | None = None
     size: int = 0
+    left_out: dict[str, dict[str, int]] = {}
 
     @property
     def pending(self) -> Piece | None:
@@ -181,6 +182,7 @@ class Status:
             for slot, entries in zip(slots, outcome.entries, strict=True):
                 journal.entries[slot.index_id] = journal.entries.get(slot.index_id, 0) + entries
             add_counts(journal.skipped, outcome.skipped)
+            add_counts(journal.left_out, outcome.left_out)
             if journal.piece is not None:
                 journal.piece = replace(journal.piece, done=True)
         journal.save(self._file)
@@ -229,6 +231,8 @@ class Status:
                 phase=self._phase(gate),
                 bytes=self.journal.bytes + (gate.bytes if gate is not None else 0),
                 table_documents=under_way if self.at_table else self.journal.table_documents,
+                left_out={index: dict(reasons) for index, reasons in self.journal.left_out.items()},
+                skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
             )
 
     def _phase(self, gate: Gate | None) -> str:

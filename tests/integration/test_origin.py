@@ -39,6 +39,7 @@ SETTINGS = {
     "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_COORDINATOR__REBUILD_WAIT_S": "1",
 }
+DATABASE = "database"
 NOT_JSON = 7
 """Rows of the table that no document is made of, and those without an id."""
 NO_ID = 3
@@ -46,9 +47,14 @@ NO_ID = 3
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    base = tmp_path_factory.getbasetemp()
+    allowed = {
+        "KEYTIDE_BUILD__ORIGIN_PATHS": json.dumps([str(base)]),
+        "KEYTIDE_BUILD__ORIGIN_URLS": json.dumps([f"jdbc:derby:{base / DATABASE / 'goods'}"]),
+    }
     with (
         LocalCluster(
-            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
+            tmp_path_factory.mktemp("cluster"), nodes=2, settings={**SETTINGS, **allowed}, supervise=False
         ) as cluster,
         World(cluster) as world,
     ):
@@ -216,7 +222,9 @@ def _over(world: World, job: str) -> dict[str, Any]:
     return found
 
 
-def test_columns_become_documents_and_ids_must_differ(world: World, tmp_path: Path) -> None:
+def test_columns_become_documents_and_ids_must_differ(
+    world: World, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A table of columns, through JDBC, with nothing in the log behind it; before that, tables that no build
     can begin with."""
     topic = "goods"
@@ -231,7 +239,7 @@ def test_columns_become_documents_and_ids_must_differ(world: World, tmp_path: Pa
         ({**offsets, 2: offsets[2] - 1}, "were deleted"),
     ):
         with pytest.raises(KeytideError, match=reason) as refused:
-            _start(world, names, {"format": "json", "path": "nowhere", "offsets": wrong})
+            _start(world, names, {"format": "json", "path": str(tmp_path / "nowhere"), "offsets": wrong})
         assert (refused.value.status, refused.value.problem_type) == (422, "origin-unusable")
     with pytest.raises(KeytideError, match="holds a secret"):
         _start(world, names, {"format": "jdbc", "options": {"password": "x"}, "offsets": offsets})
@@ -246,7 +254,13 @@ def test_columns_become_documents_and_ids_must_differ(world: World, tmp_path: Pa
     nowhere = {"format": "parquet", "path": str(tmp_path / "nowhere"), "offsets": offsets}
     assert "cannot be read" in _wait_failed(world, _start(world, names, nowhere))
 
-    url = _database(tmp_path, rows)
+    for elsewhere in ({"path": "/etc/passwd"}, {"options": {"url": "jdbc:derby:/tmp/other"}}):
+        with pytest.raises(KeytideError, match="may not read") as refused:
+            _start(world, names, {"format": "text", **elsewhere, "offsets": offsets})
+        assert (refused.value.status, refused.value.problem_type) == (403, "origin-not-allowed")
+    folder = tmp_path_factory.getbasetemp() / DATABASE
+    folder.mkdir()
+    url = _database(folder, rows)
     origin = {
         "format": "jdbc",
         "options": {"url": url, "dbtable": "goods", "driver": "org.apache.derby.jdbc.EmbeddedDriver"},

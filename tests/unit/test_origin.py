@@ -18,6 +18,7 @@ from coordinator import views
 from coordinator.buildbook import BuildLimits
 from coordinator.events import BuildPrepared, Instruction, PrepareBuild, SourceSampled, StartDriver
 from coordinator.origin_body import OriginBody
+from coordinator.origin_reach import OriginRefusedError, Reach, check, reach_of
 from coordinator.origins import lost_tombstones, refused
 from indexer.store.fold_worker import FoldWorker
 from indexer.store.interface import Applied, Counts, Held, SliceStore
@@ -31,7 +32,7 @@ from keytide.types import TABLE_PARTITION
 from streaming.checkpoint import Checkpoint
 from streaming.origin import as_records, find_ids, repeated_within, starting_offsets
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, segments, state
-from tests.unit.leader_world import MUTATIONS, World, facts
+from tests.unit.leader_world import MUTATIONS, World, facts, started
 from tests.unit.test_coordinator_rebuild import live
 
 ORIGIN = TableOrigin("parquet", {0: 40, 1: 20}, "/tables/people", taken_at=900_000)
@@ -217,7 +218,7 @@ def test_records_without_a_table_are_read_as_before() -> None:
 
 def test_a_request_becomes_an_origin() -> None:
     body = {"format": "jdbc", "options": {"url": "jdbc:x"}, "id_column": "pk", "offsets": {"1": 20, "0": 40}}
-    made = OriginBody.model_validate(body).table()
+    made = OriginBody.model_validate(body).table(Reach(urls=("jdbc:x",)))
     assert made == TableOrigin("jdbc", {0: 40, 1: 20}, options={"url": "jdbc:x"}, id_column="pk")
 
 
@@ -234,14 +235,64 @@ def test_a_request_becomes_an_origin() -> None:
 def test_secrets_and_negative_offsets_are_refused(wrong: dict[str, Any]) -> None:
     body = OriginBody.model_validate({"format": "parquet", "offsets": {"0": 1}, **wrong})
     with pytest.raises(CallerError) as error:
-        body.table()
+        body.table(Reach())
     assert error.value.status == 422
+
+
+def refused_by(reach: Reach, kind: str, where: str = "", **options: str) -> bool:
+    try:
+        check(reach, kind, where, options)
+    except OriginRefusedError as error:
+        return "build.origin_" in (error.next_step or "")
+    return False
+
+
+def test_only_what_is_allowed_is_read(tmp_path: Path) -> None:
+    data, exports = tmp_path / "data", tmp_path / "exports"
+    for folder in (data, exports):
+        folder.mkdir()
+    (data / "out").symlink_to("/etc")
+    nothing = reach_of(data, [], [])
+    for path in (f"{data}/t", f"file:{data}/t", f"file://{data}/t/*.parquet", str(data)):
+        assert not refused_by(nothing, "text", path)
+    for path in (
+        *(
+            "/etc/passwd",
+            "file:///etc/passwd",
+            "FILE:/etc/passwd",
+            "etc/passwd",
+            f"{data}/../x",
+            f"/{data}/x",
+        ),
+        *(f"{data}/{{../../etc}}/passwd", f"{data}/out/passwd", f"{data}x/t", "s3a://b/t", f"{exports}/t"),
+        *("hdfs:/etc/passwd", f"file://host{data}/t"),
+    ):
+        assert refused_by(nothing, "text", path), path
+    assert refused_by(nothing, "text", PATH="/etc/passwd")
+    assert refused_by(nothing, "text", f"{data}/t", path="/etc/passwd")
+    assert refused_by(nothing, "jdbc", url="jdbc:postgresql://db/shop")
+    assert refused_by(nothing, "kafka", subscribe="t")
+    assert refused_by(nothing, "csv", f"{data}/t", schemaRegistry="http://10.0.0.1/")
+    assert not refused_by(nothing, "csv", f"{data}/t", sep="/", header="true", timeFormat="HH:mm/ss")
+
+    urls = ["jdbc:postgresql://db/shop", "s3a://exports/people", "kafka:"]
+    some = reach_of(data, [str(exports)], urls)
+    assert not refused_by(some, "jdbc", url="jdbc:postgresql://db/shop", dbtable="people")
+    assert refused_by(
+        some, "jdbc", url="jdbc:postgresql://db/shop?socketFactory=x&socketFactoryArg=/etc/passwd"
+    )
+    assert refused_by(some, "jdbc", url="jdbc:postgresql://db/shop/../other")
+    assert not refused_by(some, "parquet", "s3a://exports/people/day=1")
+    assert refused_by(some, "parquet", "s3a://exports/people2")
+    assert refused_by(some, "parquet", "s3a://exports/people/../all")
+    assert not refused_by(some, "parquet", f"{exports}/people")
+    assert not refused_by(some, "kafka", subscribe="t")
 
 
 def test_an_origin_in_a_file_is_one_json_object(tmp_path: Path) -> None:
     file = tmp_path / "origin.json"
     file.write_text('{"format": "parquet", "offsets": {"0": 1}}')
-    assert OriginBody.model_validate(json_file(file)).table().offsets == {0: 1}
+    assert OriginBody.model_validate(json_file(file)).table(Reach(urls=("parquet:",))).offsets == {0: 1}
     for wrong in ("[1]", "{"):
         file.write_text(wrong)
         with pytest.raises(CallerError, match="JSON"):
@@ -360,3 +411,22 @@ def test_a_pause_keeps_the_rows_of_a_table_that_is_read() -> None:
     world.take(world.leader.pause("b8", world.now).instructions)
     build = world.build("b8")
     assert (build.documents_done, build.documents_total, build.bytes_done) == (1_000, 1_090, 5_000)
+
+
+# --- what is left out ---------------------------------------------------------------------------------------
+
+
+def test_a_build_says_what_its_indexes_have_no_entries_of() -> None:
+    world = started(World(BuildLimits(verify=False)))
+    world.activate(1, 100, 50)
+    counts = {"by_city-7": {"leading-key-missing": 7}}
+    world.driver("b8", "PASSED", 1, (100, 50), left_out=counts, skipped={"by_city-7": {"not-json": 2}})
+    world.handle(SourceSampled(facts((100, 50)), "b8", world.now))
+    world.common(100, 50)
+    shown = views.build(world.leader, world.build("b8"), world.now)
+    assert shown["left_out"] == {"by_city": {"leading-key-missing": 7}}
+    assert shown["skipped"] == {"by_city": {"not-json": 2}}
+    index = views.index(world.leader, world.index("by_city"), world.now)
+    assert index["left_out_by_build"] == {"leading-key-missing": 7, "not-json": 2}
+    (note,) = [note.text for note in world.notes if note.kind == "build-ready"]
+    assert note.endswith("left out of by_city: 7 leading-key-missing")
