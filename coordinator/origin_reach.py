@@ -22,6 +22,8 @@ from keytide.errors import CallerError
 
 _PLACES: Final = frozenset({"path", "paths", "url", "uri", "location", "file"})
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.I)
+_PLACE: Final = re.compile(r"^\s*(?:/.|jdbc:|file:|[a-z][a-z0-9+.-]*:/)|://", re.I)
+"""What looks like one, under whatever name."""
 _CLIMBS: Final = re.compile(r"(?:^|/)\.\.(?:/|$)|[{}\\]")
 """Steps up, and the glob that can hide one."""
 
@@ -80,7 +82,7 @@ def _places(path: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if path:
         yield "the path", path
     for name, value in sorted(options.items()):
-        if name.lower() in _PLACES or (_SCHEME.match(value.strip()) and "/" in value) or "://" in value:
+        if name.lower() in _PLACES or _PLACE.search(value):
             yield f"option {name}", value.strip()
 
 
