@@ -273,7 +273,7 @@ def test_only_what_is_allowed_is_read(tmp_path: Path) -> None:
     assert refused_by(nothing, "jdbc", url="jdbc:postgresql://db/shop")
     assert refused_by(nothing, "kafka", subscribe="t")
     assert refused_by(nothing, "avro", f"{data}/t", avroSchemaFile="/etc/passwd")
-    assert refused_by(nothing, "csv", f"{data}/t", schemaRegistry="http://10.0.0.1/")
+    assert refused_by(nothing, "csv", f"{data}/t", schemaRegistry="http://127.0.0.1/")
     assert not refused_by(nothing, "csv", f"{data}/t", sep="/", header="true", timeFormat="HH:mm/ss")
 
     urls = ["jdbc:postgresql://db/shop", "s3a://exports/people", "kafka:"]
