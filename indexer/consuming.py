@@ -7,9 +7,18 @@ it, move to another, or leave. Partitions are assigned by hand, outside any grou
 three times: in librdkafka, per poll (as many messages as come to about BATCH_BYTES by the size of recent
 ones), and by the slices, which pause when they are full.
 
-A queue that is not there yet, or for a moment, is assigned again a second later; one whose position is gone
-(its node was away for longer than the queue is kept) is reported to the slice. Position 0 of a mutation queue
-means the beginning of what it holds.
+A queue that is not there yet, or for a moment, is assigned again a second later. Position 0 of a mutation
+queue means the beginning of what it holds.
+
+librdkafka says "no offset" of several things: a position below what the log still has, one past its end (a
+broker whose metadata is old, a leader that has just changed), a leader epoch that it could not confirm. So
+it is not believed: the ends of the log are asked for again, and only a position that is below its beginning,
+or past its end for PAST_END_MS, is gone (its node was away for longer than the queue is kept) and reported to
+the slice. Anything else is read again from the slice's place.
+
+Nobody writes to a queue in transactions, and nothing compacts it, so a partition's records come one after the
+other. One below the place is of an assignment before, and left out; one beyond it means that some were lost
+on their way here: the partition is assigned again at its place.
 """
 
 from __future__ import annotations
@@ -37,6 +46,13 @@ FETCH_BYTES: Final = 8 * 1024 * 1024
 FETCH_WAIT_MS: Final = 50
 """How long the broker holds a fetch that finds nothing: also how long a queue that is resumed may wait."""
 REASSIGN_MS: Final = 1_000
+WATERMARKS_S: Final = 2.0
+"""For the ends of a log, asked for while all slices wait."""
+PAST_END_MS: Final = 30_000
+"""How long a place may lie past the log's end: longer than an election takes, and than metadata stay old."""
+AGAIN: Final = 20
+"""How often a partition is assigned again at one place before what comes instead is taken as it is: the slice
+sees for itself whether anything is missing."""
 
 _ABSENT: Final = frozenset(
     {
@@ -80,7 +96,9 @@ class _Place:
     topic: str
     position: int
     paused: bool = False
-    again_at: int = 0
+    again_at: int | None = None
+    past_end_since: int | None = None
+    tries: int = 0
 
     def start(self) -> int:
         """Where to read from, in Kafka's words."""
@@ -191,12 +209,29 @@ class NodeConsumer:
                 return None
             return Record(Kind.CONTROL, None, offset, message.value())
         place = self._places[key]
+        if not self._next(place, topic, partition, offset, now):
+            return None
         if error is not None:
             return Record(place.kind, key, offset, None)
         data = message.value() or b""
         self._average += (len(data) - self._average) / 32
         place.position = offset + 1
         return Record(place.kind, key, offset, data)
+
+    def _next(self, place: _Place, topic: str, partition: int, offset: int, now: int) -> bool:
+        """Whether what came is what was to come next. (The beginning of a queue may be anywhere.)"""
+        if offset < place.position or (place.again_at is not None and offset > place.position):
+            return False
+        if offset > place.position and place.start() != OFFSET_BEGINNING and place.tries < AGAIN:
+            place.tries += 1
+            place.again_at = now
+            log.warning(
+                "%s [%d]: offset %d came and not %d; reading again",
+                *(topic, partition, offset, place.position),
+            )
+            return False
+        place.tries, place.past_end_since = 0, None
+        return True
 
     def _trouble(self, topic: str, key: SliceKey | None, error: KafkaError, now: int) -> Lost | None:
         if key is None:
@@ -205,21 +240,50 @@ class NodeConsumer:
             return None
         place = self._places[key]
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            return Lost(
-                key,
-                f"{topic} [{key[1]}] does not have offset {place.position} (any more): the node was away for "
-                "longer than the queue is kept; the slice must be rebuilt",
-            )
+            return self._examine(topic, key, place, error, now)
         log.info("%s [%d]: %s", topic, key[1], error)
         if error.code() in _ABSENT:
             place.again_at = now + REASSIGN_MS
         return None
 
+    def _examine(self, topic: str, key: SliceKey, place: _Place, error: KafkaError, now: int) -> Lost | None:
+        """A place that is said not to be there: whether it is gone, by the log's ends as they are now."""
+        place.again_at = now + REASSIGN_MS
+        said = f"{error.str()} ({error.name()})"
+        try:
+            low, high = self._consumer.get_watermark_offsets(
+                TopicPartition(topic, key[1]), timeout=WATERMARKS_S, cached=False
+            )
+        except KafkaException as unknown:
+            log.info("%s [%d]: %s; its ends cannot be asked for: %s", topic, key[1], said, unknown)
+            return None
+        if place.position < low:
+            why = "the node was away for longer than the queue is kept"
+        elif place.position > high:
+            place.past_end_since = now if place.past_end_since is None else place.past_end_since
+            if now - place.past_end_since < PAST_END_MS:
+                log.warning("%s [%d]: %d is past the end %d: %s", topic, key[1], place.position, high, said)
+                return None
+            why = "the queue has lost what the slice has read"
+        else:
+            place.past_end_since = None
+            log.warning(
+                "%s [%d]: %d is there (%d to %d), reading again: %s",
+                *(topic, key[1], place.position, low, high, said),
+            )
+            return None
+        place.again_at = None
+        return Lost(
+            key,
+            f"{topic} [{key[1]}] does not have offset {place.position}, but {low} to {high}: {why}; the "
+            f"slice must be rebuilt (Kafka's client: {said})",
+        )
+
     def _assign_again(self, now: int) -> None:
         """Queues that were not there: begin anew where the slice is."""
         for key, place in self._places.items():
-            if place.again_at and now >= place.again_at:
-                place.again_at = 0
+            if place.again_at is not None and now >= place.again_at:
+                place.again_at = None
                 partition = TopicPartition(place.topic, key[1], place.start())
                 self._consumer.incremental_unassign([partition])
                 self._consumer.incremental_assign([partition])

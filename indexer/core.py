@@ -100,6 +100,8 @@ class SliceCore:
         self.incarnation = applied.incarnation if applied.building else self.history.incarnation
         self._term = term
         self._version = version
+        self._read_again_at: int | None = None
+        """The queue position from which it was read again for what is missing there."""
         self._mode: Building | Following | None = None
         """None: it steps back, or has not been told to begin."""
         if applied.building:
@@ -226,6 +228,9 @@ class SliceCore:
             case MutationData():
                 mode.data(event)
             case Turn(now=now):
+                if self._read_again(mode, now):
+                    self._mode = self._follow(mode.number)
+                    return [ReadMutations(self.applied.queue_position)]
                 mode.watch(now)
                 return mode.decide()
             case Stamped(number=number, message=message):
@@ -286,6 +291,15 @@ class SliceCore:
         self.incarnation = self.history.incarnation
         self._mode = self._follow(UNNUMBERED)
         return [DropChunks(mode.chunks()), ReadMutations(applied.queue_position)]
+
+    def _read_again(self, mode: Following, now: int) -> bool:
+        """Whether the queue is to be read once more from the slice's position, before a gap stops the slice:
+        what is missing may be there, and have been lost between the broker and here."""
+        position = self.applied.queue_position
+        if mode.deaf or mode.committing or not mode.gaps.late(now) or self._read_again_at == position:
+            return False
+        self._read_again_at = position
+        return True
 
     def _follow(self, number: int) -> Following:
         return Following(

@@ -27,6 +27,7 @@ from msgspec import structs
 from indexer.correcting import Correcting
 from indexer.events import Apply, Correct, Instruction, MutationData, Pause, Resume
 from indexer.failure import CannotGoOnError, GoneError, unreadable
+from indexer.gaps import Gaps
 from indexer.queue import Hearing, HeldQueue, Piece
 from indexer.stamps import PendingStamps
 from indexer.store.interface import UNNUMBERED, Applied
@@ -67,14 +68,6 @@ class Limits:
     part_ms: int = PART_LIMIT_MS
 
 
-@dataclass(slots=True)
-class _Gap:
-    """A segment was dropped: hearing must reach `needed`. `since`: the queue's end was met without it."""
-
-    needed: int
-    since: int | None = None
-
-
 class Following:
     """The mutation queue of one slice.
 
@@ -87,6 +80,7 @@ class Following:
         applied: the state after the last commit.
         number: newest snapshot committed, -1 when none.
         deaf: the later incarnation that was met in the queue, 0 when none was.
+        gaps: what is missing in the queue.
         gap_drops: segments dropped because they lay beyond the position (R10).
         outdated: messages of an earlier catalog version than the index's.
         stale: segments that lie on a lost branch entirely.
@@ -125,7 +119,7 @@ class Following:
         self._limits_of: dict[int, Timestamp | None] = {}
         self._deaf_since: int | None = None
         self._beginning: int | None = None
-        self._gaps: dict[int, _Gap] = {}
+        self.gaps = Gaps(limits.gap_ms)
         self._incomplete: tuple[int, int] | None = None
         self._doubted: dict[int, Place] = {}
         """By partition, how far what made room was applied that no timestamp vouches for."""
@@ -194,8 +188,7 @@ class Following:
 
     def caught_up(self, now: int) -> None:
         """The end of the queue was met."""
-        for gap in self._gaps.values():
-            gap.since = now if gap.since is None else gap.since
+        self.gaps.end_met(now)
         self._give_up_parts(now)
 
     def watch(self, now: int) -> None:
@@ -215,14 +208,18 @@ class Following:
                     f"the mutation queue is at incarnation {self.deaf}, and the system dictionary at {known}"
                 )
             return  # what is missing may lie further on
-        open_gaps = sorted(self._gaps.items())
-        late = [p for p, gap in open_gaps if gap.since is not None and now - gap.since > limit]
+        late = self.gaps.late(now)
         if not late:
             return
-        wanted = ", ".join(f"partition {p} from {self.queue.heard(p)}" for p in late)
+        wanted = ", ".join(self.gaps.described(partition, self.queue.place) for partition in late)
         if any(self._deleted(partition) for partition in late):
             raise GoneError(f"deleted from the mutation queue before the slice has read it: {wanted}")
         raise CannotGoOnError(f"missing in the mutation queue: {wanted}; is a projector running?")
+
+    @property
+    def committing(self) -> bool:
+        """Whether a commit is under way."""
+        return self._commit is not None
 
     def committed(self, applied: Applied, corrected: int = 0) -> None:
         """The commit under way can be read; of corrections, it changed so many documents."""
@@ -325,17 +322,13 @@ class Following:
                 f"epoch {doubted.epoch}) that it applied to make room: {segment.start} is of {segment.epoch}"
             )
         outcome = self.queue.hear(segment, first, limit)
-        gap = self._gaps.get(segment.partition)
         if outcome is Hearing.VOID:
             self.stale += 1
         elif outcome is Hearing.BEYOND:
             self.gap_drops += 1
-            if gap is None:
-                self._gaps[segment.partition] = _Gap(segment.start)
-        elif gap is not None and outcome in (Hearing.EXTENDED, Hearing.TRIMMED):
-            gap.since = None
-            if self.queue.heard(segment.partition) >= gap.needed:
-                del self._gaps[segment.partition]
+            self.gaps.dropped(segment)
+        elif outcome in (Hearing.EXTENDED, Hearing.TRIMMED):
+            self.gaps.extended(segment.partition, self.queue.heard(segment.partition))
 
     def _limit(self, incarnation: int) -> Timestamp | None:
         """Up to where messages of an incarnation count; the present one's have no limit."""

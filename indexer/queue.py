@@ -130,6 +130,11 @@ class HeldQueue:
         lane = self._lanes.get(partition)
         return lane.heard.offset if lane else 0
 
+    def place(self, partition: int) -> Place:
+        """Where hearing ends in a source partition."""
+        lane = self._lanes.get(partition)
+        return lane.heard if lane else Place(0)
+
     def heard_timestamp(self, topic_id: str) -> Timestamp:
         return Timestamp({p: lane.heard for p, lane in sorted(self._lanes.items())}, topic_id)
 

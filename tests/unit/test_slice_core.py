@@ -282,11 +282,28 @@ def test_a_gap_stops_the_slice_only_when_the_queue_has_no_more_for_the_limit() -
     assert decide(core, 10_000) == []  # there may be more to read
     core.handle(CaughtUp(10_000))
     assert decide(core, 11_000) == []
-    out = decide(core, 11_001)
+    assert decide(core, 11_001) == [ReadMutations(0)]  # what is missing may have been lost on its way here
+    hear(core, 0, seg(3, 5))
+    assert decide(core, 19_000) == []  # it has not been read to its end yet
+    core.handle(CaughtUp(20_000))
+    assert decide(core, 21_000) == []
+    out = decide(core, 21_001)
     assert isinstance(out[0], Stop)
-    assert "partition 0 from 0" in out[0].reason
+    assert "partition 0 from 0 (leader epoch -1), while 3 (leader epoch 0) is there" in out[0].reason
     assert state(core) == "STOPPED"
     assert hear(core, 1, seg(0, 3)) == []
+
+
+def test_a_gap_that_was_lost_on_its_way_is_filled_by_reading_again() -> None:
+    core = live()
+    hear(core, 1, seg(3, 5))
+    core.handle(CaughtUp(0))
+    assert decide(core, 1_001) == [ReadMutations(0)]
+    hear(core, 0, seg(0, 3))
+    hear(core, 1, seg(3, 5))
+    stamp(core, 1, 5)
+    assert commits(decide(core, 1_100)) == [(1, {0: 5}, [(0, 3), (3, 5)])]
+    assert decide(core, 90_000) == []
 
 
 def test_a_gap_that_is_being_filled_has_time() -> None:
@@ -334,8 +351,11 @@ def test_what_was_deleted_from_the_beginning_of_the_queue_makes_the_slice_lost()
     core = live()
     hear(core, 700, seg(9, 12))
     core.handle(CaughtUp(0))
-    assert decide(core, 1_000) == []
-    (lose,) = decide(core, 1_001)
+    assert decide(core, 1_001) == [ReadMutations(0)]
+    hear(core, 700, seg(9, 12))
+    core.handle(CaughtUp(2_000))
+    assert decide(core, 3_000) == []
+    (lose,) = decide(core, 3_001)
     assert isinstance(lose, Lose)
     assert "partition 0 from 0" in lose.reason
 
@@ -1037,7 +1057,10 @@ def test_a_slice_that_is_stopped_by_a_gap_rolls_back() -> None:
     core = live()
     hear(core, 0, seg(3, 5))
     core.handle(CaughtUp(0))
-    assert isinstance(decide(core, 2_000)[0], Stop)
+    assert decide(core, 2_000) == [ReadMutations(0)]
+    hear(core, 0, seg(3, 5))
+    core.handle(CaughtUp(2_000))
+    assert isinstance(decide(core, 4_000)[0], Stop)
     assert core.handle(RolledBack(history((3,)))) == [StepBack(history((3,)))]
     core.handle(SteppedBack(Applied(timestamp=at(0))))
     assert (state(core), core.reason) == ("CATCHUP", "")

@@ -1,0 +1,204 @@
+"""The node's consumer against a librdkafka with all its bad manners: what a slice is given is contiguous, and
+only what is gone is told to be."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+
+from indexer import consuming
+from indexer.consuming import PAST_END_MS, REASSIGN_MS, Kind, Lost, NodeConsumer, Record
+from keytide.settings import load_settings
+
+KEY = ("i-1", 0)
+QUEUE = ("keytide.mutations.i-1", 0)
+RESET = KafkaError._AUTO_OFFSET_RESET
+
+
+class Message:
+    def __init__(self, place: tuple[str, int], offset: int, error: int | None = None) -> None:
+        self._place, self._offset, self._error = place, offset, error
+
+    def topic(self) -> str:
+        return self._place[0]
+
+    def partition(self) -> int:
+        return self._place[1]
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return None if self._error is None else KafkaError(self._error)
+
+    def value(self) -> bytes:
+        return b"%d" % self._offset
+
+
+class Kafka:
+    """One partition, its broker and its client.
+
+    Attributes:
+        low, high: the log's ends.
+        drops: how likely it is that prefetched messages are lost, or given although they are of an assignment
+            before.
+        away: the broker does not answer questions.
+    """
+
+    def __init__(self, seed: int = 0, drops: float = 0.0) -> None:
+        self.low, self.high, self.at = 0, 0, -1
+        self.drops, self.chance = drops, random.Random(seed)
+        self.stale: list[Message] = []
+        self.errors: list[Message] = []
+        self.assigned: list[int] = []
+        self.away = False
+        self.told = -1
+        self.hole = range(0)
+
+    def assign(self, _: list[TopicPartition]) -> None: ...
+    def pause(self, _: list[TopicPartition]) -> None: ...
+    def resume(self, _: list[TopicPartition]) -> None: ...
+    def close(self) -> None: ...
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        start = places[0].offset
+        self.at = self.low if start == OFFSET_BEGINNING else start
+        self.assigned.append(start)
+        self.told = -1
+
+    def incremental_unassign(self, _: list[TopicPartition]) -> None:
+        if self.chance.random() < self.drops:
+            self.stale += [Message(QUEUE, one) for one in range(max(self.low, self.at - 3), self.at)]
+        self.at = -1
+
+    def get_watermark_offsets(
+        self, _: TopicPartition, timeout: float, cached: bool = True
+    ) -> tuple[int, int]:
+        if self.away:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        assert not cached
+        return self.low, self.high
+
+    def consume(self, limit: int, _: float = 0.0) -> list[Any]:
+        given, self.stale = [*self.errors, *self.stale], []
+        self.errors = []
+        while self.at >= 0 and len(given) < limit and self.at < self.high:
+            if self.drops and self.chance.random() < self.drops:
+                self.at = min(self.high, self.at + self.chance.randrange(1, 4))  # lost on their way
+                continue
+            if self.at in self.hole:
+                self.at = self.hole.stop
+            given.append(Message(QUEUE, self.at))
+            self.at += 1
+        if self.at == self.high != self.told and len(given) < limit:
+            self.told = self.high
+            given.append(Message(QUEUE, self.at, KafkaError._PARTITION_EOF))
+        return given
+
+    def fails(self, code: int = RESET) -> None:
+        self.errors.append(Message(QUEUE, -1001, code))
+        self.at = -1  # librdkafka stops reading the partition
+
+
+@pytest.fixture
+def kafka() -> Kafka:
+    return Kafka()
+
+
+def reader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, position: int = 0) -> NodeConsumer:
+    monkeypatch.setattr(consuming, "consumer", lambda *_, **__: kafka)
+    made = NodeConsumer(load_settings())
+    made.read_mutations(KEY, position)
+    return made
+
+
+def offsets(found: list[Record | Lost]) -> list[int]:
+    return [one.position for one in found if isinstance(one, Record) and one.data is not None]
+
+
+def test_what_is_lost_on_its_way_is_read_again(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka.high = 5
+    node = reader(kafka, monkeypatch, 2)
+    kafka.at = 4  # 2 and 3 are lost
+    assert node.poll(0, 0) == []
+    assert offsets(node.poll(0, 1)) == [2, 3, 4]
+    assert kafka.assigned == [2, 2]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_slices_are_given_everything_once_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(seed, drops=0.1)
+    kafka.low = kafka.high = random.Random(seed).randrange(1, 5)
+    node = reader(kafka, monkeypatch, kafka.low)
+    begin, given = kafka.low, []
+    for now in range(0, 60_000, 500):
+        if now < 30_000:
+            kafka.high += kafka.chance.randrange(4)
+            if kafka.chance.random() < 0.1:
+                kafka.fails(kafka.chance.choice((RESET, KafkaError.OFFSET_OUT_OF_RANGE)))
+        else:
+            kafka.drops = 0.0
+        found = node.poll(0, now)
+        assert not any(isinstance(one, Lost) for one in found)
+        given += offsets(found)
+    assert given == list(range(begin, kafka.high))
+
+
+def test_a_place_that_is_there_is_not_lost(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka.high = 70
+    node = reader(kafka, monkeypatch, 68)
+    kafka.fails()
+    assert node.poll(0, 0) == []
+    assert offsets(node.poll(0, REASSIGN_MS)) == [68, 69]
+
+
+def test_a_place_at_the_end_is_not_lost(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka.high = 68
+    node = reader(kafka, monkeypatch, 68)
+    kafka.fails()
+    node.poll(0, 0)
+    (end,) = node.poll(0, REASSIGN_MS)
+    assert end == Record(Kind.MUTATIONS, KEY, 68, None)
+
+
+def test_a_place_that_was_deleted_is_lost_and_says_why(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka.low, kafka.high = 69, 90
+    node = reader(kafka, monkeypatch, 68)
+    kafka.fails()
+    (lost,) = [one for one in node.poll(0, 0) if isinstance(one, Lost)]
+    assert "does not have offset 68, but 69 to 90" in lost.reason
+    assert "_AUTO_OFFSET_RESET" in lost.reason
+
+
+def test_a_place_past_the_end_has_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker whose metadata is old says so, for a while."""
+    kafka.high = 60
+    node = reader(kafka, monkeypatch, 68)
+    for now in range(0, PAST_END_MS, REASSIGN_MS):
+        kafka.fails()
+        assert not any(isinstance(one, Lost) for one in node.poll(0, now))
+    kafka.fails()
+    (lost,) = [one for one in node.poll(0, PAST_END_MS) if isinstance(one, Lost)]
+    assert "the queue has lost what the slice has read" in lost.reason
+
+
+def test_nothing_is_lost_while_kafka_does_not_answer(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka.low, kafka.high, kafka.away = 69, 90, True
+    node = reader(kafka, monkeypatch, 68)
+    for now in range(0, 300_000, REASSIGN_MS):
+        kafka.fails()
+        assert not any(isinstance(one, Lost) for one in node.poll(0, now))
+
+
+def test_what_never_comes_is_left_to_the_slice_to_see(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue whose offsets have a hole is not read again for ever."""
+    kafka.high = 10
+    node = reader(kafka, monkeypatch, 2)
+    kafka.at, kafka.hole = 5, range(2, 5)
+    for now in range(30):
+        if given := offsets(node.poll(0, now)):
+            break
+    assert given == [5, 6, 7, 8, 9]
