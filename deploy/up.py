@@ -86,8 +86,8 @@ def remembered(options: UpOptions) -> UpOptions:
         nodes=options.nodes or nodes or 2,
         projectors=options.projectors or projectors or 1,
         cluster=options.cluster or name,
-        port=options.port or (0 if ports else 8091),
-        node_port=options.node_port or (0 if ports else 8093),
+        port=options.port if options.port is not None else (0 if ports else 8091),
+        node_port=options.node_port if options.node_port is not None else (0 if ports else 8093),
     )
 
 

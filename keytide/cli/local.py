@@ -31,13 +31,16 @@ def up(
     port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65_535, help="coordinator: admin API and web page", show_default="as before, else 8091"
+            min=0,
+            max=65_535,
+            help="coordinator: admin API and web page (0: a free one)",
+            show_default="as before, else 8091",
         ),
     ] = None,
     node_port: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=0,
             max=65_535,
             help="first node's scan endpoint; the others follow",
             show_default="as before, else 8093",

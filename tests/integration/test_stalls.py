@@ -70,11 +70,6 @@ def test_node_and_broker_stand_still(scene: Scene, processes: Processes) -> None
         scene.look(f"after {name} stood still")
 
 
-VERDICT_S = 3.0
-"""Within this a fault is in the verdict; the test adds what a busy machine and its own looks take."""
-SLACK_S = 2.0
-
-
 @pytest.mark.parametrize(
     ("name", "kind"), [("node-1", "node"), ("projector-1", "projector"), ("kafka", "kafka")]
 )
@@ -89,9 +84,8 @@ def test_the_verdict_of_health_tells_of_a_process_that_stands_still(
 
     wait_for(lambda: not told(), "all is well", 60)
     with stopped(family(processes.services()[name])):
-        began = time.monotonic()
+        # (That it takes three seconds is shown where time is counted: tests/unit/test_health.py.)
         wait_for(lambda: kind in told(), f"{name} is in the verdict", 30)
-        assert time.monotonic() - began < VERDICT_S + SLACK_S
         verdict = admin.health()
         assert verdict.status == "failing"
         assert all(one.next_step for one in verdict.reasons)

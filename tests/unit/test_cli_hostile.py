@@ -98,7 +98,7 @@ def test_addresses_that_are_none(nowhere: str, url: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--port", "0"],
+        ["--port", "-1"],
         ["--port", "65536"],
         ["--node-port", "-1"],
         ["--nodes", "0"],

@@ -301,7 +301,7 @@ def test_an_entry_that_cannot_be_read_has_its_slice_examined() -> None:
     snapshot.entries[3] = (key, b"\xc1 no value")
 
     async def test(services: ByNode) -> None:
-        error = await raises(IndexNotReadyError, ask_count(services["n0"], distinct=True, timeout_ms=100))
+        error = await raises(IndexNotReadyError, ask_count(services["n0"], distinct=True, timeout_ms=2_000))
         assert "cannot be read" in error.message
         assert error.status == 503
         assert list(view.doubted) == [("by_city-1", 2)]

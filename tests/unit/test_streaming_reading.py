@@ -120,7 +120,7 @@ def test_a_record_past_the_end_or_the_end_of_the_log_ends_it(monkeypatch: pytest
     [
         (KafkaError._AUTO_OFFSET_RESET, reading.OffsetsLostError, "offsets-lost", True),
         (KafkaError.OFFSET_OUT_OF_RANGE, reading.OffsetsLostError, "offsets-lost", True),
-        (KafkaError._LOG_TRUNCATION, reading.SourceStalledError, "driver-failed", False),
+        (KafkaError._LOG_TRUNCATION, reading.SourceStalledError, "kafka-away", False),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, reading.AccessRefusedError, "access-refused", True),
     ],
 )
