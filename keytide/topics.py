@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-LONGEST_CLUSTER_NAME: Final = 64
-"""A topic's name has 249 characters at most, and an index's up to 128 of them."""
+LONGEST_CLUSTER_NAME: Final = 120
+"""A topic's name has 249 characters at most: half of them are left for the names of indexes."""
 
 
 def cluster_name(name: str) -> str:
