@@ -11,6 +11,8 @@ drop what does not continue their position, so they do no harm (R10).
 
 R18: a queue that takes nothing for a limit of time, while other queues do, must not hold back the whole
 keyspace: `stuck` names its index, `drop` forgets what is outstanding for it and tells it as acknowledged.
+That time runs only while Kafka takes something: when it comes back after a minute one queue is the first
+to take, and the others are not to blame; nor for the time in which this process stood still.
 """
 
 from __future__ import annotations
@@ -41,14 +43,13 @@ class _Queue:
 
     Attributes:
         outstanding: messages.
-        since: when it last took a message, or began to wait for its first; None while nothing waits.
-        took: when it last took a message.
+        since: when it last took a message, or began to wait for its first, in seconds for which Kafka was
+            seen alive; None while nothing waits.
         tried: when it was last sent one.
     """
 
     outstanding: int = 0
     since: float | None = None
-    took: float = 0.0
     tried: float = 0.0
 
 
@@ -76,6 +77,10 @@ class Sender:
         self._pending: dict[str, Counter[int]] = {}
         self._generation = 0
         self._fatal = False
+        self._heard = clock()
+        """When Kafka last took anything."""
+        self._alive = 0.0
+        """Seconds in which Kafka took something every now and then."""
         self.bytes_in_flight = 0
         self.messages_in_flight = 0
         self._open()
@@ -101,7 +106,7 @@ class Sender:
         queue.outstanding += 1
         queue.tried = self._clock()
         if queue.since is None:
-            queue.since = queue.tried
+            queue.since = self._alive
         self._pending.setdefault(index, Counter())[poll] += 1
         self.bytes_in_flight += len(value)
         self.messages_in_flight += 1
@@ -130,8 +135,8 @@ class Sender:
         if queue is not None:
             queue.outstanding -= 1
             if error is None:
-                queue.took = self._clock()
-                queue.since = queue.took if queue.outstanding else None
+                self._hear(self._clock())
+                queue.since = self._alive if queue.outstanding else None
         if error is not None and error.fatal():
             self._fatal = True
         pending = self._pending.get(index)
@@ -177,16 +182,26 @@ class Sender:
             alive_at: when Kafka last took a message of this process that is none of a queue.
         """
         now, limit = self._clock(), self._settings.projector.queue_unavailable_s
-        alive_at = max([alive_at, *(queue.took for queue in self._queues.values())])
+        self._hear(alive_at)
         found: dict[str, float] = {}
         for (index, _), queue in self._queues.items():
             if not queue.outstanding and now - queue.tried > limit / 2:
                 queue.since = (
                     None  # it refused the last message and is sent no more: the partitions went away
                 )
-            if queue.since is not None and now - queue.since > limit and alive_at > queue.since + limit / 2:
-                found[index] = max(found.get(index, 0.0), now - queue.since)
+            if queue.since is not None and self._alive - queue.since > limit:
+                found[index] = max(found.get(index, 0.0), self._alive - queue.since)
         return found
+
+    def _hear(self, at: float) -> None:
+        """Kafka took something: the time since it last did counts, unless that was so long that it, or this
+        process, was away."""
+        gap = at - self._heard
+        if gap <= 0:
+            return
+        self._heard = at
+        if gap <= self._settings.projector.queue_unavailable_s / 4:
+            self._alive += gap
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything is acknowledged; whether it is."""

@@ -373,9 +373,36 @@ class TestSender:
         sender.send(1, "a-1", 0, b"x")
         now[0] += limit + 1
         assert sender.stuck(alive_at=100.0) == {}, "all of Kafka is away"
+        now[0] = 100.0
+        for _ in range(limit):
+            now[0] += 1
+            assert sender.stuck(alive_at=now[0]) == {}, "not yet"
+        now[0] += 1
         assert sender.stuck(alive_at=now[0]) == {"a-1": limit + 1}
-        now[0] = 100.0 + limit - 1
-        assert sender.stuck(alive_at=now[0]) == {}, "not yet"
+
+    def test_the_time_in_which_kafka_was_away_is_not_counted(self) -> None:
+        """Kafka comes back, the first queue takes at once, the others a moment later."""
+        sender, _, now = self.sender()
+        limit = load_settings().projector.queue_unavailable_s
+        sender.send(1, "a-1", 0, b"x")
+        sender.send(1, "b-2", 0, b"x")
+        now[0] += limit + 12
+        sender._delivered(0, 1, "b-2", 0, 1, None, None)
+        assert sender.stuck(alive_at=now[0]) == {}
+        back = now[0]
+        while now[0] < back + limit:
+            now[0] += 1
+            assert sender.stuck(alive_at=now[0]) == {}
+        now[0] += 1
+        assert sender.stuck(alive_at=now[0]) == {"a-1": limit + 1}, "from here on it is the queue's fault"
+
+    def test_the_time_in_which_this_process_stood_still_is_not_counted(self) -> None:
+        sender, _, now = self.sender()
+        limit = load_settings().projector.queue_unavailable_s
+        sender.send(1, "a-1", 0, b"x")
+        sender.stuck(alive_at=now[0])
+        now[0] += 3 * limit
+        assert sender.stuck(alive_at=now[0]) == {}
 
     def test_a_queue_that_is_sent_nothing_more_is_not_to_blame(self) -> None:
         sender, _, now = self.sender()
