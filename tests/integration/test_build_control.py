@@ -37,6 +37,8 @@ DOCUMENTS = 40_000
 EFFECT_S = 60.0
 """What is asked for takes effect within 5 s on a machine of its own (acceptance 13); here another file's
 processes run beside it."""
+SHORT_S = 15.0
+"""An absence of Kafka that a driver sits out."""
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +249,23 @@ def test_a_build_without_its_checkpoint_begins_again(world: World) -> None:
     assert world.check_at_end("moved", "things", _by_n) > 0
 
 
+def _a_short_absence_ends_no_driver(world: World, build: str) -> None:
+    drivers = {one.pid for one in world.spark()}
+    world.cluster.broker.kill()
+    back = time.monotonic() + SHORT_S
+    try:
+        wait_for(lambda: time.monotonic() > back, "Kafka is away for a while")
+    finally:
+        world.cluster.broker.start()
+    done = world.build_state(build)["documents_done"]
+    wait_for(lambda: world.build_state(build)["documents_done"] > done, "the build goes on")
+    assert drivers <= {one.pid for one in world.spark()}, "with the same driver"
+
+
 def test_15_a_build_pauses_while_kafka_is_away(world: World) -> None:
-    build = _begin(world, "kafkaless", rate=2_000)
+    build = _begin(world, "kafkaless", rate=500)
+    _a_short_absence_ends_no_driver(world, build)
+    world.throttle(build, 2_000)
     world.cluster.broker.kill()
 
     def paused() -> bool:
