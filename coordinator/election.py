@@ -54,6 +54,19 @@ class FencedError(CallerError):
         )
 
 
+class TermLostError(FencedError):
+    """Kafka has lost this coordinator's transaction, as brokers that are killed in the middle of one do. It
+    cannot be known whether it still leads, so it must not write any more."""
+
+    def __init__(self, cluster: str, detail: str) -> None:
+        CallerError.__init__(
+            self,
+            f"Kafka has given up a transaction of the coordinator of cluster {cluster!r} ({detail}), which "
+            "cannot know whether it still leads; it stops",
+            next_step="start it again: it claims the next term, or stands by",
+        )
+
+
 class MetadataWriter:
     """Writes records in transactions. One thread at a time.
 
@@ -113,7 +126,8 @@ class MetadataWriter:
             error = failure.args[0]
             if error.code() in _FENCED or error.fatal():
                 self._fenced = True
-                raise FencedError(self._settings.cluster, str(error.str())) from failure
+                lost = FencedError if error.code() in _FENCED else TermLostError
+                raise lost(self._settings.cluster, str(error.str())) from failure
             log.warning("metadata is not written yet: %s", error)
             with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
                 self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)

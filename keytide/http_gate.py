@@ -21,6 +21,7 @@ It is on the way of every scan: it costs some microseconds.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -115,7 +116,24 @@ class Gate:
                 "%s went away in the middle of its %s %s", client[0], scope["method"], scope["path"][:200]
             )
             return
-        await self._app(scope, receive if body is None else _Whole(body, receive), send)
+        await self._pass(scope, receive if body is None else _Whole(body, receive), send)
+
+    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Let a request in. One that is cancelled meanwhile is so because the server stops and will not wait
+        any longer: whoever asked is told that, and nothing is wrong with the request."""
+        begun = False
+
+        async def send_on(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            log.info("%s %s was not answered: this process stops", scope["method"], scope["path"][:200])
+            if not begun:
+                await _refuse(_stopping(), send)
 
     async def _admit(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
         """The body of a request that may pass; None when there is none.
@@ -260,6 +278,14 @@ class _Whole:
     async def __call__(self) -> Message:
         message, self._message = self._message, None
         return await self._receive() if message is None else message
+
+
+def _stopping() -> RetryableError:
+    return RetryableError(
+        "this process stops, and has not answered in time; a change may still take effect",
+        problem_type="stopping",
+        next_step="try again in a moment; look first whether a change took effect",
+    )
 
 
 async def _refuse(error: KeytideError, send: Send) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import resource
 import select
 import socket
@@ -260,3 +261,23 @@ def test_a_process_may_have_as_many_handles_as_its_connections_take() -> None:
         )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_server_that_stops_says_so_to_whom_it_still_owes_an_answer() -> None:
+    """It does not answer 500, which is a bug and not to be tried again."""
+
+    async def waits_for_ever(scope: Any, _receive: Any, _send: Any) -> None:
+        assert scope["type"] == "http"
+        began.set()
+        await asyncio.Event().wait()
+
+    began = threading.Event()
+    gate = Gate(waits_for_ever, load_settings(), lambda *_: None)
+    with serving(gate) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        connection.request("GET", "/v1/x")
+        assert began.wait(LIMIT_S)
+    answer = connection.getresponse()
+    problem = json.loads(answer.read())
+    assert (answer.status, problem["type"]) == (503, "stopping")
+    assert "try again" in problem["next_step"]
