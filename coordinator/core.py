@@ -33,6 +33,7 @@ from collections.abc import Iterable
 
 from coordinator import confirming
 from coordinator.events import (
+    BoundWritten,
     Broadcast,
     CommonSnapshot,
     Event,
@@ -145,6 +146,8 @@ class StabilityCore:
                 if stream is not None and facts.topic_id == stream.progress.keyspace.topic_id:
                     stream.settling.sampled(facts)
                 return []
+            case BoundWritten(now=now):
+                out = []  # (what waited for it may be issued)
             case Tick(now):
                 out = self._tick(now)
             case _:
@@ -178,7 +181,7 @@ class StabilityCore:
             return []
         since = now - stream.issued_at
         interval = self.limits.interval_ms if stream.ready else self.limits.heartbeat_ms
-        wanted = stream.content is None or (
+        wanted = (stream.content is None and stream.open) or (
             stream.newsworthy
             and since >= interval
             and (self._pacing.paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
@@ -211,6 +214,7 @@ class StabilityCore:
         stream.confirmed = None
         invariant(content.covers(before), "Monotonic", lambda: f"timestamp {content} after {before}")
         stream.content = content
+        stream.floor = None
         stream.content_number = None
         stream.content_since = now
 
@@ -256,6 +260,7 @@ class StabilityCore:
             if stream is None or not stream.history.number_holds(number, message.incarnation):
                 continue
             if stream.progress.recover(message):
+                stream.recovered = True
                 stream.content = (stream.content or Timestamp()).merge_max(message.timestamp)
                 stream.content_number = stream.number = number
                 stream.stamps[number] = message.timestamp

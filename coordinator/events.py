@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from coordinator.facts import SourceFacts as SourceFacts
 from coordinator.instructions import Broadcast as Broadcast
+from coordinator.instructions import ConfirmBound as ConfirmBound
 from coordinator.instructions import ConfirmRollback as ConfirmRollback
 from coordinator.instructions import ConfirmTopic as ConfirmTopic
 from coordinator.instructions import DeleteTopics as DeleteTopics
@@ -226,6 +227,15 @@ class RollbackWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundWritten:
+    """A bound of a keyspace is in the dictionary: timestamps may go so far."""
+
+    keyspace: str
+    bound: dict[int, int]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueuesTrimmed:
     """Queues were trimmed, as far as Kafka did it.
 
@@ -271,6 +281,7 @@ Event = (
     | CommonSnapshot
     | HistoryExamined
     | RollbackWritten
+    | BoundWritten
     | QueuesTrimmed
     | KafkaAnswered
     | Tick

@@ -102,6 +102,15 @@ def _keyspace(leader: Leader, name: str, stream: Stream, now: int) -> Iterator[R
             f"its history is being examined, snapshots wait: {doubt}",
             "wait; if it stays so: is the topic there, and does every partition have a leader?",
         )
+    if stream.floor is not None:
+        yield Reason(
+            "keyspace",
+            subject,
+            "degraded",
+            "everything was stopped for so long that its last snapshot is not known; the next one comes when "
+            "projectors have read to where that may have been",
+            "wait while projectors read; else look at their logs",
+        )
     fresh_at, limit = stream.progress.fresh_at(), leader.core.limits.stale_limit_ms
     stale = now - fresh_at if fresh_at else 0
     if stale > limit:

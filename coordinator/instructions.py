@@ -146,6 +146,14 @@ class ConfirmRollback:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmBound:
+    """The writes before this one are done: `BoundWritten`."""
+
+    keyspace: str
+    bound: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class QueueLimit:
     """What of one queue partition is needed no more.
 
@@ -196,6 +204,7 @@ Instruction = (
     | RemoveJobFolder
     | ExamineHistory
     | ConfirmRollback
+    | ConfirmBound
     | TrimQueues
     | Note
 )

@@ -27,7 +27,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator.election import MetadataWriter
 from coordinator.events import (
+    BoundWritten,
     BuildPrepared,
+    ConfirmBound,
     ConfirmRollback,
     DeleteTopics,
     Event,
@@ -188,6 +190,8 @@ class Lane:
                     self._post(TopicsDeleted(index, now_ms()))
             case ConfirmRollback(keyspace, incarnation):
                 self._post(RollbackWritten(keyspace, incarnation, now_ms()))
+            case ConfirmBound(keyspace, bound):
+                self._post(BoundWritten(keyspace, bound, now_ms()))
             case StopDriver(build):  # once more: its start may have been waiting here
                 self._supervisor.stop(build)
             case StartDriver(build, delay_ms, task):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from coordinator.bounds import Bounds
 from coordinator.buildbook import BuildLimits
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
@@ -40,6 +41,7 @@ from coordinator.trimming import Trimmer
 from keytide.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
+from keytide.timestamp import Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Leader:
         self.trimmer = Trimmer(self.builds, self.core, limits)
         self._cleaner = Cleaner(self.dictionary)
         self._lateness = LatenessWatch()
+        self._bounds = Bounds(self.dictionary, self.core)
         self.rollbacks = Rollbacks(self.dictionary, self.core, self.builds, self._lateness)
         self._ddl = Ddl(self.dictionary, self.builds)
 
@@ -86,6 +89,7 @@ class Leader:
             case Recovered():
                 out += self.core.catalog_changed(self.dictionary.catalog, event.now)
                 out += self.core.handle(event)
+                out += self._bounds.recover()
                 self._hold_until_looked()
                 out += [*self.builds.recover(), *self.jobs.recover(), *self._cleaner.recover()]
                 return self._settle(out, event.now)
@@ -104,6 +108,7 @@ class Leader:
                 self._hold_back(keyspace)
             case QueuesTrimmed():
                 out += self.trimmer.trimmed(event)
+        out += self._bounds.handle(event)
         out += self.rollbacks.handle(event)
         out += self.core.handle(event)
         out += self.jobs.handle(event)
@@ -117,7 +122,8 @@ class Leader:
     @property
     def looks_soon(self) -> bool:
         """Whether timestamps wait for nothing but a look at a source."""
-        return any(stream.hold is UNTIL_JUDGED for stream in self.core.streams.values())
+        streams = self.core.streams.values()
+        return any(UNTIL_JUDGED in (stream.hold, stream.floor) for stream in streams)
 
     def keyspaces(self) -> list[str]:
         """Keyspaces with indexes: those whose source is watched."""
@@ -170,10 +176,13 @@ class Leader:
             return []
         if stream.hold is UNTIL_JUDGED and facts.exists and not facts.compacted:
             stream.hold = None
-        if not facts.exists or stream.content is None or not stream.progress.heard or stream.halted:
+        content = Timestamp() if stream.floor is not None else stream.content
+        if not facts.exists or content is None or not stream.progress.heard or stream.halted:
             return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
         read, fresh_at = stream.progress.timestamp(), stream.progress.fresh_at()
-        verdict = self._lateness.judge(facts, stream.content, read, fresh_at, again=_again(stream))
+        if stream.floor is not None:
+            fresh_at = stream.progress.keyspace.fresh_at
+        verdict = self._lateness.judge(facts, content, read, fresh_at, again=_again(stream))
         out: list[Instruction] = []
         if verdict.hold is not None and stream.hold is None:
             text = (
@@ -189,7 +198,7 @@ class Leader:
         """At the start of a term: nobody may have read for long. The first look at a source, once projectors
         have said where they are, tells whether it was too long."""
         for stream in self.core.streams.values():
-            if stream.ready and stream.content is not None:
+            if stream.ready and (stream.content is not None or stream.floor is not None):
                 stream.hold = UNTIL_JUDGED
 
     def _hold_back(self, keyspace: str) -> None:

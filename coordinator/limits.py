@@ -22,6 +22,7 @@ def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
             node_timeout_ms=core.node_timeout_ms,
             suspect_ms=core.suspect_ms,
             stale_limit_ms=core.stale_limit_ms,
+            reserve=core.reserve,
             newest_held=settings.indexer.snapshots_kept,
         ),
         BuildLimits(

@@ -331,7 +331,13 @@ class Rollbacks:
         partitions = event.partitions if anew else max(keyspace.partitions, event.partitions)
         self._dictionary.put(record)
         self._dictionary.put(
-            replace(keyspace, incarnation=record.incarnation, topic_id=record.topic_id, partitions=partitions)
+            replace(
+                keyspace,
+                incarnation=record.incarnation,
+                topic_id=record.topic_id,
+                partitions=partitions,
+                bound={} if anew else keyspace.bound,
+            )
         )
         reason = "the source was made anew" if anew else "the source lost records, and was rolled back"
         out = self._builds.rolled_back(keyspace.name, reason, event.now)

@@ -25,6 +25,7 @@ class Limits:
     """The settings that the core obeys, in ms (reasons in `keytide.settings`).
 
     Attributes:
+        reserve: how far a bound is set ahead of what is acknowledged, in offsets of each partition.
         newest_held: how many of its newest numbers a slice keeps for certain.
         landmarks_held: how many of those before, by rank.
     """
@@ -40,6 +41,7 @@ class Limits:
     queue_retention_ms: int = 86_400_000
     newest_held: int = 8
     landmarks_held: int = 32
+    reserve: int = 262_144
 
 
 @dataclass(slots=True)
@@ -55,6 +57,9 @@ class Stream:
         stamps: number -> timestamp of the newest numbers.
         published: index id -> newest common number.
         hold: no new content until this is acknowledged: what lies before it was read late (R27).
+        bound: no content passes this: it is written in the dictionary (`coordinator.bounds`).
+        floor: no content until this is acknowledged: terms before may have issued it, and nobody knows.
+        recovered: some timestamp of the terms before is known.
         history: which numbers of the past hold.
         marks: when which numbers were issued, now and then.
         lagging: replicas that no timestamp waits for, until they have caught up.
@@ -81,6 +86,9 @@ class Stream:
     stamps: dict[int, Timestamp] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     hold: Timestamp | None = None
+    bound: Timestamp = field(default_factory=Timestamp)
+    floor: Timestamp | None = None
+    recovered: bool = False
     asked: Content | None = None
     ask: int = 0
     asked_at: int = 0
@@ -100,16 +108,23 @@ class Stream:
     @property
     def newsworthy(self) -> bool:
         """Whether there is something to issue, once it is confirmed, that may be issued."""
-        if not self.progress.news:
-            return False
-        return self.hold is None or self.progress.timestamp().covers(self.hold)
+        return self.progress.news and self.open
+
+    @property
+    def open(self) -> bool:
+        """Whether some content may be issued now, once it is confirmed."""
+        return self.ripe is not None or self._within(self.progress.timestamp())
 
     @property
     def ripe(self) -> Content | None:
         """What is confirmed and may be issued."""
-        if self.confirmed is None or (self.hold and not self.confirmed.timestamp.covers(self.hold)):
-            return None
-        return self.confirmed
+        return self.confirmed if self.confirmed and self._within(self.confirmed.timestamp) else None
+
+    def _within(self, content: Timestamp) -> bool:
+        """Whether some content lies where timestamps may."""
+        if self.hold is not None and not content.covers(self.hold):
+            return False
+        return self.bound.covers(content) and (self.floor is None or content.covers(self.floor))
 
 
 def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Stream | None) -> Stream:
@@ -124,6 +139,7 @@ def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Str
     if before is not None:  # (a late answer to a question of before is none to a question of now)
         stream.number, stream.ask = before.number, before.ask
     stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)
+    stream.bound = Timestamp.of(keyspace.bound)
     last = next((one for one in rollbacks if one.incarnation == keyspace.incarnation), None)
     if last is None or (last.topic_id and keyspace.topic_id and last.topic_id != keyspace.topic_id):
         return stream  # (no index was left when its topic was made anew: nothing was rolled back)

@@ -39,14 +39,23 @@ class TermRecord(msgspec.Struct, frozen=True):
 
 
 class KeyspaceRecord(msgspec.Struct, frozen=True):
-    """Key `keyspace/<name>`."""
+    """Key `keyspace/<name>`.
+
+    Attributes:
+        version: newest catalog version: projectors activate it on each of their partitions (R13).
+        bound: partition -> offset that no stability timestamp has passed; written before one does
+            (`coordinator.bounds`). Empty where none was issued, or by a release that did not write it.
+        fresh_at: a time at which timestamps covered the end of the source, ms; it may have been later, by an
+            hour at most. 0: not known.
+    """
 
     name: str
     topic_id: str
     partitions: int
     version: int
-    """Newest catalog version: projectors activate it on each of their partitions (R13)."""
     incarnation: int = 0
+    bound: dict[int, int] = {}
+    fresh_at: int = 0
 
 
 class Violated(msgspec.Struct, frozen=True):

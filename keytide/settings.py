@@ -173,6 +173,12 @@ class CoordinatorSettings(Section):
     trim_interval_s: int = Field(
         10, description="between deletions of what mutation queues need no more (R34)"
     )
+    reserve: int = Field(
+        262_144,
+        ge=2,
+        description="offsets of a source partition that timestamps may advance before the dictionary is "
+        "written again; so many may have to be read again when the control topic has expired",
+    )
     rebuild_wait_s: int = Field(
         5, description="slices that are lost within this time are rebuilt together, by one read of the source"
     )

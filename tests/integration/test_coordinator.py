@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -28,6 +28,7 @@ from keytide.history import History
 from keytide.kafka import CatalogReader, TopicReader, list_offsets
 from keytide.messages import BuildEnd, HistoryLost, decode
 from keytide.settings import Settings, load_settings
+from keytide.topics import Topics
 from tests.integration.conftest import TopicFactory
 from tests.integration.fakes import DRIVER, FakeCluster, started_drivers
 
@@ -238,6 +239,28 @@ def test_after_kill_9_the_next_term_goes_on_without_loss(coordinator: Coordinato
     assert [p.numbers[index_id] for p in fake.published] == sorted(
         p.numbers[index_id] for p in fake.published
     )
+
+
+def test_timestamps_do_not_go_back_when_the_control_topic_has_expired(coordinator: Coordinator) -> None:
+    fake = coordinator.fake("n1", "n2")
+    coordinator.ready_index(fake)
+    wait_for(lambda: fake.stamps[-1][1].timestamp.offsets() == {0: 3, 1: 2}, "a timestamp of everything")
+    coordinator.child.kill()
+    control = Topics(coordinator.cluster).control
+    end = list_offsets(coordinator.admin, control, [0])[0]
+    places = [TopicPartition(control, 0, end)]
+    coordinator.admin.delete_records(places)[places[0]].result(30)
+    fake.acked = {0: 1, 1: 1}  # from its last commit
+    coordinator.start()
+    wait_for(
+        lambda: [one for one in coordinator.get("/v1/events") if one["kind"] == "timestamps-held"], "its word"
+    )
+    reasons = coordinator.call("GET", "/v1/health").json()["reasons"]
+    assert any("its last snapshot is not known" in one["reason"] for one in reasons), reasons
+    seen = len(fake.stamps)
+    fake.acked = {0: 3, 1: 2}
+    wait_for(lambda: fake.stamps[seen:], "timestamps of the new term")
+    assert all(stamp.timestamp.offsets() == {0: 3, 1: 2} for _, stamp in fake.stamps[seen:])
 
 
 def test_kill_9_during_a_backfill_starts_its_driver_again(coordinator: Coordinator) -> None:

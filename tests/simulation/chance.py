@@ -62,6 +62,9 @@ STEERING_EACH = 8
 """Builds are paused and resumed in one of so many plans."""
 STEERING_SHARE, BUILD_SHARE = 0.15, 0.1
 """How many steps are followed by one that steers a build, and how many of those begin one."""
+EXPIRY_EACH, EXPIRY_SHARE = 16, 0.02
+"""In one of so many plans everything stops, for longer than Kafka keeps topics: after this share of the
+steps."""
 STEPS = 240
 FEW = 3
 """Where so few faults may strike they strike often."""
@@ -160,6 +163,8 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         found = _with(seed, found, "repair", REPAIR_SHARE, "spoil", SPOIL_SHARE)
     elif steers:
         found = _with(seed, found, "steer", STEERING_SHARE, "build", BUILD_SHARE)
+    elif seed % EXPIRY_EACH == EXPIRY_EACH - 7:
+        found = _with(seed, found, "expire", EXPIRY_SHARE, "expire", 0)
     return Plan(
         seed,
         frozenset(faults),

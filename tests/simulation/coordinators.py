@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from coordinator.buildbook import BuildLimits
 from coordinator.events import (
+    BoundWritten,
     Broadcast,
     BuildPrepared,
+    ConfirmBound,
     ConfirmRollback,
     ConfirmTopic,
     DeleteTopics,
@@ -60,6 +62,7 @@ LIMITS = Limits(
     trim_interval_ms=120,
     newest_held=3,
     landmarks_held=16,
+    reserve=6,
 )
 BUILD_LIMITS = BuildLimits(restarts=50, back_off_ms=20, rebuild_wait_ms=60, settle_ms=80, driver_disk_bytes=1)
 SAMPLE_MS = 150
@@ -101,7 +104,7 @@ class SimCoordinator:
         stamps: list[tuple[int, StabilityTimestamp]] = []
         published: list[Published] = []
         term = 0
-        for number, message in enumerate(self.world.kafka.control):
+        for number, message in self.world.kafka.kept_control():
             if message.term < term:
                 continue
             term = message.term
@@ -227,6 +230,8 @@ class SimCoordinator:
                 self._inbox.append(BuildPrepared(build, kafka.source.facts(now), now, ends))
             case ConfirmRollback(keyspace, incarnation):
                 self._inbox.append(RollbackWritten(keyspace, incarnation, now))
+            case ConfirmBound(keyspace, bound):
+                self._inbox.append(BoundWritten(keyspace, bound, now))
             case ExamineHistory():
                 self._inbox.append(self._examined(job, now))
             case TrimQueues(limits):
@@ -265,7 +270,7 @@ class SimCoordinator:
             (number_of(self.world, message, n), message)
             if isinstance(message, StabilityTimestamp)
             else (n, message)
-            for n, message in enumerate(self.world.kafka.control)
+            for n, message in self.world.kafka.kept_control()
         ]
         stamps = [
             (number, message.timestamp)

@@ -57,6 +57,7 @@ class Kafka:
         queues: topic -> a queue for each partition. A topic that is not here does not exist.
         deleted: topics that were there.
         control: records; the place in the list is the number.
+        control_begin: the first that is still there.
         metadata: (key, record); all of it, not compacted.
         term: the newest claim of the metadata topic: whoever writes under a lower one is fenced.
         reports: what coordinators read.
@@ -68,6 +69,7 @@ class Kafka:
     queues: dict[str, list[Queue]] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     control: list[StabilityTimestamp | Published] = field(default_factory=list)
+    control_begin: int = 0
     metadata: list[tuple[str, Record | None]] = field(default_factory=list)
     term: int = 0
     reports: list[Message] = field(default_factory=list)
@@ -89,6 +91,17 @@ class Kafka:
     def queue(self, topic: str, partition: int) -> Queue | None:
         queues = self.queues.get(topic)
         return None if queues is None else queues[partition]
+
+    def kept_control(self) -> list[tuple[int, StabilityTimestamp | Published]]:
+        """What is left of the control topic, with the offsets."""
+        return list(enumerate(self.control[self.control_begin :], self.control_begin))
+
+    def expire(self, *, commits: bool) -> None:
+        """What is kept for a time only is gone: the control topic, and the group's commits if it took that
+        long. (Queues keep everything until it is trimmed.)"""
+        self.control_begin = len(self.control)
+        if commits:
+            self.committed = [Committed(None, -1, "")] * PARTITIONS
 
     def commit(self, partition: int, generation: int, commit: Committed) -> bool:
         """A group commit; False when another generation has taken over (fenced)."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator import backfilling, core, leader
+from coordinator import backfilling, bounds, core, leader
 from coordinator.dictionary import Dictionary
 from coordinator.holdings import Holdings
 from indexer import following, slices
@@ -96,6 +96,11 @@ def forget_the_published(patches: Patches) -> None:
         self._published = published
 
     _trim = patches.put(SnapshotRing, "_trim", trim)
+
+
+@mutant("Monotonic, expired control", "a leader that knows no timestamp begins with what is acknowledged")
+def forget_the_floor(patches: Patches) -> None:
+    patches.put(bounds.Bounds, "recover", lambda self: [])
 
 
 @mutant("R6", "a restart reads on behind what was only held")

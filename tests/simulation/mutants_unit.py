@@ -23,6 +23,7 @@ from coordinator.finishing import Finishing
 from coordinator.lateness import Lateness, LatenessWatch
 from coordinator.retire import Cleaner
 from coordinator.starting import Starting
+from coordinator.stream import Stream
 from indexer.building import Building
 from indexer.core import SliceCore
 from indexer.events import Instruction, MutationData
@@ -36,7 +37,7 @@ from keytide.timestamp import Timestamp
 from streaming.verify.comparing import Evidence
 from tests.property import test_verify
 from tests.simulation.planting import Patches
-from tests.unit import test_builds, test_slice_core, test_store, test_store_bulk
+from tests.unit import test_builds, test_coordinator_bounds, test_slice_core, test_store, test_store_bulk
 from tests.unit.leader_world import facts
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -192,6 +193,23 @@ def ready_at_the_load_timestamp(patches: Patches) -> None:
         return _common(self, event)
 
     _common = patches.put(Finishing, "common", common)
+
+
+@unit_mutant(
+    "Monotonic, the bound",
+    "timestamps pass the bound before it is written",
+    "a bound is written long before it is reached, and a leader would have to end between the two",
+    test_coordinator_bounds.test_no_timestamp_passes_a_bound_that_is_not_written,
+)
+def pass_the_bound(patches: Patches) -> None:
+    def within(self: Stream, content: Timestamp) -> bool:
+        bound, self.bound = self.bound, content
+        try:
+            return bool(_within(self, content))
+        finally:
+            self.bound = bound
+
+    _within = patches.put(Stream, "_within", within)
 
 
 @unit_mutant(

@@ -78,6 +78,8 @@ REACHED = (
     "truncated",
     "recreated",
     "rolled-back",
+    "expired",
+    "timestamps-held",
     "stepped back",
     "build-restarted",
     "slice-lost",

@@ -473,6 +473,8 @@ class World:
                 self.repairs.step()
             case "steer":
                 steering.steer(self)
+            case "expire":
+                self._expire()
             case _:
                 self.note("fault", action)
                 self._strike(action)
@@ -547,6 +549,20 @@ class World:
         for build, driver in sorted(self.drivers.items()):  # they die with their coordinator
             self.stop_driver(build, driver.term)
         self.coordinators.append(SimCoordinator(self))
+
+    def _expire(self) -> None:
+        """Everything stops at once, and comes back when Kafka has removed what it keeps for a time only."""
+        self.note("fault", "expire")
+        for projector in self.projectors:
+            projector.crash()
+        self.clock.run_until(self.clock.now + 60)  # (what they had sent has arrived)
+        # (Who lost source, commits and control at once cannot know it: docs/simulation.md names the limit.)
+        self.kafka.expire(commits="truncate" not in self.plan.faults and not self.chance.below(4))
+        self.seen["expired"] += 1
+        for node in self.nodes.values():
+            node.crash()
+        self._depose()
+        self.coordinators[-2].stop()
 
     def _heal(self) -> None:
         self.storm, self.healed = False, True

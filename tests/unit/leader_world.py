@@ -6,8 +6,10 @@ from typing import Any
 
 from coordinator.buildbook import BuildLimits
 from coordinator.events import (
+    BoundWritten,
     Broadcast,
     BuildPrepared,
+    ConfirmBound,
     ConfirmRollback,
     ConfirmTopic,
     Event,
@@ -119,6 +121,8 @@ class World:
             elif isinstance(one, ConfirmRollback):
                 done = RollbackWritten(one.keyspace, one.incarnation, self.now)
                 rest += self.take(self.leader.handle(done))
+            elif isinstance(one, ConfirmBound):
+                rest += self.take(self.leader.handle(BoundWritten(one.keyspace, one.bound, self.now)))
             elif isinstance(one, Note):
                 self.notes.append(one)
                 rest.append(one)

@@ -731,6 +731,7 @@ def test_a_restart_in_catchup_sends_the_end_again_and_gets_ready() -> None:
     ends = SendBuildEnd(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
     assert out == [ends]
     other.node("n1", "n2")
+    other.handle(SourceSampled(facts((130, 60)), "", other.now))
     assert RemoveBuildFolder("b8") in other.common(130, 60)
     assert other.index("by_city").state == "READY"
 

@@ -61,7 +61,8 @@ def index_record(
 
 def catalog(*indexes: IndexRecord, partitions: int = 2, incarnation: int = 0) -> Catalog:
     result = Catalog()
-    keyspace = KeyspaceRecord("people", "topic-1", partitions, version=1, incarnation=incarnation)
+    bound = dict.fromkeys(range(partitions), 1 << 40)
+    keyspace = KeyspaceRecord("people", "topic-1", partitions, 1, incarnation, bound)
     records: list[Record] = [keyspace, *indexes]
     for record in records:
         result.put(record_key(record), record)
@@ -269,7 +270,9 @@ def test_a_topic_that_was_made_anew_begins_at_its_own_offsets() -> None:
     assert stream.in_flight is not None
     core.handle(Issued(stream.in_flight, 5, 2))
     anew = catalog(index_record("by_city-9", state="BUILDING"))
-    anew.put("keyspace/people", KeyspaceRecord("people", "topic-2", 2, version=2))
+    anew.put(
+        "keyspace/people", KeyspaceRecord("people", "topic-2", 2, version=2, bound={0: 1 << 40, 1: 1 << 40})
+    )
     core.catalog_changed(anew, 3)
     core.handle(progress(1_000, 3, 4, topic_id="topic-2"))
     stream = core.streams["people"]

@@ -441,7 +441,8 @@ def test_a_topic_made_anew_begins_from_nothing() -> None:
     first = stamps(world)[-1]
     assert (first.incarnation, first.timestamp) == (1, Timestamp({}, "t2"))
     world.progress(1, 2, 3, 4)
-    world.tick(2_500)
+    world.tick(2_500)  # writes how far timestamps may go
+    world.tick()
     assert stamps(world)[-1].timestamp.offsets() == {0: 2, 1: 3, 2: 4}
     world.now += 1_000
     source = facts((5, 5, 5), earliest=(0, 0, 0), topic_id="t2", at=world.now)
@@ -487,7 +488,8 @@ def test_after_it_is_written_the_next_leader_goes_on_from_it() -> None:
     examined(world, number, stamp, lost={0: Place(145, 4)})
     other, _ = world.restart()
     stream = other.leader.core.streams["people"]
-    assert (stream.content, stream.stamps) == (stamp, {number: stamp})
+    assert stream.stamps == {number: stamp}
+    assert stream.content is None, "it cannot know what was issued since"
     # Void timestamps in the tail of the control topic do not count, those up to the cut and new ones do.
     void = StabilityTimestamp("people", 1, 0, Timestamp.of({0: 150, 1: 62}, "t1"), 0, 0)
     old = StabilityTimestamp("people", 1, 0, Timestamp.of({0: 130, 1: 60}, "t1"), 0, 0)

@@ -390,6 +390,7 @@ def test_a_verification_ends_with_its_build_and_survives_a_leader() -> None:
     again, out = world.restart()
     assert StartDriver(job, 0, "verify") in out
     again.node("n1", "n2")
+    again.handle(SourceSampled(facts((130, 60)), "", again.now))
     report(again, job, "DONE")
     again.common(140, 60)
     assert again.build("b8").state == "READY"
@@ -582,6 +583,7 @@ def test_a_pause_while_verifying_stops_the_driver_and_its_end_starts_another() -
     again, out = world.restart()
     assert started_by(out) == []
     assert again.tick(300_000) == []
+    again.handle(SourceSampled(facts((130, 60)), "", again.now))
     for one in (again, world):
         one.take(one.leader.resume("b8", one.now).instructions)
         assert one.build("b8").paused == ""

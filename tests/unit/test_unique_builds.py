@@ -176,6 +176,7 @@ def test_another_leader_waits_for_a_verdict_of_its_own(world: World) -> None:
     other, _ = world.restart()
     other.progress(1, 130, 60)
     other.node("n1", "n2")
+    other.handle(SourceSampled(facts((130, 60)), "", other.now))
     other.common(130, 61)
     assert other.index("by_city").state == "BUILDING"
     say(other, other.number)
