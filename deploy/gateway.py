@@ -11,6 +11,7 @@ from typing import Any
 from indexer.gateway import Gateway
 from indexer.serving import exit_status
 from keytide.errors import CallerError
+from keytide.program import begin
 from keytide.settings import Settings, load_settings
 
 
@@ -26,6 +27,7 @@ def run(
     Raises:
         ConfigurationError: the settings cannot work.
     """
+    begin()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

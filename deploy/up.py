@@ -23,10 +23,11 @@ from types import FrameType
 from rich.console import Console
 
 from deploy.cluster import LocalCluster
+from keytide import program
 from keytide.cli.folder import read_state, running_pid
 from keytide.cli.output import print_json
 from keytide.errors import CallerError, KeytideError, RetryableError
-from keytide.private_files import keep_private, private_folder
+from keytide.private_files import private_folder
 from keytide.topics import cluster_name
 
 _DETACH_LIMIT_S = 180.0
@@ -119,7 +120,7 @@ def run(options: UpOptions) -> int:
     stops what it has started, and raises KeyboardInterrupt."""
     console = Console(stderr=options.as_json)
     _refuse_second(options.data_dir)
-    keep_private()
+    program.begin()
     private_folder(options.data_dir, "--data-dir")
     with only_one(options.data_dir):
         return _run(remembered(options), console)
@@ -159,7 +160,7 @@ def _run(options: UpOptions, console: Console) -> int:
 def detach(options: UpOptions) -> int:
     """Start a cluster that goes on in the background; returns when it serves."""
     _refuse_second(options.data_dir)
-    keep_private()
+    program.begin()
     private_folder(options.data_dir, "--data-dir")
     options = remembered(options)
     log = options.data_dir / "up.log"

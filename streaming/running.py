@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Literal, Protocol
 
-from keytide.private_files import keep_private
+from keytide.program import begin
 from keytide.settings import Settings, load_settings
 
 
@@ -38,7 +38,7 @@ def run_driver(
         stand_back: behind other processes, by `build.nice`; False: the driver does so itself, when it knows
             by how much.
     """
-    keep_private()
+    begin()
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument(f"--{of}", dest="id", required=True, help=f"id of the {of}")
     parsed = parser.parse_args(arguments)

@@ -19,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from keytide.program import begin
+
 
 def without_archives(path: Sequence[str]) -> list[str]:
     """A module search path without Spark's zipped packages and jars."""
@@ -46,6 +48,7 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
+    begin()
     prepare()
     from pyspark.daemon import manager
 

@@ -27,6 +27,7 @@ from indexer.store.writing import long_table_key, unpack_long
 from keytide.entry import unpack_value
 from keytide.errors import InvariantViolationError
 from keytide.parent_death import follow_parent
+from keytide.program import begin
 from keytide.sync_points import reach
 
 _SPAN = 1 << 128
@@ -35,6 +36,7 @@ _FURTHER_ROWS = 16_384
 
 def main() -> None:
     """Print what is found."""
+    begin()
     follow_parent()
     found: dict[str, Any] = {"format": "", "owner": 0, "sequence": -1, "problem": ""}
     folder = Path(sys.argv[1])

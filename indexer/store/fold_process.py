@@ -16,10 +16,12 @@ import threading
 
 from indexer.store.fold import FoldJob, run_fold
 from keytide.parent_death import follow_parent
+from keytide.program import begin
 
 
 def main() -> None:
     """Fold jobs from standard input until it ends."""
+    begin()
     follow_parent()
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.unit.test_style import PRODUCT, named, sources
 
 
 @pytest.mark.parametrize("module", ["coordinator", "indexer", "projector"])
@@ -15,6 +20,41 @@ def test_help_is_given_and_arguments_are_refused(module: str) -> None:
     refused = _run(module, "--port", "1")
     assert refused.returncode == 2
     assert "unrecognized arguments: --port 1" in refused.stderr
+
+
+def test_a_process_that_crashes_leaves_its_stacks_in_its_log(tmp_path: Path) -> None:
+    """The node is a process as any other; it waits for Kafka here, which is not there."""
+    log = tmp_path / "node.log"
+    env = {
+        **os.environ,
+        "KEYTIDE_DATA_DIR": str(tmp_path / "data"),
+        "KEYTIDE_KAFKA__BOOTSTRAP": "127.0.0.1:1",
+        "KEYTIDE_INDEXER__PORT": "0",
+    }
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-m", "indexer"], stdout=out, stderr=out, env=env)
+    try:
+        while process.poll() is None and b"Connection refused" not in log.read_bytes():
+            signal.sigtimedwait([], 0.05)
+        process.send_signal(signal.SIGSEGV)
+        assert process.wait(60) == -signal.SIGSEGV
+    finally:
+        process.kill()
+    stacks = log.read_text(errors="replace").partition("Fatal Python error: ")[2]
+    assert "indexer/service.py" in stacks or "indexer/serving.py" in stacks
+
+
+def test_every_process_begins_as_the_others_do() -> None:
+    """A module that can be run calls `begin`, or something that does (but what only makes files)."""
+    begins = ("begin()", "no_arguments(", "run_driver(")
+    makers = ("deploy/archive.py", "deploy/jars.py", "deploy/spark_home.py")
+    silent = [
+        named(path)
+        for path in sources(PRODUCT)
+        if '__name__ == "__main__"' in (text := path.read_text()) and not any(one in text for one in begins)
+        and named(path) not in makers
+    ]
+    assert silent == []
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
