@@ -16,12 +16,13 @@ import threading
 import uuid
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from keytide.catalog import Catalog, ClusterRecord, Record, TermRecord, encode_record, record_key
 from keytide.clock import now_ms
 from keytide.errors import CallerError
 from keytide.kafka import CatalogReader, KafkaUnavailableError, producer
+from keytide.kafka_clients import Producer
 from keytide.settings import Settings
 from keytide.topics import Topics
 
@@ -146,6 +147,10 @@ class MetadataWriter:
                 log.warning("the outcome of a metadata transaction is not known yet: %s", error)
             else:
                 return
+
+    def hand_over(self) -> None:
+        """Another thread writes from now on."""
+        self._producer.hand_over()
 
     def stop(self) -> None:
         """Make a `write` that waits for Kafka give up."""

@@ -64,7 +64,8 @@ def examine(settings: Settings, job: ExamineHistory) -> HistoryExamined:
     Raises:
         RetryableError: Kafka is away, or a partition has no leader.
     """
-    info = describe_topics(admin(settings), [job.keyspace], TIMEOUT_S).get(job.keyspace)
+    with admin(settings) as client:
+        info = describe_topics(client, [job.keyspace], TIMEOUT_S).get(job.keyspace)
     if info is None or (job.topic_id and info.id != job.topic_id):
         topic_id, partitions = (info.id, info.partitions) if info else ("", 0)
         return HistoryExamined(job.keyspace, topic_id, partitions, -1, Timestamp(), {}, "", now_ms())
@@ -125,9 +126,9 @@ def control_backwards(
     the one before it, so timestamps of a chunk are given when the earlier one is read as well.
     """
     topic = Topics(settings.cluster).control
-    client = admin(settings)
-    begin = list_offsets(client, topic, [0], earliest=True, timeout=TIMEOUT_S)[0]
-    end = list_offsets(client, topic, [0], timeout=TIMEOUT_S)[0]
+    with admin(settings) as client:
+        begin = list_offsets(client, topic, [0], earliest=True, timeout=TIMEOUT_S)[0]
+        end = list_offsets(client, topic, [0], timeout=TIMEOUT_S)[0]
     end = end if before is None else max(begin, min(end, before))
     later: list[tuple[int, StabilityTimestamp | Published]] = []
     while end > begin or later:

@@ -74,9 +74,9 @@ def read_control_tail(settings: Settings) -> Recovered:
     """
     topic = Topics(settings.cluster).control
     timeout = float(settings.coordinator.request_timeout_s)
-    client = admin(settings)
-    end = list_offsets(client, topic, [0], timeout=timeout)[0]
-    begin = list_offsets(client, topic, [0], earliest=True, timeout=timeout)[0]
+    with admin(settings) as client:
+        end = list_offsets(client, topic, [0], timeout=timeout)[0]
+        begin = list_offsets(client, topic, [0], earliest=True, timeout=timeout)[0]
     stamps: list[tuple[int, StabilityTimestamp]] = []
     published: list[Published] = []
     if begin < end:

@@ -6,9 +6,9 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable
+from typing import Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from msgspec.structs import replace
 
 from coordinator.events import SourceFacts
@@ -25,6 +25,7 @@ from keytide.kafka import (
     topic_config,
 )
 from keytide.kafka_admin import SETTLING_S
+from keytide.kafka_clients import AdminClient
 from keytide.kafka_history import log_history
 from keytide.settings import Settings
 from keytide.timestamp import Place, Timestamp
@@ -38,13 +39,23 @@ _HOUR_MS = 3_600_000
 
 
 class KafkaWork:
-    """Admin requests. May be shared between threads."""
+    """Admin requests, of one thread. Close it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._timeout = float(settings.coordinator.request_timeout_s)
         self._client: AdminClient = admin(settings)
         self._configs: dict[str, tuple[float, dict[str, str]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._client.close()
 
     def make_own_topics(self) -> None:
         """Metadata, control and reports, where they are missing.

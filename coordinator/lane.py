@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from coordinator.election import MetadataWriter
 from coordinator.events import (
@@ -52,6 +52,7 @@ from coordinator.supervisor import Supervisor
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import KafkaUnavailableError, producer
+from keytide.kafka_clients import Producer
 from keytide.messages import RepairEnd, encode
 from keytide.settings import Settings
 from keytide.sync_points import reach
@@ -134,6 +135,7 @@ class Lane:
                     removals, self._removals = self._removals, []
                     for removal in removals:
                         self._until_done(removal)
+            self._work.close()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             self._failed(error)
 

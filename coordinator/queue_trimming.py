@@ -8,11 +8,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from coordinator.events import QueueLimit, QueuesTrimmed
 from keytide.clock import now_ms
 from keytide.kafka import KafkaUnavailableError, admin, list_offsets
+from keytide.kafka_clients import AdminClient
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,10 @@ class QueueWork:
 
     def __init__(self, settings: Settings) -> None:
         self._client: AdminClient = admin(settings)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._client.close()
 
     def trim(self, limits: Sequence[QueueLimit]) -> QueuesTrimmed:
         """Delete what is needed no more. A queue that Kafka does not trim now (it is gone, or has no leader)

@@ -38,10 +38,7 @@ from coordinator.events import (
     KafkaAnswered,
     Note,
     Reported,
-    RoomSeen,
-    SourceAway,
     SourceFacts,
-    SourceSampled,
     StopDriver,
     Tick,
     TrimQueues,
@@ -57,6 +54,7 @@ from coordinator.standby import SAY_MS, Standby, this_process
 from coordinator.supervisor import Supervisor
 from coordinator.topic_ids import TopicIds
 from coordinator.upkeep import Upkeep
+from coordinator.watching import SourceWatch
 from keytide.catalog import RollbackRecord, TableOrigin, TermRecord
 from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
@@ -73,9 +71,6 @@ _T = TypeVar("_T")
 LONGEST_POLL_MS = 10
 """A request, or a result of the slow lane, waits no longer than this for a loop that hears nothing."""
 TICK_MS = 20
-SAMPLE_INTERVAL_S = 1.0
-SOON_S = 0.1
-"""Between samples that timestamps wait for."""
 REPORTS_PER_TURN = 500
 
 
@@ -109,11 +104,8 @@ class Service:
         self._topic_ids = TopicIds(settings, self._inbox.append)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
-        self._sources = KafkaWork(settings)
-        self._watched: list[str] = []
-        self._soon = False
         self._loop = threading.Thread(target=self._run, name="control", daemon=True)
-        self._sampler = threading.Thread(target=self._sample, name="sources", daemon=True)
+        self._sources = SourceWatch(settings, self._supervisor, self._inbox.append)
         self._standby = Standby(settings, self._stopping)
         self._leader: Leader | None = None
         self._answered = time.monotonic()
@@ -156,43 +148,49 @@ class Service:
                 self._stopping.wait(0.5)
 
     def _begin(self) -> None:
-        self._sources.make_own_topics()
+        with KafkaWork(self.settings) as work:
+            work.make_own_topics()
         self._standby.wait()
         self._answered = time.monotonic()
         if not self._stopping.is_set():
             try:
-                self._lead()
+                with KafkaWork(self.settings) as work:
+                    self._lead(work)
             except FencedError as error:
                 log.info("another coordinator claimed the cluster at the same time: %s", error.message)
                 self._begin()
 
-    def _lead(self) -> None:
+    def _lead(self, work: KafkaWork) -> None:
         # Fixed offsets: OFFSET_END would be looked up some time later, and what comes until then be lost.
         starts = [
-            TopicPartition(topic, 0, self._sources.end(topic))
-            for topic in (self.topics.reports, self.topics.metadata)
+            TopicPartition(topic, 0, work.end(topic)) for topic in (self.topics.reports, self.topics.metadata)
         ]
         term, catalog = claim_term(self.settings, self._writer, self._holder)
         recovered = read_control_tail(self.settings)
-        left, foreign = orphans(catalog, self.settings.cluster, self._sources.all_topics())
+        left, foreign = orphans(catalog, self.settings.cluster, work.all_topics())
         if left:
             log.info("removing topics that nobody needs: %s", ", ".join(left))
-            self._sources.delete(left)
+            work.delete(left)
         if foreign:
             self.events.add(foreign_note(self.settings.cluster, foreign), now_ms())
         self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
         self._reports.assign(starts)
+        self._writer.hand_over()
         self._supervisor.open()
         self._supervisor.clean(catalog)
         self._lane.open()
         self._upkeep.open()
+        self._topic_ids.open()
         self.events.add(
             Note("info", "term-claimed", self.settings.cluster, f"this coordinator leads term {term}"),
             now_ms(),
         )
         self._carry_out(self._leader.handle(recovered))
+        self._control.poll(0)
+        for client in (self._reports, self._control):
+            client.hand_over()
         self._loop.start()
-        self._sampler.start()
+        self._sources.open()
 
     def give_up(self) -> None:
         """Stop standing by, and whatever else takes time; `stop` follows."""
@@ -203,11 +201,13 @@ class Service:
         """Stop the loop, drivers and threads, and say so. Builds go on from their checkpoints when a
         coordinator starts again."""
         self._stopping.set()
-        for thread in (self._loop, self._sampler):
-            if thread.is_alive():
-                thread.join()
+        if self._loop.is_alive():
+            self._loop.join()
+        self._sources.close()
         self._lane.close()
         self._upkeep.close()
+        self._topic_ids.close()
+        self._standby.close()
         if self._leader is not None:
             self._say(self._leader, leaving=True)
         self._supervisor.close()
@@ -263,11 +263,13 @@ class Service:
         Raises:
             KafkaUnavailableError: Kafka is away.
         """
-        return self._sources.sample_settled(keyspace)
+        with KafkaWork(self.settings) as work:  # (any thread asks)
+            return work.sample_settled(keyspace)
 
     def with_epochs(self, origin: TableOrigin, keyspace: str) -> TableOrigin:
         """`KafkaWork.with_epochs`; blocks."""
-        return self._sources.with_epochs(origin, keyspace)
+        with KafkaWork(self.settings) as work:
+            return work.with_epochs(origin, keyspace)
 
     # --- the control loop -----------------------------------------------------------------------------------
 
@@ -290,7 +292,7 @@ class Service:
                 now = now_ms()
                 if now - ticked >= TICK_MS or leader.next_due(now) == 0:
                     ticked = now
-                    self._watched, self._soon = leader.keyspaces(), leader.looks_soon
+                    self._sources.watch(leader.keyspaces(), soon=leader.looks_soon)
                     self._carry_out(leader.handle(Tick(now)))
                 if now - said >= SAY_MS:
                     said = now
@@ -374,26 +376,6 @@ class Service:
         except (KafkaException, BufferError) as error:
             if isinstance(message, StabilityTimestamp):
                 self._inbox.append(IssueFailed(message, str(error), now_ms()))
-
-    # --- watching sources -----------------------------------------------------------------------------------
-
-    def _sample(self) -> None:
-        sampled = 0.0
-        while not self._stopping.wait(SOON_S):
-            if not self._soon and time.monotonic() - sampled < SAMPLE_INTERVAL_S:
-                continue
-            sampled = time.monotonic()
-            if (free := self._supervisor.free()) is not None:
-                self._inbox.append(RoomSeen(*free, now_ms()))
-            for keyspace in self._watched:
-                began = now_ms()
-                try:
-                    facts = self._sources.sample(keyspace)
-                except RetryableError as error:
-                    log.warning("%s is not sampled: %s", keyspace, error)
-                    self._inbox.append(SourceAway(keyspace, error.message, began, now_ms()))
-                    continue
-                self._inbox.append(SourceSampled(facts, "", now_ms()))
 
 
 def _rolls_back(write: Write) -> bool:

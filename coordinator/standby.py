@@ -106,6 +106,10 @@ class Standby:
         self._topics = Topics(settings.cluster)
         self._client = admin(settings)
 
+    def close(self) -> None:
+        """There is nothing to wait for any more."""
+        self._client.close()
+
     def verdict(self, cluster: str) -> Verdict:
         """What a coordinator that does not lead can say of the cluster: the rest is known to the leader."""
         who = f"{self.leader} leads the cluster" if self.leader else "it is starting, and nobody leads"

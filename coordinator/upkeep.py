@@ -62,6 +62,7 @@ class Upkeep:
         try:
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
                 self._post(self._carry_out(job))
+            self._queues.close()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             self._failed(error)
 

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from deploy.archive import made_archive
 from deploy.kafka import EmbeddedKafka
@@ -31,6 +30,7 @@ from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.cli.folder import STATE_FILE, read_state
 from keytide.errors import CallerError, KeytideError
 from keytide.http_security import reading_token
+from keytide.kafka_clients import AdminClient
 from keytide.private_files import private_folder
 from keytide.settings import load_settings
 from keytide.tls import trusted
@@ -342,7 +342,8 @@ def _see_kafka(bootstrap: str) -> None:
     """
     client = {**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0}
     try:
-        AdminClient(client).list_topics(timeout=_KAFKA_LIMIT_S)
+        with AdminClient(client) as admin:
+            admin.list_topics(timeout=_KAFKA_LIMIT_S)
     except KafkaException as error:
         raise CallerError(
             f"no Kafka answers at {bootstrap} within {_KAFKA_LIMIT_S:.0f} s: {error.args[0]}",

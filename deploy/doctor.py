@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
@@ -27,6 +26,7 @@ from keytide.cli.folder import read_state, running_pid
 from keytide.cli.output import out, print_json, table
 from keytide.errors import KeytideError
 from keytide.health import Verdict
+from keytide.kafka_clients import AdminClient
 from keytide.settings import load_settings
 from keytide.tls import trusted
 
@@ -113,7 +113,12 @@ def _disk(data_dir: Path) -> Finding:
 
 
 def _kafka(bootstrap: str, keyspaces: list[str]) -> Iterator[Finding]:
-    admin = AdminClient({**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0})
+    config = {**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0}
+    with AdminClient(config) as admin:
+        yield from _asked(admin, bootstrap, keyspaces)
+
+
+def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str]) -> Iterator[Finding]:
     try:
         metadata = admin.list_topics(timeout=5)
     except KafkaException as error:

@@ -34,12 +34,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from deploy.jars import broker_classpath
 from deploy.java import find_java
 from deploy.process import Child, ChildDiedError, free_ports, is_free
 from keytide.errors import CallerError, KeytideError
+from keytide.kafka_clients import AdminClient
+from keytide.program import begin
 
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
@@ -281,9 +282,10 @@ class EmbeddedKafka:
         """Whether a client gets metadata with a broker in it; asks only once something listens there."""
         if is_free(self._port):
             return False
-        client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.timeout.ms": 2000})
+        config = {"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.timeout.ms": 2000}
         try:
-            return bool(client.list_topics(timeout=2).brokers)
+            with AdminClient(config) as client:
+                return bool(client.list_topics(timeout=2).brokers)
         except KafkaException:
             return False
 
@@ -297,6 +299,7 @@ def _new_cluster_id() -> str:
 
 def main() -> int:
     """Run a broker in the foreground until SIGINT or SIGTERM, or until it dies."""
+    begin()
     parser = argparse.ArgumentParser(prog="python -m deploy.kafka", description="An embedded Kafka broker.")
     parser.add_argument("--data-dir", type=Path, help="folder to keep (default: a temporary one)")
     parser.add_argument("--port", type=int, default=0, help="where to listen (default: any free port)")

@@ -11,8 +11,8 @@ matter everywhere:
   the same. Only the end-of-partition event tells that place, so it is always on: a message with
   `error().code() == KafkaError._PARTITION_EOF`, whose `offset()` is the position.
 
-A consumer or reader belongs to one thread. Times are in seconds (librdkafka's own settings in milliseconds).
-The look-ups of `keytide.kafka_admin` can be imported from here too.
+A client or reader belongs to one thread (`keytide.kafka_clients`). Times are in seconds (librdkafka's own
+settings in milliseconds). The look-ups of `keytide.kafka_admin` can be imported from here too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from keytide.catalog import Catalog, Record
 from keytide.kafka_admin import (
@@ -41,6 +40,7 @@ from keytide.kafka_admin import (
     list_offsets,
     topic_config,
 )
+from keytide.kafka_clients import AdminClient, Consumer, Producer
 from keytide.settings import Settings
 from keytide.topics import Topics
 
@@ -169,6 +169,10 @@ class TopicReader:
                 raise KafkaUnavailableError(f"{self.topic} [{partition}] cannot be read: {error}")
         return records
 
+    def hand_over(self) -> None:
+        """Another thread reads from now on."""
+        self._consumer.hand_over()
+
     def close(self) -> None:
         self._consumer.close()
 
@@ -198,7 +202,7 @@ class CatalogReader:
             first starts).
         """
         deadline = time.monotonic() + timeout
-        if self._client is None:  # (one for all tries: those that are given up are freed late)
+        if self._client is None:  # (one for all tries)
             self._client = admin(self._settings)
         client = self._client
         while not describe_topics(client, [self._topic], max(1.0, deadline - time.monotonic())):
@@ -242,8 +246,16 @@ class CatalogReader:
     def snapshot(self) -> Catalog:
         return self.catalog.copy()
 
+    def hand_over(self) -> None:
+        """Another thread reads from now on."""
+        for one in (self._reader, self._client):
+            if one is not None:
+                one.hand_over()
+
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        self._client = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None

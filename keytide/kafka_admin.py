@@ -2,7 +2,7 @@
 
 Theory of operation: each call sends one request and waits for its answer, so none of them belongs on a hot
 path. A thing that does not exist is an ordinary answer; everything else that goes wrong is
-`KafkaUnavailableError`, to be tried again. Times are in seconds. `AdminClient` may be shared between threads.
+`KafkaUnavailableError`, to be tried again. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+import confluent_kafka.admin
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-)
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from keytide.errors import RetryableError
+from keytide.kafka_clients import AdminClient
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+AnyAdminClient = confluent_kafka.admin.AdminClient
+"""What is asked with: of this module, or a test's own."""
 
 REQUEST_TIMEOUT_S = 30.0
 CONTROLLER_S = 5.0
@@ -92,7 +92,8 @@ def client_config(settings: Settings, **overrides: Any) -> dict[str, Any]:
 
 
 def admin(settings: Settings, **overrides: Any) -> AdminClient:
-    """An admin client; `overrides` are librdkafka settings, underscores for dots."""
+    """An admin client of one thread, which closes it; `overrides` are librdkafka settings, underscores for
+    dots."""
     return AdminClient(client_config(settings, **overrides), logger=log)
 
 
@@ -105,7 +106,7 @@ def _result(future: Future[_T], timeout: float) -> _T:
 
 
 def describe_topics(
-    client: AdminClient, names: Iterable[str], timeout: float = REQUEST_TIMEOUT_S
+    client: AnyAdminClient, names: Iterable[str], timeout: float = REQUEST_TIMEOUT_S
 ) -> dict[str, TopicInfo]:
     """Topics by name; those that do not exist are left out.
 
@@ -125,7 +126,7 @@ def describe_topics(
     return _described(client, names, max(1.0, deadline - time.monotonic()))
 
 
-def find_controller(client: AdminClient, timeout: float) -> None:
+def find_controller(client: AnyAdminClient, timeout: float) -> None:
     """Have a client learn who Kafka's controller is now.
 
     One without topics of its own never looks for another controller than the one that it knows, and a broker
@@ -140,7 +141,7 @@ def find_controller(client: AdminClient, timeout: float) -> None:
         raise KafkaUnavailableError(f"Kafka does not answer: {error}") from error
 
 
-def _described(client: AdminClient, names: list[str], timeout: float) -> dict[str, TopicInfo]:
+def _described(client: AnyAdminClient, names: list[str], timeout: float) -> dict[str, TopicInfo]:
     found: dict[str, TopicInfo] = {}
     futures = client.describe_topics(TopicCollection(names), request_timeout=timeout)
     for name, future in futures.items():
@@ -154,7 +155,7 @@ def _described(client: AdminClient, names: list[str], timeout: float) -> dict[st
     return found
 
 
-def _refresh(client: AdminClient, topic: str, timeout: float) -> None:
+def _refresh(client: AnyAdminClient, topic: str, timeout: float) -> None:
     """Make the client ask anew where the topic's partitions are: it answers from what it knew before they
     grew."""
     try:
@@ -164,7 +165,7 @@ def _refresh(client: AdminClient, topic: str, timeout: float) -> None:
 
 
 def list_offsets(
-    client: AdminClient,
+    client: AnyAdminClient,
     topic: str,
     partitions: Iterable[int],
     *,
@@ -202,7 +203,7 @@ def list_offsets(
         time.sleep(0.05)
 
 
-def topic_config(client: AdminClient, topic: str, timeout: float = REQUEST_TIMEOUT_S) -> dict[str, str]:
+def topic_config(client: AnyAdminClient, topic: str, timeout: float = REQUEST_TIMEOUT_S) -> dict[str, str]:
     """The topic's settings by name (`cleanup.policy`, `delete.retention.ms`, ...), defaults included."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     try:
@@ -213,7 +214,7 @@ def topic_config(client: AdminClient, topic: str, timeout: float = REQUEST_TIMEO
 
 
 def create_topic(
-    client: AdminClient,
+    client: AnyAdminClient,
     name: str,
     partitions: int,
     replication_factor: int = 1,
@@ -239,7 +240,7 @@ def create_topic(
     return True
 
 
-def delete_topic(client: AdminClient, name: str, timeout: float = REQUEST_TIMEOUT_S) -> bool:
+def delete_topic(client: AnyAdminClient, name: str, timeout: float = REQUEST_TIMEOUT_S) -> bool:
     """Delete a topic; False when it did not exist.
 
     Raises:

@@ -162,14 +162,14 @@ def holds_records(
 
 def _by_offsets(settings: Settings, topic: str, timeout: float) -> LogHistory:
     """The ends of the logs alone."""
-    client = admin(settings)
-    info = describe_topics(client, [topic], timeout).get(topic)
-    if info is None:
-        return LogHistory()
-    numbers = range(info.partitions)
-    low = list_offsets(client, topic, numbers, earliest=True, timeout=timeout)
-    high = list_offsets(client, topic, numbers, read_committed=False, timeout=timeout)
-    stable = list_offsets(client, topic, numbers, timeout=timeout)
+    with admin(settings) as client:
+        info = describe_topics(client, [topic], timeout).get(topic)
+        if info is None:
+            return LogHistory()
+        numbers = range(info.partitions)
+        low = list_offsets(client, topic, numbers, earliest=True, timeout=timeout)
+        high = list_offsets(client, topic, numbers, read_committed=False, timeout=timeout)
+        stable = list_offsets(client, topic, numbers, timeout=timeout)
     partitions = {n: PartitionHistory(low[n], high[n], stable=stable[n]) for n in numbers}
     return LogHistory(info.id, partitions)
 

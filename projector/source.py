@@ -18,16 +18,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+import confluent_kafka
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from keytide.kafka import consumer, error_code
+from keytide.kafka_clients import Consumer
 from keytide.settings import Settings
 from keytide.topics import Topics
 from projector.events import Key
@@ -108,7 +103,7 @@ class Source:
         else:
             self._consumer.unsubscribe()
 
-    def _on_assign(self, group: Consumer, places: list[TopicPartition]) -> None:
+    def _on_assign(self, group: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
         """Take the partitions without reading them: where to begin is looked up after the call."""
         at = [TopicPartition(place.topic, place.partition, OFFSET_BEGINNING) for place in places]
         group.incremental_assign(at)
@@ -116,7 +111,7 @@ class Source:
             group.pause(at)
             self._assigned([Key(place.topic, place.partition) for place in places])
 
-    def _on_revoke(self, group: Consumer, places: list[TopicPartition]) -> None:
+    def _on_revoke(self, group: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
         keys = [Key(place.topic, place.partition) for place in places]
         self._forget(keys)
         try:
@@ -126,7 +121,7 @@ class Source:
             self._given_up.difference_update(keys)
             group.incremental_unassign(places)
 
-    def _on_lost(self, group: Consumer, places: list[TopicPartition]) -> None:
+    def _on_lost(self, group: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
         keys = [Key(place.topic, place.partition) for place in places]
         self._forget(keys)
         self._given_up.difference_update(keys)

@@ -360,10 +360,14 @@ class Batches:
         ends: list[BatchEnd] = core.batch_ends(
             self._plan.build, self.run, batch, self._plan.slots, start, end, winners
         )
-        for message in ends:
-            topic = topics.backfill(message.index, self._plan.build)
-            self._producer.produce(topic, encode(message), partition=message.slice, on_delivery=delivered)
-        if self._producer.flush(FLUSH_LIMIT_S) or errors:
+        try:
+            for message in ends:
+                topic = topics.backfill(message.index, self._plan.build)
+                self._producer.produce(topic, encode(message), partition=message.slice, on_delivery=delivered)
+            left = self._producer.flush(FLUSH_LIMIT_S)
+        finally:
+            self._producer.hand_over()  # a table, micro-batches and the last ends come from different threads
+        if left or errors:
             reason = errors[0] if errors else f"no answer within {FLUSH_LIMIT_S:.0f} s"
             raise DeliveryError(f"the ends of micro-batch {batch} were not delivered: {reason}")
 

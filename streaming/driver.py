@@ -94,7 +94,6 @@ class Driver:
         self._folder = settings.data_dir.resolve() / "builds" / build
         self._folder.mkdir(parents=True, exist_ok=True)
         self._catalog = CatalogReader(settings)
-        self._admin = admin(settings)
         self._status = Status(self._folder / "progress.json")
         self._batches: Batches | None = None
         self._sitting = Sitting(2 * settings.build.kafka_away_s)
@@ -219,7 +218,8 @@ class Driver:
         if earliest is None and origin is not None:
             earliest = Timestamp.of(origin.offsets, keyspace.topic_id)
         if earliest is None:
-            offsets = list_offsets(self._admin, keyspace.name, range(keyspace.partitions), earliest=True)
+            with admin(self._settings) as client:
+                offsets = list_offsets(client, keyspace.name, range(keyspace.partitions), earliest=True)
             earliest = Timestamp.of(offsets, keyspace.topic_id)
         piece = journal.piece
         position = Timestamp.of(piece.reached, keyspace.topic_id) if piece else earliest
@@ -259,7 +259,8 @@ class Driver:
     def _check_source(self) -> None:
         """The topic must be the one that the build began with, or what was read means nothing."""
         name = self._keyspace.name
-        info = describe_topics(self._admin, [name]).get(name)
+        with admin(self._settings) as client:  # (in whatever thread a micro-batch is)
+            info = describe_topics(client, [name]).get(name)
         expected = (
             self._keyspace.topic_id,
             len(self._build.load_timestamp.places) or self._keyspace.partitions,

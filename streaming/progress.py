@@ -266,6 +266,8 @@ class Reporter:
                 self._producer.poll(0)
             except BufferError:
                 log.warning("Kafka is behind: a report is left out")
+            finally:
+                self._producer.hand_over()  # the lock keeps the two threads apart
 
     def _run(self) -> None:
         while not self._end.wait(REPORT_INTERVAL_S):

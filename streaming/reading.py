@@ -24,10 +24,11 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from keytide.errors import CallerError, RetryableError
 from keytide.kafka import consumer, drain
+from keytide.kafka_clients import Consumer
 from keytide.settings import Settings
 from projector.core import SourceBatch
 from streaming.checkpoint import Extent

@@ -25,6 +25,7 @@ from keytide.catalog import BuildRecord, IndexRecord
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets, producer
+from keytide.kafka_clients import AdminClient
 from keytide.messages import BuildSampled, encode
 from keytide.settings import SecuritySettings, Settings
 from keytide.sync_points import reach
@@ -103,7 +104,10 @@ class SampleDriver:
 
     def _offsets(self, build: BuildRecord) -> tuple[dict[int, int], dict[int, int]]:
         """What of the source's log can be read, and has no transaction open below it."""
-        client = admin(self._settings)
+        with admin(self._settings) as client:
+            return self._offsets_by(client, build)
+
+    def _offsets_by(self, client: AdminClient, build: BuildRecord) -> tuple[dict[int, int], dict[int, int]]:
         info = describe_topics(client, [build.keyspace]).get(build.keyspace)
         if info is None:
             raise failures.BuildImpossibleError(

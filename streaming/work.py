@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError
 
 from keytide.definition import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.kafka import producer
+from keytide.kafka_clients import Producer
 from keytide.messages import Message, encode, split
 from keytide.settings import Settings
 from keytide.topics import Topics

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,6 +24,7 @@ from deploy.demo.feed import TimeLapse, send_all
 from deploy.demo.oracle import Row, differences, expected_rows, read_versions
 from keytide.cli.admin import Admin
 from keytide.client import Client
+from keytide.kafka_clients import AdminClient
 
 TOPIC = "flights"
 PARTITIONS = 4
@@ -183,8 +183,8 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
 
 
 def _make_topic(bootstrap: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(timeout=30)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(timeout=30)
 
 
 def _ends(bootstrap: str) -> dict[int, int]:

@@ -28,10 +28,11 @@ from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from indexer.validation.primary import UNKNOWN_OFFSET, Asked, Found, PrimaryUnreachableError
 from keytide.kafka import KafkaUnavailableError, consumer, drain
+from keytide.kafka_clients import Consumer
 from keytide.settings import Settings
 from keytide.timestamp import Timestamp
 
@@ -146,6 +147,7 @@ class TopicPrimary:
     def _give_back(self, client: Consumer) -> None:
         with self._lock:
             if not self._closed:
+                client.hand_over()
                 self._free.append(client)
                 return
         client.close()

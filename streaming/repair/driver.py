@@ -45,7 +45,7 @@ class RepairDriver(VerifyDriver):
                 keyspace=job.keyspace,
                 indexes=(index,),
                 slices=slices,
-                facts=Source(admin(self._settings), following, job.keyspace),
+                facts=Source(stack.enter_context(admin(self._settings)), following, job.keyspace),
                 limit=self._settings.repair.documents,
                 tell=self._tell_of_look,
                 stopped=self._stop.is_set,

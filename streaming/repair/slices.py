@@ -53,7 +53,8 @@ class SliceChannel:
         self._sender = sender
         self._number = 0
         reports = Topics(settings.cluster).reports
-        end = list_offsets(admin(settings), reports, [0])[0]
+        with admin(settings) as client:
+            end = list_offsets(client, reports, [0])[0]
         self._reports = TopicReader(settings, reports, {0: end})
         self._told: dict[tuple[str, int], SliceStatus] = {}
 

@@ -22,12 +22,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka.admin import AdminClient
-
 from keytide.catalog import Catalog, IndexRecord, JobRecord
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets, topic_config
+from keytide.kafka_clients import AdminClient
 from keytide.messages import JobProgress
 from keytide.settings import Settings
 from keytide.sync_points import reach
@@ -63,6 +62,7 @@ class Following:
         self._end = threading.Event()
         self._reader.start()
         self._catalog = self._reader.snapshot()
+        self._reader.hand_over()
         self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
         self._thread.start()
 
@@ -239,7 +239,7 @@ class VerifyDriver:
                 keyspace=job.keyspace,
                 indexes=indexes,
                 slices=slices,
-                facts=Source(admin(self._settings), following, job.keyspace),
+                facts=Source(stack.enter_context(admin(self._settings)), following, job.keyspace),
                 limit=self._settings.verify.max_differences,
                 tell=self._tell,
                 stopped=self._stop.is_set,

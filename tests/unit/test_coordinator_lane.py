@@ -37,6 +37,9 @@ class _Work:
         self.refuses = True
         self.done: list[tuple[str, Any]] = []
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
     def delete(self, topics: Iterable[str]) -> None:
         if self.refuses:
             raise KafkaUnavailableError("topic deletion is disabled")

@@ -51,7 +51,8 @@ def test_every_process_begins_as_the_others_do() -> None:
     silent = [
         named(path)
         for path in sources(PRODUCT)
-        if '__name__ == "__main__"' in (text := path.read_text()) and not any(one in text for one in begins)
+        if '__name__ == "__main__"' in (text := path.read_text())
+        and not any(one in text for one in begins)
         and named(path) not in makers
     ]
     assert silent == []
