@@ -60,6 +60,7 @@ from keytide.clock import now_ms
 from keytide.errors import KeytideError, RetryableError
 from keytide.health import Verdict
 from keytide.kafka import KafkaUnavailableError, consumer, drain, producer
+from keytide.kafka_identity import KafkaIdentity
 from keytide.messages import Leading, StabilityTimestamp, decode, encode
 from keytide.settings import Settings
 from keytide.sync_points import reach
@@ -106,7 +107,8 @@ class Service:
         self._reports = consumer(settings)
         self._loop = threading.Thread(target=self._run, name="control", daemon=True)
         self._sources = SourceWatch(settings, self._supervisor, self._inbox.append)
-        self._standby = Standby(settings, self._stopping)
+        self._identity = KafkaIdentity(settings)
+        self._standby = Standby(settings, self._stopping, self._identity.check)
         self._leader: Leader | None = None
         self._answered = time.monotonic()
 
@@ -131,7 +133,9 @@ class Service:
 
         Raises:
             KafkaUnavailableError: Kafka stayed away.
+            WrongKafkaError: another Kafka answers than the one that the data folder belongs to.
         """
+        self._identity.open()
         limit = self.settings.coordinator.request_timeout_s
         bootstrap = self.settings.kafka.bootstrap
         while not self._stopping.is_set():
@@ -148,6 +152,7 @@ class Service:
                 self._stopping.wait(0.5)
 
     def _begin(self) -> None:
+        self._identity.look()
         with KafkaWork(self.settings) as work:
             work.make_own_topics()
         self._standby.wait()
@@ -208,6 +213,7 @@ class Service:
         self._upkeep.close()
         self._topic_ids.close()
         self._standby.close()
+        self._identity.close()
         if self._leader is not None:
             self._say(self._leader, leaving=True)
         self._supervisor.close()
@@ -283,6 +289,7 @@ class Service:
         ticked = said = 0
         try:
             while not self._stopping.is_set():
+                self._identity.check()
                 wait = 0 if self._inbox else min(leader.next_due(now_ms()), LONGEST_POLL_MS)
                 for message in drain(self._reports, REPORTS_PER_TURN, wait / 1000):
                     self._hear(leader, message)

@@ -21,6 +21,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -94,15 +95,17 @@ class Standby:
     Args:
         settings: where Kafka is.
         stopping: ends the wait.
+        check: looked at every now and then: what it raises ends the wait, too.
 
     Attributes:
         leader: who leads, as far as is known; "" while nobody does.
     """
 
-    def __init__(self, settings: Settings, stopping: threading.Event) -> None:
+    def __init__(self, settings: Settings, stopping: threading.Event, check: Callable[[], None]) -> None:
         self.leader = ""
         self._settings = settings
         self._stopping = stopping
+        self._check = check
         self._topics = Topics(settings.cluster)
         self._client = admin(settings)
 
@@ -154,6 +157,7 @@ class Standby:
         told = False
         heard = probed = time.monotonic()
         while not self._stopping.is_set():
+            self._check()
             for message in reader.poll(0.1):
                 word = _word(message.value() or b"")
                 if word is None or word.term < term:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -33,6 +34,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Messag
 
 from indexer.slices import SliceKey
 from keytide.kafka import KafkaUnavailableError, consumer, drain
+from keytide.kafka_history import log_history
 from keytide.settings import Settings
 from keytide.topics import Topics
 
@@ -98,6 +100,7 @@ class _Place:
     paused: bool = False
     again_at: int | None = None
     past_end_since: int | None = None
+    gone_since: int | None = None
     tries: int = 0
 
     def start(self) -> int:
@@ -107,9 +110,16 @@ class _Place:
 
 
 class NodeConsumer:
-    """Reads for all slices of a node. Used by one thread. Implements `indexer.slices.QueueReading`."""
+    """Reads for all slices of a node. Used by one thread. Implements `indexer.slices.QueueReading`.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: where Kafka is.
+        confirmed: whether this was shown to be the right Kafka at a time (ms) or later.
+    """
+
+    def __init__(self, settings: Settings, confirmed: Callable[[int], bool] = lambda _: True) -> None:
+        self._settings = settings
+        self._confirmed = confirmed
         self._topics = Topics(settings.cluster)
         self._consumer = consumer(
             settings,
@@ -230,7 +240,7 @@ class NodeConsumer:
                 *(topic, partition, offset, place.position),
             )
             return False
-        place.tries, place.past_end_since = 0, None
+        place.tries, place.past_end_since, place.gone_since = 0, None, None
         return True
 
     def _trouble(self, topic: str, key: SliceKey | None, error: KafkaError, now: int) -> Lost | None:
@@ -266,17 +276,35 @@ class NodeConsumer:
                 return None
             why = "the queue has lost what the slice has read"
         else:
-            place.past_end_since = None
+            place.past_end_since = place.gone_since = None
             log.warning(
                 "%s [%d]: %d is there (%d to %d), reading again: %s",
                 *(topic, key[1], place.position, low, high, said),
             )
             return None
+        place.gone_since = now if place.gone_since is None else place.gone_since
+        if not self._confirmed(place.gone_since):
+            log.warning("%s [%d]: %d seems gone; is this the right Kafka?", topic, key[1], place.position)
+            return None
         place.again_at = None
         return Lost(
             key,
             f"{topic} [{key[1]}] does not have offset {place.position}, but {low} to {high}: {why}; the "
-            f"slice must be rebuilt (Kafka's client: {said})",
+            f"slice must be rebuilt ({self._log_of(topic, key[1])}Kafka's client: {said})",
+        )
+
+    def _log_of(self, topic: str, partition: int) -> str:
+        """Which log this is, for the message: the topic's id, and where its leader epochs end."""
+        try:
+            history = log_history(self._settings, topic, WATERMARKS_S, partitions=[partition])
+        except (KafkaUnavailableError, OSError) as error:
+            return f"its leader epochs cannot be asked for: {error}; "
+        known = history.partitions.get(partition)
+        if known is None:
+            return "there is no such topic; "
+        ends = ", ".join(f"{epoch} to {end}" for epoch, end in known.branches)
+        return (
+            f"topic id {history.topic_id}, leader epoch {known.leader_epoch}, epochs end: {ends or 'none'}; "
         )
 
     def _assign_again(self, now: int) -> None:

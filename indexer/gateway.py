@@ -26,6 +26,7 @@ from indexer.node import Node
 from indexer.serving import Serving
 from keytide.http_security import check_exposure
 from keytide.kafka import CatalogReader, KafkaUnavailableError
+from keytide.kafka_identity import KafkaIdentity
 from keytide.listening import listen
 from keytide.settings import Settings
 
@@ -48,6 +49,7 @@ class Listener:
     def __init__(self, settings: Settings, view: Node) -> None:
         self._catalog = CatalogReader(settings)
         self._consumer = NodeConsumer(settings)
+        self._identity = KafkaIdentity(settings, remember=False)
         self._view = view
         self._hearing = Hearing(view)
 
@@ -59,6 +61,7 @@ class Listener:
 
         Raises:
             KafkaUnavailableError: Keytide's topics are gone.
+            WrongKafkaError: another Kafka answers than before.
         """
         try:
             if not self._start(stop):
@@ -70,11 +73,13 @@ class Listener:
         finally:
             self._consumer.close()
             self._catalog.close()
+            self._identity.close()
 
     def _start(self, stop: threading.Event) -> bool:
         """Whether the topics were found before `stop` was set."""
         while not stop.is_set():
             try:
+                self._identity.look()
                 self._catalog.start(START_S)
                 self._consumer.start(START_S)
             except (KafkaUnavailableError, KafkaException) as error:
@@ -82,10 +87,12 @@ class Listener:
                 self._catalog.close()
                 stop.wait(RETRY_S)
                 continue
+            self._identity.open()
             return True
         return False
 
     def _pass(self) -> None:
+        self._identity.check()
         for record in self._consumer.poll(IDLE_S, 0):
             if isinstance(record, Record):
                 self._hearing.control(record.position, record.data)

@@ -29,6 +29,7 @@ from indexer.reports import Reporter
 from indexer.store.fold_worker import FoldWorker
 from keytide.clock import now_ms
 from keytide.kafka import CatalogReader
+from keytide.kafka_identity import KafkaIdentity
 from keytide.messages import SliceStatus, StabilityTimestamp
 from keytide.settings import Settings
 
@@ -58,7 +59,8 @@ class Ingest:
         self._hearing = Hearing(node)
         self._metrics = metrics
         self._catalog = CatalogReader(settings)
-        self._consumer = NodeConsumer(settings)
+        self._identity = KafkaIdentity(settings)
+        self._consumer = NodeConsumer(settings, self._identity.confirmed)
         self._reporter = Reporter(settings, folder.node_id, url, now_ms())
         self._folds = FoldWorker(settings.indexer.stall_s)
         self._hosting = Hosting(
@@ -84,9 +86,11 @@ class Ingest:
 
         Raises:
             KafkaUnavailableError: Kafka or Keytide's topics are not there.
-            ConfigurationError: the folder's data is another cluster's.
+            ConfigurationError: the folder's data is another cluster's, or another Kafka answers.
         """
         try:
+            self._identity.look()
+            self._identity.open()
             self._catalog.start()
             self._consumer.start()
             self._catalog_changed(now_ms())
@@ -98,6 +102,7 @@ class Ingest:
 
     def _pass(self) -> None:
         records = self._consumer.poll(IDLE_S, now_ms())
+        self._identity.check()
         now = now_ms()
         control = [record for record in records if isinstance(record, Record) and record.key is None]
         for record in records:
@@ -185,3 +190,4 @@ class Ingest:
         self._reporter.close()
         self._consumer.close()
         self._catalog.close()
+        self._identity.close()

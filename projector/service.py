@@ -31,6 +31,7 @@ from confluent_kafka import KafkaException
 from keytide.catalog import IndexRecord
 from keytide.clock import now_ms
 from keytide.kafka import CatalogReader, KafkaUnavailableError
+from keytide.kafka_identity import KafkaIdentity
 from keytide.settings import Settings
 from keytide.sync_points import reach
 from projector import report
@@ -67,6 +68,7 @@ class Projector:
         self._limits = settings.projector
         self._clock = clock
         self._catalog = CatalogReader(settings)
+        self._identity = KafkaIdentity(settings)
         self._pipeline = Pipeline(
             self.name, Limits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
         )
@@ -101,6 +103,7 @@ class Projector:
 
         Raises:
             KafkaException: the consumer failed for good.
+            WrongKafkaError: another Kafka answers than before.
         """
         if not self._start(stop):
             return
@@ -115,11 +118,13 @@ class Projector:
     def _start(self, stop: Flag) -> bool:
         while not stop.is_set():
             try:
+                self._identity.look()
                 self._catalog.start(timeout=5.0)
             except (KafkaUnavailableError, KafkaException) as error:
                 log.warning("waiting for the metadata topic: %s", error)
                 stop.wait(0.5)
                 continue
+            self._identity.open()
             self._learn()
             return True
         return False
@@ -131,8 +136,10 @@ class Projector:
         log.info("left; %d documents of %s", sum(self._pipeline.documents.values()), ", ".join(keyspaces))
         self._reporter.close(2.0)
         self._catalog.close()
+        self._identity.close()
 
     def _turn(self) -> None:
+        self._identity.check()
         now = self._clock()
         self._sender.poll(0)
         if self._members.source.seeking_for > SEEK_LIMIT_S:

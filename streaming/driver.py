@@ -51,6 +51,7 @@ from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets
 from keytide.kafka_history import LogHistory, log_history
+from keytide.kafka_identity import KafkaIdentity
 from keytide.messages import BuildProgress
 from keytide.settings import Settings
 from keytide.sync_points import reach
@@ -94,6 +95,7 @@ class Driver:
         self._folder = settings.data_dir.resolve() / "builds" / build
         self._folder.mkdir(parents=True, exist_ok=True)
         self._catalog = CatalogReader(settings)
+        self._identity = KafkaIdentity(settings)
         self._status = Status(self._folder / "progress.json")
         self._batches: Batches | None = None
         self._sitting = Sitting(2 * settings.build.kafka_away_s)
@@ -193,6 +195,7 @@ class Driver:
 
     def _load(self) -> Batches:
         """Read what the build is, and how far it has come."""
+        self._identity.look()
         self._catalog.start()
         self._build = self._wanted()
         keyspace = self._catalog.catalog.keyspace(self._build.keyspace)
@@ -258,6 +261,7 @@ class Driver:
 
     def _check_source(self) -> None:
         """The topic must be the one that the build began with, or what was read means nothing."""
+        self._identity.look()
         name = self._keyspace.name
         with admin(self._settings) as client:  # (in whatever thread a micro-batch is)
             info = describe_topics(client, [name]).get(name)

@@ -26,6 +26,7 @@ from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets, producer
 from keytide.kafka_clients import AdminClient
+from keytide.kafka_identity import KafkaIdentity
 from keytide.messages import BuildSampled, encode
 from keytide.settings import SecuritySettings, Settings
 from keytide.sync_points import reach
@@ -104,6 +105,7 @@ class SampleDriver:
 
     def _offsets(self, build: BuildRecord) -> tuple[dict[int, int], dict[int, int]]:
         """What of the source's log can be read, and has no transaction open below it."""
+        KafkaIdentity(self._settings).look()
         with admin(self._settings) as client:
             return self._offsets_by(client, build)
 

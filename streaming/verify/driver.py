@@ -27,6 +27,7 @@ from keytide.clock import now_ms
 from keytide.errors import RetryableError
 from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets, topic_config
 from keytide.kafka_clients import AdminClient
+from keytide.kafka_identity import KafkaIdentity
 from keytide.messages import JobProgress
 from keytide.settings import Settings
 from keytide.sync_points import reach
@@ -56,6 +57,7 @@ class Following:
     """
 
     def __init__(self, settings: Settings, job: str, stop: threading.Event) -> None:
+        KafkaIdentity(settings).look()
         self._reader = CatalogReader(settings)
         self._job = job
         self._stop = stop

@@ -73,6 +73,9 @@ class FakeCluster:
         self._control = TopicReader(settings, self._topics.control, {0: 0})
         self._stopping = threading.Event()
         self.failures: list[BaseException] = []
+        self._catalog.hand_over()
+        self._control.hand_over()
+        self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -84,8 +87,10 @@ class FakeCluster:
 
     def report(self, message: Message) -> None:
         """Send something to the coordinators."""
-        self._producer.produce(self._topics.reports, encode(message))
-        self._producer.poll(0)
+        with self._sending:
+            self._producer.produce(self._topics.reports, encode(message))
+            self._producer.poll(0)
+            self._producer.hand_over()
 
     def driver(self, build: str, state: str, batches: int, reached: dict[int, int]) -> None:
         """Speak as the driver of a build."""
@@ -104,7 +109,9 @@ class FakeCluster:
             now_ms(),
         )
         self.report(message)
-        self._producer.flush(10)
+        with self._sending:
+            self._producer.flush(10)
+            self._producer.hand_over()
 
     def _run(self) -> None:
         try:

@@ -11,6 +11,8 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 
 from indexer import consuming
 from indexer.consuming import PAST_END_MS, REASSIGN_MS, Kind, Lost, NodeConsumer, Record
+from keytide.kafka import KafkaUnavailableError
+from keytide.log_history import LogHistory, PartitionHistory
 from keytide.settings import load_settings
 
 KEY = ("i-1", 0)
@@ -57,11 +59,19 @@ class Kafka:
         self.away = False
         self.told = -1
         self.hole = range(0)
+        self.confirmed_at = 10**9
+        """Until when it is known to be the right Kafka."""
 
     def assign(self, _: list[TopicPartition]) -> None: ...
     def pause(self, _: list[TopicPartition]) -> None: ...
     def resume(self, _: list[TopicPartition]) -> None: ...
     def close(self) -> None: ...
+
+    def history(self, *_: object, partitions: list[int]) -> LogHistory:
+        if self.away:
+            raise KafkaUnavailableError("away")
+        (partition,) = partitions
+        return LogHistory("t-1", {partition: PartitionHistory(self.low, self.high, 4, ((2, 80), (4, 90)))})
 
     def incremental_assign(self, places: list[TopicPartition]) -> None:
         start = places[0].offset
@@ -85,6 +95,9 @@ class Kafka:
     def consume(self, limit: int, _: float = 0.0) -> list[Any]:
         given, self.stale = [*self.errors, *self.stale], []
         self.errors = []
+        if 0 <= self.at < self.low:
+            given.append(Message(QUEUE, -1001, RESET))
+            self.at = -1
         while self.at >= 0 and len(given) < limit and self.at < self.high:
             if self.drops and self.chance.random() < self.drops:
                 self.at = min(self.high, self.at + self.chance.randrange(1, 4))  # lost on their way
@@ -110,7 +123,8 @@ def kafka() -> Kafka:
 
 def reader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, position: int = 0) -> NodeConsumer:
     monkeypatch.setattr(consuming, "consumer", lambda *_, **__: kafka)
-    made = NodeConsumer(load_settings())
+    monkeypatch.setattr(consuming, "log_history", kafka.history)
+    made = NodeConsumer(load_settings(), lambda since: kafka.confirmed_at >= since)
     made.read_mutations(KEY, position)
     return made
 
@@ -171,6 +185,20 @@ def test_a_place_that_was_deleted_is_lost_and_says_why(kafka: Kafka, monkeypatch
     (lost,) = [one for one in node.poll(0, 0) if isinstance(one, Lost)]
     assert "does not have offset 68, but 69 to 90" in lost.reason
     assert "_AUTO_OFFSET_RESET" in lost.reason
+    assert "topic id t-1, leader epoch 4, epochs end: 2 to 80, 4 to 90" in lost.reason
+
+
+def test_nothing_is_lost_until_this_is_known_to_be_the_right_kafka(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker of another cluster at the same address has a queue of the same name, or none."""
+    kafka.low, kafka.high, kafka.confirmed_at = 69, 90, 999
+    node = reader(kafka, monkeypatch, 68)
+    for now in range(1_000, 60_000, REASSIGN_MS):
+        assert not any(isinstance(one, Lost) for one in node.poll(0, now))
+    kafka.confirmed_at = 1_000
+    (lost,) = [one for one in node.poll(0, 60_000) if isinstance(one, Lost)]
+    assert "does not have offset 68" in lost.reason
 
 
 def test_a_place_past_the_end_has_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

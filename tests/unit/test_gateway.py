@@ -268,6 +268,13 @@ class FakeCatalogReader:
         self.closed += 1
 
 
+class FakeIdentity:
+    def look(self) -> None: ...
+    def open(self) -> None: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class FakeConsumer:
     def __init__(self) -> None:
         self.pending: list[Record] = []
@@ -289,6 +296,7 @@ def test_it_waits_for_the_cluster_follows_it_and_stops(monkeypatch: pytest.Monke
     reader, consumer = FakeCatalogReader(world.catalog.copy()), FakeConsumer()
     monkeypatch.setattr(gateway, "CatalogReader", lambda settings: reader)
     monkeypatch.setattr(gateway, "NodeConsumer", lambda settings: consumer)
+    monkeypatch.setattr(gateway, "KafkaIdentity", lambda *_, **__: FakeIdentity())
     monkeypatch.setattr(gateway, "RETRY_S", 0.01)
     view = Node("gateway-1")
     stop, started = threading.Event(), threading.Event()

@@ -1,0 +1,196 @@
+"""Which Kafka this is: what is remembered, adopted and refused, when Kafka changes under a process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from keytide import kafka_identity
+from keytide.clock import now_ms
+from keytide.kafka import KafkaUnavailableError, TopicInfo
+from keytide.kafka_identity import KafkaIdentity, Memory, Seen, WrongKafkaError
+from keytide.settings import Settings, load_settings
+
+
+class Kafka:
+    """Says who it is; `away`: it does not."""
+
+    def __init__(self) -> None:
+        self.cluster = "K1"
+        self.topics = {"keytide.metadata": "m1", "keytide.control": "c1", "users": "u1"}
+        self.away = False
+        self.listed = False
+        """Metadata are to be had all the same."""
+        self.asked = threading.Event()
+
+    def __enter__(self) -> Kafka:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def describe_cluster(self, request_timeout: float) -> Future[Any]:
+        answer: Future[Any] = Future()
+        if self.away:
+            answer.set_exception(TimeoutError())
+        else:
+            answer.set_result(type("Description", (), {"cluster_id": self.cluster}))
+        self.asked.set()
+        return answer
+
+    def list_topics(self, timeout: float) -> Any:
+        if not self.listed:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return type("Metadata", (), {"cluster_id": self.cluster})
+
+    def describe(self, _: object, names: Any, timeout: float) -> dict[str, TopicInfo]:
+        return {one: TopicInfo(one, self.topics[one], 1) for one in names if one in self.topics}
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
+    one = Kafka()
+    monkeypatch.setattr(kafka_identity, "admin", lambda _: one)
+    monkeypatch.setattr(kafka_identity, "describe_topics", one.describe)
+    monkeypatch.setattr(kafka_identity, "LOOK_S", 0.01)
+    return one
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(data_dir=tmp_path)
+
+
+def test_a_folder_that_remembers_nothing_adopts_what_it_sees_first(kafka: Kafka, settings: Settings) -> None:
+    KafkaIdentity(settings).look()
+    folder = settings.data_dir / "kafka-seen" / "keytide"
+    assert {one.name: one.read_text() for one in folder.iterdir()} == {
+        "cluster": "K1",
+        "keytide.metadata": "m1",
+        "keytide.control": "c1",
+    }
+    kafka.topics["keytide.reports"] = "r1"  # made later
+    KafkaIdentity(settings).look()
+    assert (folder / "keytide.reports").read_text() == "r1"
+
+
+def test_another_cluster_at_the_address_is_refused_also_after_a_restart(
+    kafka: Kafka, settings: Settings
+) -> None:
+    KafkaIdentity(settings).look()
+    kafka.cluster = "K2"
+    with pytest.raises(WrongKafkaError, match=r"cluster K2.* Kafka cluster K1") as raised:
+        KafkaIdentity(settings).look()
+    assert "kafka.bootstrap" in raised.value.next_step
+    assert str(settings.data_dir) in raised.value.next_step
+    KafkaIdentity(settings, remember=False).look()  # a gateway that begins has nothing to compare with
+
+
+def test_a_topic_that_was_made_anew_is_refused_and_one_that_is_missing_is_not(
+    kafka: Kafka, settings: Settings
+) -> None:
+    KafkaIdentity(settings).look()
+    del kafka.topics["keytide.control"]
+    KafkaIdentity(settings).look()
+    kafka.topics["keytide.control"] = "c2"
+    with pytest.raises(WrongKafkaError, match=r"keytide\.control was deleted and made anew.*c1.*c2"):
+        KafkaIdentity(settings).look()
+
+
+@pytest.fixture
+def watching(kafka: Kafka, settings: Settings) -> Iterator[KafkaIdentity]:
+    identity = KafkaIdentity(settings, remember=False)
+    identity.look()
+    identity.open()
+    yield identity
+    identity.close()
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def refused(identity: KafkaIdentity) -> bool:
+    try:
+        identity.check()
+    except WrongKafkaError:
+        return True
+    return False
+
+
+def test_a_process_that_runs_sees_it_when_another_cluster_answers(
+    kafka: Kafka, watching: KafkaIdentity
+) -> None:
+    until(lambda: kafka.asked.is_set())
+    watching.check()
+    kafka.cluster = "K2"
+    until(lambda: refused(watching))
+
+
+def test_offsets_are_confirmed_by_a_look_that_begins_later(kafka: Kafka, watching: KafkaIdentity) -> None:
+    now = now_ms() + 1
+    until(lambda: watching.confirmed(now))
+    kafka.away = True
+    kafka.asked.clear()
+    until(kafka.asked.is_set)
+    later = now_ms() + 1
+    kafka.asked.clear()
+    until(kafka.asked.is_set)
+    assert not watching.confirmed(later)
+    kafka.away, kafka.cluster = False, "K2"
+    until(lambda: refused(watching))
+    assert not watching.confirmed(later)
+
+
+def test_the_controller_that_is_gone_keeps_nobody_from_knowing(kafka: Kafka, settings: Settings) -> None:
+    """`describe_cluster` waits for the controller that the client knows; metadata come from any broker."""
+    kafka.away, kafka.listed = True, True
+    KafkaIdentity(settings).look()
+    kafka.cluster = "K2"
+    with pytest.raises(WrongKafkaError):
+        KafkaIdentity(settings).look()
+
+
+def test_kafka_that_is_away_is_no_other(kafka: Kafka, settings: Settings) -> None:
+    kafka.away = True
+    with pytest.raises(KafkaUnavailableError):
+        KafkaIdentity(settings).look()
+
+
+def test_processes_that_share_a_folder_agree_whoever_is_first(tmp_path: Path) -> None:
+    memories = [Memory(tmp_path / "seen", "k:9092") for _ in range(8)]
+    told: list[str] = []
+
+    def compare(number: int) -> None:
+        try:
+            memories[number].compare(Seen(f"K{number % 2}", {}))
+        except WrongKafkaError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=compare, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 4
+    assert [one.name for one in (tmp_path / "seen").iterdir()] == ["cluster"]
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_the_process_remembers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "seen").write_text("a file where the folder should be")
+    memory = Memory(tmp_path / "seen", "k:9092")
+    memory.compare(Seen("K1", {}))
+    assert "cannot be remembered" in caplog.text
+    with pytest.raises(WrongKafkaError):
+        memory.compare(Seen("K2", {}))
