@@ -8,7 +8,7 @@ do not wait for the writes before them (a timestamp must not wait for a transact
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from keytide.catalog import Record
 from keytide.history import History
@@ -145,6 +145,20 @@ class ConfirmRollback:
     incarnation: int
 
 
+class QueueCopy(NamedTuple):
+    """A copy of a slice, or a rebuild of it, that counts for what its queue keeps.
+
+    Attributes:
+        who: for people.
+        horizon: first offset that it may ever need again.
+        position: first offset that it has not durably read.
+    """
+
+    who: str
+    horizon: int
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class ConfirmBound:
     """The writes before this one are done: `BoundWritten`."""
@@ -160,12 +174,14 @@ class QueueLimit:
     Attributes:
         before: everything below this offset; -1 when no node counts that could say.
         older_than: but only what is older than this (ms); 0 for no such limit.
+        copies: all that count.
     """
 
     topic: str
     partition: int
     before: int
     older_than: int = 0
+    copies: tuple[QueueCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

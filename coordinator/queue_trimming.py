@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from coordinator.events import QueueLimit, QueuesTrimmed
+from coordinator.queue_bounds import because, stays_from
 from keytide.clock import now_ms
 from keytide.kafka import KafkaUnavailableError, admin, list_offsets
 from keytide.kafka_clients import AdminClient
@@ -61,11 +62,10 @@ class QueueWork:
         wanted: list[TopicPartition] = []
         for limit in limits:
             number = limit.partition
-            bounds = [ends[number]]
-            bounds += [limit.before] if limit.before >= 0 else []
-            bounds += [aged[number]] if limit.older_than else []
-            if min(bounds) > begins[number]:
-                wanted.append(TopicPartition(topic, number, min(bounds)))
+            keep = stays_from(limit, ends[number], aged.get(number))
+            if keep > begins[number]:
+                log.info("%s [%d]: %d to %d go: %s", topic, number, begins[number], keep, because(limit))
+                wanted.append(TopicPartition(topic, number, keep))
             else:
                 reached[(topic, number)] = begins[number]
         if not wanted:

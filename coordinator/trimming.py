@@ -14,6 +14,9 @@ the retention goes, and when the node comes back its slices say that they are LO
 What a node said of an index that has been built again since means nothing for the new queue. So nothing is
 deleted until an index has been READY for `SETTLING_MS`, and then only words count that are younger than that.
 
+The order names what every copy that counts has durably read; who deletes holds it against that
+(`queue_bounds`).
+
 Silence counts only while the leader itself was awake: who was stopped for a day, or had the clock set, has
 heard nobody for a day.
 """
@@ -23,6 +26,7 @@ from __future__ import annotations
 from coordinator.builds import Builds
 from coordinator.core import StabilityCore
 from coordinator.events import Instruction, Note, QueueLimit, QueuesTrimmed, TrimQueues
+from coordinator.instructions import QueueCopy
 from coordinator.stream import Limits
 from keytide.catalog import IndexRecord
 
@@ -93,23 +97,25 @@ class Trimmer:
         incarnation = self._book.incarnation(index.keyspace)
         found: list[QueueLimit] = []
         for number, nodes in enumerate(index.placement):
-            horizons = [
-                record.queue_positions.get(index.id, {}).get(number, -1)
+            copies = [
+                QueueCopy(f"rebuild {record.id}", place, place)
                 for record in rebuilds
                 if number in record.slices.get(index.id, ())
+                for place in (record.queue_positions.get(index.id, {}).get(number, -1),)
             ]
             expired = False
             for node in nodes:
                 if self._silent(node, now):
                     expired = True
                 else:
-                    horizons.append(self._horizon(node, index.id, number, since, incarnation))
-            before = min(horizons, default=-1)
+                    horizon = self._horizon(node, index.id, number, since, incarnation)
+                    copies.append(QueueCopy(f"node {node}", horizon, self._position(node, index.id, number)))
+            before = min((copy.horizon for copy in copies), default=-1)
             older_than = now - self._limits.queue_retention_ms if expired else 0
-            if (horizons and before < 0) or not (horizons or expired):
+            if (copies and before < 0) or not (copies or expired):
                 continue
             if expired or before > self._reached.get((topic, number), 0):
-                found.append(QueueLimit(topic, number, before, older_than))
+                found.append(QueueLimit(topic, number, before, older_than, tuple(copies)))
         return found
 
     def _horizon(self, node: str, index: str, number: int, since: int, incarnation: int) -> int:
@@ -119,6 +125,12 @@ class Trimmer:
         if known is None or status is None or status.incarnation != incarnation:
             return -1
         return status.queue_horizon
+
+    def _position(self, node: str, index: str, number: int) -> int:
+        """What a replica has durably read: nothing, as far as is known, when it has not said so."""
+        known = self._core.nodes.by_id.get(node)
+        status = known.slice(index, number) if known else None
+        return status.queue_position if status else 0
 
     def _silent(self, node: str, now: int) -> bool:
         """Whether a node has been silent for longer than queues are kept."""

@@ -172,7 +172,7 @@ class FakeCluster:
                         100,
                         1,
                         0,
-                        0,
+                        max(0, self.horizon),
                         0,
                         0,
                         incarnation=keyspace.incarnation if keyspace else 0,

@@ -511,6 +511,7 @@ def test_which_topic_has_a_name_is_told_at_once_and_always(kafka: EmbeddedKafka,
     settings = load_settings(kafka={"bootstrap": kafka.bootstrap})
     answers: list[TopicSeen] = []
     ids, asked = TopicIds(settings, answers.append), itertools.count(1)
+    ids.open()
 
     def ask(name: str) -> TopicSeen:
         number = next(asked)
@@ -529,7 +530,9 @@ def test_which_topic_has_a_name_is_told_at_once_and_always(kafka: EmbeddedKafka,
     assert answers[-1].error == ""
     client.create_topics([NewTopic(name, num_partitions=2)])[name].result(30)
     wait_for(lambda: ask(name).topic_id not in ("", first.topic_id), "the new topic")
+    ids.close()
     away = TopicIds(load_settings(kafka={"bootstrap": "127.0.0.1:1"}), answers.append)
+    away.open()
     away.ask(ConfirmTopic(name, next(asked)))
     wait_for(lambda: answers[-1].error, "an answer without Kafka")
 

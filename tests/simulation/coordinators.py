@@ -44,6 +44,7 @@ from coordinator.events import (
 )
 from coordinator.examine import holds, newest_on_log, standing
 from coordinator.leader import Answer, Leader
+from coordinator.queue_bounds import stays_from
 from coordinator.stream import Limits
 from keytide.catalog import TermRecord
 from keytide.messages import Published, StabilityTimestamp, encode
@@ -289,7 +290,8 @@ class SimCoordinator:
             queue = self.world.kafka.queue(limit.topic, limit.partition)
             if queue is None:
                 continue
-            gone = queue.trim(limit.before, limit.older_than)
+            young = queue.young(limit.older_than) if limit.older_than else None
+            gone = queue.trim(stays_from(limit, queue.end, young))
             reached[limit.topic, limit.partition] = queue.begin
             removed += gone
             if limit.older_than and gone:

@@ -35,12 +35,13 @@ class Queue:
         self.records.append(record)
         self.times.append(now)
 
-    def trim(self, before: int, older_than: int) -> int:
-        """Delete records, as far as all given limits allow; returns how many went."""
-        upto = self.end if before < 0 else min(self.end, before)
-        if older_than:
-            upto = bisect_left(self.times, older_than, hi=upto)
-        gone = max(0, upto - self.begin)
+    def young(self, older_than: int) -> int:
+        """The first offset that is not older than that."""
+        return bisect_left(self.times, older_than)
+
+    def trim(self, before: int) -> int:
+        """Delete records; returns how many went."""
+        gone = max(0, before - self.begin)
         self.begin += gone
         return gone
 

@@ -228,6 +228,16 @@ def trim_everything(patches: Patches) -> None:
     patches.put(trimming.Trimmer, "_horizon", lambda self, *_: 1 << 30)
 
 
+@mutant("R34", "queues are trimmed to what the fastest copy needs", faults=("node-crash",))
+def trim_by_the_fastest(patches: Patches) -> None:
+    def limits_of(self: trimming.Trimmer, index: Any, since: int, now: int) -> Any:
+        found = _limits_of(self, index, since, now)
+        most = max((copy.position for one in found for copy in one.copies), default=-1)
+        return [dataclasses.replace(one, before=most) for one in found]
+
+    _limits_of = patches.put(trimming.Trimmer, "_limits_of", limits_of)
+
+
 @mutant("rebuild of one slice", "a rebuilt slice goes on at the end of its queue", faults=("disk-loss",))
 def rebuild_from_the_end(patches: Patches) -> None:
     def build_end(self: Finishing, record: Any) -> Any:

@@ -103,6 +103,16 @@ def believe_old_leaders(patches: Patches) -> None:
 
 
 @unit_mutant(
+    "R10 (read again)",
+    "a gap stops its slice although the queue was not read again",
+    "nothing is lost between queue and slice there",
+    test_slice_core.test_a_gap_that_was_lost_on_its_way_is_filled_by_reading_again,
+)
+def stop_at_the_first_gap(patches: Patches) -> None:
+    patches.put(SliceCore, "_read_again", lambda self, mode, now: False)
+
+
+@unit_mutant(
     "R17 (older ignored)",
     "the version that comes last counts, whatever its offset",
     "trimming keeps older versions of one source partition away, and a document has only one there",

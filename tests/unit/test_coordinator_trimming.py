@@ -9,8 +9,11 @@ from msgspec.structs import replace
 
 from coordinator.buildbook import BuildLimits
 from coordinator.events import Instruction, QueuesTrimmed, Reported, TrimQueues
+from coordinator.instructions import QueueCopy, QueueLimit
 from coordinator.leader import Leader
+from coordinator.queue_bounds import because, stays_from
 from coordinator.stream import Limits
+from keytide.errors import InvariantViolationError
 from keytide.messages import NodeHeartbeat
 from tests.unit.leader_world import MUTATIONS, World, backfilled
 from tests.unit.test_coordinator_rebuild import NODES, in_catchup, live, queued, status
@@ -206,6 +209,38 @@ def test_while_a_slice_is_lost_its_queue_stays() -> None:
     world = serving()
     out = live(world, {1: "LOST"}, 20_000)
     assert 1 not in trims(out)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_is_ordered_nothing_goes_that_a_copy_has_not_read(seed: int) -> None:
+    """Orders of a trimmer that has lost its mind: what is deleted is right, or it is refused."""
+    rng = random.Random(seed)
+    copies = tuple(
+        QueueCopy(f"n{n}", (horizon := rng.randrange(100)), horizon + rng.randrange(50))
+        for n in range(rng.randrange(4))
+    )
+    end = rng.randrange(200)
+    young = rng.choice((None, rng.randrange(200)))
+    limit = QueueLimit("q", 0, rng.randrange(-1, 200), 1 if young is not None else 0, copies)
+    asked = min(end, limit.before if limit.before >= 0 else end, end if young is None else young)
+    if any(asked > copy.position for copy in copies) or (not copies and young is None):
+        with pytest.raises(InvariantViolationError, match="QueueKept"):
+            stays_from(limit, end, young)
+    else:
+        assert stays_from(limit, end, young) == asked
+
+
+def test_an_order_says_who_bounds_it() -> None:
+    world = serving()
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, placement=[["n1", "n2"], ["n2"], ["n1"]]))
+    world.tick(100)
+    beat(world, {0: 70, 2: 90}, ("n1",))
+    both = [replace(status(world, 0, "LIVE"), queue_horizon=40, queue_position=55)]
+    world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, both, 0, 0, 0), world.now))
+    (order,) = [one for one in world.tick(1_000) if isinstance(one, TrimQueues)]
+    limit = next(one for one in order.limits if one.partition == 0)
+    assert because(limit) == "bounded by node n2, which may need 40 and has durably read up to 55 (2 count)"
 
 
 @pytest.mark.parametrize("seed", range(20))
