@@ -20,6 +20,7 @@ def index_reasons(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """What is not in order with an index, or worth a note."""
     if record.state == "READY":
         yield from _slices(leader, record)
+        yield from _ways_back(leader, record)
         yield from _contents(leader, record)
     elif record.state in ("FAILED", "DEFERRED") and leader.builds.book.active(record) is None:
         yield from _not_built(record)
@@ -65,6 +66,27 @@ def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
             "failing",
             f"{missing} of {record.slices} slices answer nothing: scans that need them fail",
             "see what is said of its slices",
+        )
+
+
+def _ways_back(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
+    """Slices whose disk has no room for a way back."""
+    given_up: defaultdict[str, list[int]] = defaultdict(list)
+    for number, names in enumerate(record.placement):
+        for name in names:
+            node = leader.core.nodes.by_id.get(name)
+            status = node.slice(record.id, number) if node else None
+            if status is not None and status.undo_given_up:
+                given_up[name].append(number)
+    for name, numbers in given_up.items():
+        shown = ", ".join(map(str, numbers[:SHOWN])) + (" and more" if len(numbers) > SHOWN else "")
+        yield Reason(
+            "slice",
+            f"slice{'s' if len(numbers) > 1 else ''} {shown} of {record.name}",
+            "degraded",
+            f"on node {name} the way back was given up, for its disk is nearly full: should the source lose "
+            "records, this is rebuilt",
+            f"make room on the disk of node {name}; the next fold leaves a way back again",
         )
 
 

@@ -89,6 +89,7 @@ def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
                     "state": status.state if status else None,
                     "incarnation": status.incarnation if status else None,
                     "undo_steps": status.undo_steps if status else None,
+                    "undo_given_up": status.undo_given_up if status else None,
                     "reason": status.reason if status else "",
                     "build": record.build_of(number) or None,
                     "rebuild": rebuild,

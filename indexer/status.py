@@ -39,6 +39,7 @@ def running(
         violated=unique.some() if unique else [],
         repair=core.repair(store.durable),
         listed=unique.listed if unique else 0,
+        undo_given_up=store.undo_given_up,
     )
 
 

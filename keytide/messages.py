@@ -502,6 +502,8 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """Of the last round that it has heard of, None when none."""
     listed: int = -1
     """How many of `violations` are listed, and proven; -1 of a release that does not say."""
+    undo_given_up: bool = False
+    """Its last fold has left no way back, for the disk was nearly full; its queue keeps nothing for one."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):

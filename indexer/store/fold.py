@@ -128,10 +128,12 @@ class FoldOutcome:
     Attributes:
         error: empty for success, else `disk-full`, `not-owner`, `mirror`, `damaged` or `failed`.
         detail: the story.
+        undo_given_up: the way back was, for the disk is nearly full.
     """
 
     error: str = ""
     detail: str = ""
+    undo_given_up: bool = False
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -154,7 +156,7 @@ Further = Callable[[], None]
 def run_fold(job: FoldJob, further: Further = lambda: None) -> FoldOutcome:
     """Do it. Never raises: every end is an outcome."""
     try:
-        _fold(job, further)
+        return FoldOutcome(undo_given_up=_fold(job, further))
     except _RefusedError as refused:
         return refused.outcome
     except (lmdb.MapFullError, lmdb.DiskError) as error:
@@ -164,10 +166,10 @@ def run_fold(job: FoldJob, further: Further = lambda: None) -> FoldOutcome:
     except (lmdb.Error, OSError) as error:
         full = "No space left" in str(error) or "Disk quota" in str(error)
         return FoldOutcome("disk-full" if full else "failed", f"{type(error).__name__}: {error}")
-    return FoldOutcome()
 
 
-def _fold(job: FoldJob, further: Further) -> None:
+def _fold(job: FoldJob, further: Further) -> bool:
+    """Whether the way back was given up, for the disk is nearly full."""
     folder = Path(job.slice_folder)
     base = lmdb.open(
         str(folder / "base"),
@@ -189,24 +191,26 @@ def _fold(job: FoldJob, further: Further) -> None:
             lock=False,  # nothing writes to it any more, and it outlives this fold
         )
         with delta:
-            _merge(base, delta, folder, job, further)
+            given_up = _merge(base, delta, folder, job, further)
         reach("fold-committed")
         further()
         _write_checksums(base, folder, job, further)
         reach("fold-checksums-written")
         if job.rebuild_bits:
             _rebuild_filter(base, folder, job, further)
+    return given_up
 
 
 def _merge(
     base: lmdb.Environment, delta: lmdb.Environment, folder: Path, job: FoldJob, further: Further
-) -> None:
+) -> bool:
+    """Whether the way back was given up, for the disk is nearly full."""
     with base.begin(write=True) as into, delta.begin() as source:
         meta = base.open_db(b"meta", into, create=False)
         _check_owner(into, meta, job)
         before = int(into.get(SEQUENCE_KEY, db=meta) or b"-1")
         if before == job.sequence:
-            return  # an earlier try came as far as the commit
+            return False  # an earlier try came as far as the commit
         undo = UndoWriter(folder / UNDO_FOLDER, TABLES, job.undo_bytes) if job.undo_bytes else None
         name = ""
         try:
@@ -236,6 +240,7 @@ def _merge(
         into.put(SEQUENCE_KEY, b"%d" % job.sequence, db=meta)
         into.put(UNDO_KEY, name.encode(), db=meta)
         reach("fold-before-commit")
+    return undo is not None and undo.no_room
 
 
 def _merge_table(
@@ -278,7 +283,7 @@ def _leave_room(undo: UndoWriter | None, job: FoldJob) -> None:
     status = os.statvfs(job.slice_folder)
     free = status.f_bavail * status.f_frsize
     if undo is not None and free < 2 * job.reserve_bytes:
-        undo.full = True  # a fold gives room back and must go on; the way back must not
+        undo.leave_room()  # a fold gives room back and must go on; the way back must not
     if free < job.reserve_bytes:
         raise _RefusedError("disk-full", f"less than {job.reserve_bytes} bytes left")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from indexer.store.base import Base
@@ -16,6 +17,8 @@ from indexer.store.settings import StoreSettings
 from indexer.store.states import encode_state
 from keytide.errors import InvariantViolationError, RetryableError, invariant
 from keytide.sync_points import reach
+
+log = logging.getLogger(__name__)
 
 
 class Folding:
@@ -38,6 +41,8 @@ class Folding:
         self._retry_at: int | None = None
         self._untold: Applied | None = None
         self._now = 0
+        self.undo_given_up = False
+        """The last fold has left no way back, for the disk was nearly full."""
 
     @property
     def at_work(self) -> bool:
@@ -100,6 +105,9 @@ class Folding:
             )
         self._base.reload()
         self._journal.folded(self._base.head, self._now)
+        if outcome.undo_given_up and not self.undo_given_up:
+            log.warning("%s cannot step back any more: the disk is nearly full", self._folder)
+        self.undo_given_up = outcome.undo_given_up
         self.frozen.retire(delete=self.frozen.folder)
         self.frozen = None
         invariant(

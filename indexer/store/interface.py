@@ -304,6 +304,11 @@ class SliceStore(Protocol):
         """How many folds the durable state can step back."""
         ...
 
+    @property
+    def undo_given_up(self) -> bool:
+        """Whether the last fold has left no way back, for the disk was nearly full."""
+        ...
+
     def step_back(self, holds: Callable[[Applied], bool]) -> bool:
         """Go back to the newest state for which `holds` is true: the present one (nothing happens), else the
         durable one (what was not folded is dropped), else one fold after the other back. Durable on return;

@@ -234,6 +234,10 @@ class LmdbSliceStore:
     def undo_steps(self) -> int:
         return len(self._journal.ways)
 
+    @property
+    def undo_given_up(self) -> bool:
+        return self._folding.undo_given_up
+
     def step_back(self, holds: Callable[[Applied], bool]) -> bool:
         if holds(self._applied):
             return True

@@ -148,6 +148,10 @@ class MemorySliceStore:
     def undo_steps(self) -> int:
         return len(self._undo)
 
+    @property
+    def undo_given_up(self) -> bool:
+        return False
+
     def step_back(self, holds: Callable[[Applied], bool]) -> bool:
         if holds(self._state.applied):
             return True

@@ -86,11 +86,14 @@ class UndoWriter:
         folder: of the slice's undo files; made if missing.
         tables: names of the tables, in a fixed order.
         limit_bytes: a larger file is given up: `full` is true then.
+
+    Attributes:
+        no_room: it was given up because the disk is nearly full.
     """
 
     def __init__(self, folder: Path, tables: Sequence[bytes], limit_bytes: int) -> None:
         folder.mkdir(exist_ok=True)
-        self.full = False
+        self.full = self.no_room = False
         self._folder = folder
         self._tables = list(tables)
         self._limit = limit_bytes
@@ -137,6 +140,10 @@ class UndoWriter:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def leave_room(self) -> None:
+        """Write no more: the disk is nearly full."""
+        self.full = self.no_room = True
 
     def give_up(self) -> None:
         """No file after all."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import health, metrics
@@ -313,3 +314,15 @@ def test_a_node_says_that_nobody_leads_and_which_slices_do_not_serve() -> None:
     assert node_health.of(made, 15.2, 2.0).well
     made._troubles = {("i", 1): Trouble("LOST", "its folder is gone")}
     assert "its folder is gone" in node_health.of(made, 15.2, 2.0).reasons[0].reason
+
+
+def test_a_way_back_that_was_given_up_is_told() -> None:
+    day = Day()
+    given_up = [replace(status(day.world, 1, "LIVE", (130, 60)), undo_given_up=True)]
+    day.world.handle(
+        Reported(NodeHeartbeat("n2", "", 1, day.world.now, given_up, 0, 1 << 40, 0), day.world.now)
+    )
+    (reason,) = day.verdict().reasons
+    assert (reason.kind, reason.subject, reason.status) == ("slice", "slice 1 of by_city", "degraded")
+    assert "the way back was given up" in reason.reason
+    assert "node n2" in reason.next_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -404,6 +405,27 @@ def test_a_disk_that_is_full_leaves_the_state_before_or_after_a_step(
     assert whole(store) == before
     assert store.step_back(lambda applied: applied.number <= 1)
     assert store.counts.documents == 10
+    store.close()
+
+
+def test_a_disk_that_is_nearly_full_costs_the_way_back_and_that_is_told(
+    tmp_path: Path, folds: FoldWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = lmdb_store(tmp_path / "slice", folds)
+    store.apply(segments(documents(0, 10)), state(1, p0=10))
+    fold(store)
+    assert (store.undo_steps, store.undo_given_up) == (1, False)
+    roomy, free = store._folding._settings, shutil.disk_usage(tmp_path).free
+    store._folding._settings = replace(roomy, reserve_bytes=int(4 * 0.7 * free))
+    store.apply(segments(documents(10, 10)), state(2, p0=20))
+    fold(store)
+    assert (store.undo_steps, store.undo_given_up) == (0, True)
+    assert store.horizon == store.durable == state(2, p0=20)
+    assert "the disk is nearly full" in caplog.text
+    store._folding._settings = roomy
+    store.apply(segments(documents(20, 10)), state(3, p0=30))
+    fold(store)
+    assert (store.undo_steps, store.undo_given_up) == (1, False)
     store.close()
 
 
