@@ -1,18 +1,20 @@
 """`python -m benchmarks [NAME ...] [--json] [--documents N] [--verify]`: measure, print a table, keep the
-figures in `benchmarks/results/`.
+figures in `benchmarks/results/`. With `--busy` and `--times N` it is a stress test (`benchmarks.stress`).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import building, bulk, catching_up, foreground, latency, peers, recovery, throughput
+from benchmarks import building, bulk, catching_up, foreground, latency, peers, recovery, stress, throughput
 from benchmarks.harness import Result, say
 
 ALL: dict[str, Callable[..., Result]] = {
@@ -40,11 +42,20 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object per benchmark")
     parser.add_argument("--documents", type=int, help="instead of the usual number (growth: millions)")
     parser.add_argument("--verify", action="store_true", help="backfill: READY only when verified")
+    parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
+    parser.add_argument("--times", type=int, default=1, help="so many rounds, as a stress test: see --logs")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        default=Path("stress-logs"),
+        help="where the logs of failed rounds are kept [default: %(default)s]",
+    )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in ALL]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
     results: list[Result] = []
+    failed: list[str] = []
     for name in arguments.names or list(ALL):
         say(f"== {name}")
         options = {"documents": arguments.documents} if arguments.documents else {}
@@ -52,15 +63,24 @@ def main() -> int:
             options = {"millions": arguments.documents}
         if name == "backfill" and arguments.verify:
             options["verify"] = True
-        result = ALL[name](**options)
-        result.save()
-        results.append(result)
-        say(json.dumps(result.figures))
+        one = functools.partial(ALL[name], **options)
+        with stress.busy(arguments.busy):
+            if arguments.times == 1 and not arguments.busy:
+                done = [one()]
+                done[0].save()
+            else:  # (figures of a machine that is busy are not kept)
+                done, lost = stress.rounds(name, arguments.times, one, arguments.logs)
+                failed += lost
+        results += done
+        for result in done:
+            say(json.dumps(result.figures))
     if not arguments.json:
         _print(results)
     for result in results if arguments.json else []:
         print(json.dumps(result.as_json()))
-    return 0
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _print(results: list[Result]) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,21 @@ def machine_state() -> dict[str, Any]:
     }
 
 
+_look: Callable[[Path, bool], None] = lambda folder, failed: None  # noqa: E731 - nobody looks
+
+
+@contextmanager
+def watched(look: Callable[[Path, bool], None]) -> Iterator[None]:
+    """Have `look` called with the folder of each cluster when it has stopped, before the folder goes, and
+    whether the benchmark has failed; what it raises fails the benchmark."""
+    global _look
+    before, _look = _look, look
+    try:
+        yield
+    finally:
+        _look = before
+
+
 class Bench:
     """A cluster to measure.
 
@@ -117,15 +132,22 @@ class Bench:
         )
 
     def __enter__(self) -> Self:
-        self.cluster.start()
+        try:
+            self.cluster.start()
+        except BaseException:
+            _look(self._folder, True)
+            raise
         self.admin = Admin(self.cluster.coordinator_url)
         self.client = Client(self.cluster.node_urls[0])
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.client.close()
         self.cluster.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            _look(self._folder, kind is not None)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def bootstrap(self) -> str:
