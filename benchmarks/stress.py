@@ -36,19 +36,24 @@ class TroubleError(Exception):
 def troubles(folder: Path) -> list[str]:
     """Lines of trouble in the logs below a folder, with the name of their file."""
     found: list[str] = []
-    for file in sorted(folder.rglob("*.log")):
+    for file in _logs(folder):
         with file.open(errors="replace") as lines:
             found += [f"{file.name}: {line.strip()}" for line in lines if TROUBLE.search(line)]
     return found
 
 
 def keep(folder: Path, into: Path) -> None:
-    """Copy all logs below a folder, whatever deep they are."""
-    for file in folder.rglob("*.log*"):
-        if file.is_file():
-            target = into / file.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+    """Copy all logs below a folder, however deep they are."""
+    for file in _logs(folder):
+        target = into / file.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _logs(folder: Path) -> list[Path]:
+    """Log files, without the segments of Kafka's topics, which have such names too."""
+    data = folder / "kafka" / "data"
+    return sorted(one for one in folder.rglob("*.log*") if one.is_file() and not one.is_relative_to(data))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from kafka import KafkaProducer
 
 from deploy.kafka import MESSAGE_MAX_BYTES, EmbeddedKafka
 from keytide.errors import CallerError
+from keytide.kafka_identity import KafkaIdentity, WrongKafkaError
+from keytide.settings import load_settings
 from tests.integration.conftest import TopicFactory
 
 pytestmark = pytest.mark.integration
@@ -207,3 +209,27 @@ def test_ctrl_c_stops_it_in_order(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGINT)
         assert parent.wait(30) == 0
     assert "shut down" in (tmp_path / "broker" / "logs" / "kafka.log").read_text()
+
+
+def test_another_kafka_at_the_same_address_is_seen_by_who_runs_and_by_who_starts(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "one") as kafka:
+        port = kafka.port
+        settings = load_settings(kafka={"bootstrap": kafka.bootstrap}, data_dir=tmp_path / "own")
+        running = KafkaIdentity(settings)
+        running.look()
+        running.open()
+    try:
+        with EmbeddedKafka(tmp_path / "two", port):
+            with pytest.raises(WrongKafkaError, match="what is here belongs to Kafka cluster"):
+                KafkaIdentity(settings).look()
+            with pytest.raises(WrongKafkaError):
+                _checked(running, 60.0)
+    finally:
+        running.close()
+
+
+def _checked(identity: KafkaIdentity, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        identity.check()
+        time.sleep(0.05)

@@ -33,6 +33,8 @@ def test_what_is_trouble(tmp_path: Path, line: str, trouble: bool) -> None:
 def test_rounds_go_on_and_logs_of_failed_ones_are_kept(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
+    (segment := data / "kafka" / "data" / "t-0" / "0.log").parent.mkdir(parents=True)
+    segment.write_text("slice a/0 is lost: in a document")
     said = iter(("all is well", "slice a/0 is lost: gone", "all is well", "all is well"))
     number = 0
 
