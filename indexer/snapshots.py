@@ -11,6 +11,8 @@ Every commit gives a `StoreSnapshot`. A ring keeps, by number:
 * what a page token has leased, until the lease runs out;
 
 and, whatever its number, the newest commit, for scans of the tip. The rest is closed, once nobody reads it.
+The tip is shown from the first commit on whose number is not older than what is published: what a restart or
+a rollback finds on the disk is the base, older than what was shown before, until the queue has been replayed.
 
 A rollback voids numbers: their snapshots go, leases and all; what somebody is reading is closed behind him. A
 reader to whom the store says that it is damaged reports it: from then on the ring gives out nothing, and the
@@ -66,6 +68,7 @@ class SnapshotRing:
         self._lock = threading.Lock()
         self._numbered: dict[int, _Kept] = {}
         self._tip: _Kept | None = None
+        self._joined = False
         self._published = UNNUMBERED
         self._damage = ""
         self._doubt = ""
@@ -81,6 +84,7 @@ class SnapshotRing:
         """
         with self._lock:
             previous, self._tip = self._tip, _Kept(snapshot, number)
+            self._joined = self._joined or (number != UNNUMBERED and number >= self._published)
             if number != UNNUMBERED:
                 known = self._numbered.get(number)
                 if known is not None and known is not previous:
@@ -107,6 +111,7 @@ class SnapshotRing:
         `add` brings the one that holds."""
         with self._lock:
             tip, self._tip = self._tip, None
+            self._joined = False
             if tip is not None and self._numbered.get(tip.number) is not tip:
                 _drop(tip)
             for number, kept in list(self._numbered.items()):
@@ -156,9 +161,13 @@ class SnapshotRing:
             return self._reading(self._numbered.get(number))
 
     def tip(self) -> Reading | None:
-        """The newest commit, numbered or not; None before the first."""
+        """The newest commit, numbered or not. Until one has joined the published numbers (again) it is the
+        newest number held instead, None when there is none, or only older ones than are published."""
         with self._lock:
-            return self._reading(self._tip)
+            if self._joined or self._tip is None:
+                return self._reading(self._tip)
+            newest = max(self._numbered, default=UNNUMBERED)
+            return self._reading(self._numbered.get(newest)) if newest >= self._published else None
 
     def newest(self) -> int:
         """The newest number held, -1 when none."""

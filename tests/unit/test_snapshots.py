@@ -144,6 +144,38 @@ def test_the_tip_is_the_newest_commit_numbered_or_not() -> None:
     assert shelf.ring.newest() == 3
 
 
+def test_a_restarted_slice_shows_no_tip_before_it_has_replayed() -> None:
+    """The base that a restart finds is older than what tip scans were shown before."""
+    shelf = Shelf()
+    shelf.ring.publish(7, 0)
+    shelf.add(UNNUMBERED)
+    assert shelf.ring.tip() is None, "the base"
+    shelf.add(UNNUMBERED)
+    assert shelf.ring.tip() is None, "made room, nothing joined"
+    shelf.add(5)
+    assert shelf.ring.tip() is None, "older than what is published"
+    shelf.add(7)
+    shelf.add(UNNUMBERED)
+    tip = shelf.ring.tip()
+    assert tip is not None
+    assert tip.number == UNNUMBERED
+
+
+def test_a_tip_does_not_fall_behind_the_numbers_that_a_rollback_leaves() -> None:
+    shelf = Shelf()
+    shelf.add(1, 2, 3)
+    shelf.ring.roll_back(_history(2))
+    shelf.add(UNNUMBERED)  # what the journal of undo steps back to: older than number 2
+    tip = shelf.ring.tip()
+    assert tip is not None
+    assert tip.number == 2
+    shelf.add(4)
+    shelf.add(UNNUMBERED)
+    tip = shelf.ring.tip()
+    assert tip is not None
+    assert tip.number == UNNUMBERED
+
+
 def test_closing_closes_all_but_what_is_read() -> None:
     shelf = Shelf()
     shelf.add(1, 2)
