@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final, Generic, TypeVar
 
 from indexer.scan.choose import (
@@ -122,6 +123,7 @@ class Agreement:
                 tested,
                 selection.distinct,
                 in_order=selection.in_order,
+                saw=seen.get(index.keyspace, ()),
             )
             try:
                 gathered = await work(target)
@@ -321,7 +323,8 @@ def with_timestamp(stamp: Stamp, read: Iterable[Timestamp]) -> Stamp:
         return stamp
     first, *others = timestamps
     if stamp.number == TIP:
-        return replace(stamp, timestamp=smallest(timestamps))
+        tip = reduce(Timestamp.merge_max, timestamps)
+        return replace(stamp, timestamp=smallest(timestamps), tip=tip)
     invariant(
         all(_same_cut(first, other) for other in others),
         "Untorn",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from indexer.scan.request import AtLeast, Moment, OffsetAndEpoch
+from indexer.scan.tokens import Saw, tip_of
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from keytide.history import History
 from keytide.timestamp import Timestamp
@@ -22,12 +23,15 @@ class Stamp:
 
     Attributes:
         fresh_at: from when its staleness counts (ms), 0 when unknown.
+        tip: of newest states, the earliest timestamp that covers all that were read (`timestamp` is the
+            latest that all of them cover).
     """
 
     number: int
     incarnation: int
     timestamp: Timestamp
     fresh_at: int
+    tip: Timestamp | None = None
 
 
 class TimestampNotReachedError(RetryableError):
@@ -63,18 +67,26 @@ class RollingBackError(IndexNotReadyError):
     """The keyspace was rolled back, and its slices hold no common snapshot since (R32). Soon over."""
 
 
-def check_history(seen: tuple[int, int] | None, history: History) -> None:
+def check_history(seen: Saw | None, history: History) -> None:
     """Raise `HistoryChangedError` if what a session saw was rolled back.
 
     Args:
-        seen: (number, incarnation) that the session has seen; None when it saw nothing of the keyspace.
+        seen: what the session has seen of the keyspace; None for nothing.
         history: of the keyspace.
     """
-    if seen is not None and not history.number_holds(*seen):
-        raise HistoryChangedError(
-            f"the source lost records: snapshot {seen[0]}, which the session has seen, was rolled back",
-            next_step="read again what depends on it, then go on without the session token",
-        )
+    if seen is None:
+        return
+    tip = tip_of(seen)
+    if not history.number_holds(*seen[:2]):
+        what = f"snapshot {seen[0]}"
+    elif tip is not None and not history.holds(tip[1], tip[0]):
+        what = "some of the newest states"
+    else:
+        return
+    raise HistoryChangedError(
+        f"the source lost records: {what}, which the session has seen, was rolled back",
+        next_step="read again what depends on it, then go on without the session token",
+    )
 
 
 def check_branches(at_least: AtLeast, history: History) -> None:
@@ -110,7 +122,7 @@ def check_partitions(at_least: AtLeast, partitions: int) -> dict[int, int]:
 def unmet(
     stamp: Stamp | None,
     moment: Moment,
-    seen: tuple[int, int] | None,
+    seen: Saw | None,
     at_least: dict[int, int],
     incarnation: int,
     now: int,
@@ -119,7 +131,7 @@ def unmet(
 
     Args:
         stamp: the newest published snapshot; None when there is none.
-        seen: (number, incarnation) that the session has seen of this keyspace.
+        seen: what the session has seen of this keyspace.
         at_least: from `check_partitions`.
         incarnation: the keyspace's, as the metadata has it (R32).
         now: milliseconds.
@@ -130,6 +142,9 @@ def unmet(
         return f"a snapshot since the rollback (newest: {stamp.number}, from before it)"
     if seen is not None and (stamp.incarnation, stamp.number) < (seen[1], seen[0]):
         return f"snapshot {seen[0]}, which the session has seen (newest: {stamp.number})"
+    tip = tip_of(seen) if seen is not None else None
+    if tip is not None and not stamp.timestamp.covers(tip[1]):
+        return "a snapshot that covers the newest states that the session has seen"
     for partition, offset in at_least.items():
         if stamp.timestamp.offset(partition) < offset:
             return f"offset {offset} of partition {partition} (indexed: {stamp.timestamp.offset(partition)})"

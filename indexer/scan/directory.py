@@ -124,11 +124,10 @@ class Directory:
             state=record.state,
         )
 
-    def holds(self, keyspace: str, number: int, incarnation: int) -> bool:
-        """Whether a snapshot of a keyspace is not void, as far as this node knows."""
+    def history(self, keyspace: str) -> History:
+        """The rollbacks of a keyspace, as far as this node knows."""
         self._refresh()
-        history = self._histories.get(keyspace)
-        return history is None or history.number_holds(number, incarnation)
+        return self._histories.get(keyspace) or History()
 
     def secret(self) -> bytes:
         """What tokens are signed with.

@@ -29,10 +29,10 @@ from indexer.scan.leases import keep_everywhere
 from indexer.scan.news import Patience
 from indexer.scan.reading import TIP, LeaseRequest, Nodes
 from indexer.scan.request import Moment
-from indexer.scan.scatter import CLIENT, SnapshotMissingError, Target
+from indexer.scan.scatter import CLIENT, SnapshotMissingError, Target, behind
 from indexer.scan.selection import Selection, filter_json
-from indexer.scan.tokens import HeldToken, Seen
-from keytide.errors import RetryableError
+from indexer.scan.tokens import HeldToken, Saw, Seen
+from keytide.errors import KeytideError, RetryableError
 from keytide.timestamp import Timestamp
 
 REMEMBERED: Final = 4_096
@@ -50,6 +50,7 @@ class Held:
         nodes: slice -> the node that holds it there.
         lease_ms: how long it is held after its last use.
         seen: what the session had seen when it was taken.
+        saw: of the index's keyspace, for newest states.
     """
 
     index: str
@@ -58,6 +59,7 @@ class Held:
     nodes: Mapping[int, str]
     lease_ms: int
     seen: Seen
+    saw: Saw = ()
 
     @classmethod
     def of(cls, token: HeldToken) -> Held:
@@ -97,10 +99,13 @@ class Held:
             selection.distinct,
             self.hold,
             selection.in_order,
+            saw=self.saw,
         )
 
-    def gone(self, missing: SnapshotMissingError) -> SnapshotGoneError:
+    def gone(self, missing: SnapshotMissingError) -> KeytideError:
         """What a reader is told when a slice does not hold the snapshot any more."""
+        if self.stamp.number == TIP:
+            return behind(missing)
         return SnapshotGoneError(
             f"slice {missing.slice} no longer holds snapshot {self.stamp.number}"
             + (f": {missing.reason}" if missing.reason else ""),
@@ -157,7 +162,9 @@ class Holds:
         selection = Selection((), slices)
         agreed = await self._agreement.read(index, selection, moment, seen, patience, lease_ms, work)
         self._note(hold)
-        return Held(index.id, hold, agreed.stamp, agreed.target.nodes, lease_ms, seen)
+        return Held(
+            index.id, hold, agreed.stamp, agreed.target.nodes, lease_ms, seen, seen.get(index.keyspace, ())
+        )
 
     def renew(self, held: Held, leased: Iterable[int], timeout_s: float) -> None:
         """Renew a hold after a read, where the read has not done so itself and it is time; nobody waits.

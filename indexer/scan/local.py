@@ -189,9 +189,13 @@ class LocalReader:
         if self._rebuilding(request.index, slice_number):
             return None
         if request.number == TIP:
+            # (In this order: the state is that of the number, or a later one.)
+            newest = self._view.newest(request.index, slice_number)
             snapshot = self._view.tip(request.index, slice_number)
             holds = snapshot is None or (
-                history.incarnation == request.incarnation
+                newest >= request.passed
+                and all(snapshot.timestamp.offset(p) >= offset for p, offset in request.covers.items())
+                and history.incarnation == request.incarnation
                 and history.holds(snapshot.timestamp, snapshot.incarnation)
             )
         else:

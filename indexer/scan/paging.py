@@ -18,12 +18,13 @@ from indexer.scan.answer import encode
 from indexer.scan.choose import SnapshotGoneError, Stamp
 from indexer.scan.extent import INLINE_ROWS
 from indexer.scan.gather import Gathered, examine, gather
-from indexer.scan.scatter import Entry, SnapshotMissingError, Target
+from indexer.scan.reading import TIP
+from indexer.scan.scatter import Entry, SnapshotMissingError, Target, behind
 from indexer.scan.selection import Shape, slices_ahead
 from indexer.scan.shared import Shared
-from indexer.scan.tokens import PageToken, Seen
+from indexer.scan.tokens import PageToken, Saw, Seen
 from keytide.collation import Span
-from keytide.errors import InvariantViolationError
+from keytide.errors import InvariantViolationError, KeytideError
 from keytide.timestamp import Timestamp
 
 UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
@@ -109,11 +110,12 @@ def token_of(
     )
 
 
-def target_of(token: PageToken, shape: Shape, timeout_s: float, lease_ms: int) -> Target:
+def target_of(token: PageToken, shape: Shape, saw: Saw, timeout_s: float, lease_ms: int) -> Target:
     """What a later page reads. Slices that lie behind it are not asked any more.
 
     Args:
         shape: of the index.
+        saw: what the session has seen of its keyspace, the token's pages included.
         lease_ms: how long its snapshot is kept, unless it is a held one.
     """
     named = {number: node for node, slices in token.nodes for number in slices}
@@ -134,6 +136,7 @@ def target_of(token: PageToken, shape: Shape, timeout_s: float, lease_ms: int) -
         token.distinct,
         token.hold,
         token.in_order,
+        saw=saw,
     )
 
 
@@ -151,12 +154,15 @@ def first_lease_ms(shared: Shared) -> int:
     return min(shared.settings.first_lease_s, shared.settings.lease_s) * 1000
 
 
-def gone_by(missing: SnapshotMissingError, token: PageToken, shared: Shared, again: str) -> SnapshotGoneError:
-    """The error of a later page whose snapshot is not held any more.
+def gone_by(missing: SnapshotMissingError, token: PageToken, shared: Shared, again: str) -> KeytideError:
+    """The error of a later page whose snapshot is not held any more; one of newest states waits for a slice
+    that is behind.
 
     Args:
         again: what to do, in words.
     """
+    if token.number == TIP:
+        return behind(missing)
     return SnapshotGoneError(
         f"slice {missing.slice} no longer holds snapshot {token.number}"
         + (f": {missing.reason}" if missing.reason else ""),

@@ -154,7 +154,14 @@ class QueryService:
             )
         limit = effective_limit(scan.limit or None, self._settings.default_limit, self._settings.max_limit)
         limit = limit if token.left is None else min(limit, token.left)
-        target = target_of(scan, index.shape, shared.timeout_s(request), self._settings.lease_s * 1000)
+        seen = newest(scan.seen, seen, shared.directory.history)
+        target = target_of(
+            scan,
+            index.shape,
+            seen.get(index.keyspace, ()),
+            shared.timeout_s(request),
+            self._settings.lease_s * 1000,
+        )
         maker = OutputMaker(plan)
         try:
             gathered = await self._page(
@@ -163,7 +170,8 @@ class QueryService:
         except SnapshotMissingError as missing:
             raise gone_by(missing, scan, shared, "ask again") from missing
         agreed = later(scan, target, gathered)
-        seen = newest(scan.seen, seen, shared.directory.holds)
+        seen = shared.seen_too(seen, index, agreed.stamp)
+        scan = msgspec.structs.replace(scan, seen=seen)
         return self._rows_answer(index, plan, request, agreed, seen, None, scan, token.left)
 
     async def _page(

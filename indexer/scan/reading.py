@@ -46,6 +46,9 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
             slice, with these arguments, which only it understands.
         within_ms: how long the answer is waited for; 0 when that is not known.
         client: for whom it is (`indexer.scan.leases`).
+        passed: of newest states: the snapshot number that a slice must have passed since its start; -1 for
+            any.
+        covers: of newest states: source partition -> offset that they must have reached.
     """
 
     index: str
@@ -68,6 +71,8 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     body: bytes = b""
     within_ms: int = 0
     client: str = ""
+    passed: Number = -1
+    covers: dict[Count, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices):

@@ -14,7 +14,9 @@ from time import monotonic
 from typing import Final
 
 from indexer.scan.reading import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
+from indexer.scan.tokens import Saw, tip_of
 from keytide.collation import Span
+from keytide.errors import RetryableError
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 """For whom the request that is being answered is: what is kept for it counts as this client's."""
@@ -35,6 +37,17 @@ class SnapshotMissingError(Exception):
         self.reason = reason
 
 
+def behind(missing: SnapshotMissingError) -> RetryableError:
+    """What the reader of newest states is told when a slice cannot show any that are not older than what it
+    or its session has shown."""
+    return RetryableError(
+        f"slice {missing.slice} is catching up on node {missing.node}"
+        + (f": {missing.reason}" if missing.reason else ""),
+        problem_type="index-not-ready",
+        next_step="ask again in a moment; see `keytide status`",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What to read, where, and for how long to wait.
@@ -49,6 +62,8 @@ class Target:
         distinct: one entry per key.
         hold: id of the held snapshot that this is, "" when it is none.
         in_order: how the order of slices is that of their entries: 1 the same, -1 the other way round, 0 not.
+        saw: of newest states: what the reader's session has seen of the keyspace, which they must not be
+            behind.
     """
 
     index: str
@@ -64,6 +79,7 @@ class Target:
     hold: str = ""
     in_order: int = 0
     until: float = 0.0
+    saw: Saw = ()
 
     def __post_init__(self) -> None:
         if not self.until:
@@ -165,6 +181,8 @@ def requests_of(
         limit, examine, skip, keys_only, task, body: as in `ReadRequest`.
     """
     spans = [(span.low, span.high) for span in target.spans]
+    saw = target.saw if target.number == TIP else ()
+    tip = tip_of(saw)
     left_s = target.left_s  # a node's answer that it had too little time is to arrive in time
     within_ms = max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
     return {
@@ -189,6 +207,8 @@ def requests_of(
             body,
             within_ms,
             CLIENT.get(),
+            saw[0] if saw else -1,
+            tip[1].offsets() if tip is not None else {},
         )
         for node, numbers in target.by_node(slices).items()
     }

@@ -193,7 +193,14 @@ class ScanService:
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
     ) -> Answer:
         _check_page(index, token, seen)
-        target = target_of(token, index.shape, self.shared.timeout_s(request), self._lease_ms)
+        seen = newest(token.seen, seen, self.shared.directory.history)
+        target = target_of(
+            token,
+            index.shape,
+            seen.get(index.keyspace, ()),
+            self.shared.timeout_s(request),
+            self._lease_ms,
+        )
         maker = RowMaker(index.shape, token.columns)
         check = None
         if token.validate:
@@ -205,12 +212,14 @@ class ScanService:
             )
         except SnapshotMissingError as missing:
             raise gone_by(missing, token, self.shared, "start the scan again") from missing
+        agreed = later(token, target, gathered)
+        seen = self.shared.seen_too(seen, index, agreed.stamp)
         page = None
         if gathered.more:
-            token = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
+            token = msgspec.structs.replace(
+                token, after=gathered.reached, offset=gathered.offset_left, seen=seen
+            )
             page = sign(token, self.shared.directory.secret())
-        agreed = later(token, target, gathered)
-        seen = newest(token.seen, seen, self.shared.directory.holds)
         validation = await self._validated(check, agreed, maker, ends_at)
         return self._rows_answer(index, request, agreed, seen, page, validation)
 

@@ -28,7 +28,17 @@ from indexer.scan.reading import TIP, Nodes
 from indexer.scan.request import Moment, Question
 from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.selection import Selection, selection_of
-from indexer.scan.tokens import HeldToken, InvalidTokenError, Seen, SessionToken, newest, sign, verify
+from indexer.scan.tokens import (
+    HeldToken,
+    InvalidTokenError,
+    Saw,
+    Seen,
+    SessionToken,
+    newest,
+    saw_tip,
+    sign,
+    verify,
+)
 from indexer.view import NodeView
 from keytide.clock import now_ms
 from keytide.errors import HistoryChangedError
@@ -97,14 +107,18 @@ class Shared:
         seen: Seen = {}
         for token in moment.session.split(","):
             found = verify(token, SessionToken, secret).seen
-            seen = newest(seen, found, self.directory.holds) if seen else found
+            seen = newest(seen, found, self.directory.history) if seen else found
         return seen
 
     def seen_too(self, seen: Seen, index: Scannable, stamp: Stamp) -> Seen:
-        """The session after reading a stamp; a tip scan has seen nothing that could be named."""
-        if stamp.number == TIP:
-            return seen
-        return newest(seen, {index.keyspace: (stamp.number, stamp.incarnation)}, self.directory.holds)
+        """The session after reading a stamp."""
+        if stamp.number != TIP:
+            saw: Saw = (stamp.number, stamp.incarnation)
+        elif stamp.tip is not None:
+            saw = saw_tip(stamp.incarnation, stamp.tip)
+        else:
+            return seen  # (no slice was asked)
+        return newest(seen, {index.keyspace: saw}, self.directory.history)
 
     def selection(self, question: Question, index: Scannable, *, distinct: bool = False) -> Selection:
         """What a request selects in an index. Raises as `selection_of`."""

@@ -16,11 +16,36 @@ from typing import Final, TypeVar
 import msgspec
 
 from keytide.errors import UNDECODABLE, CallerError
+from keytide.history import History
+from keytide.timestamp import Timestamp
 
 _SIGNATURE_BYTES: Final = 12
 
-Seen = dict[str, tuple[int, int]]
-"""Keyspace -> (snapshot number, incarnation) that the holder has seen."""
+Saw = tuple[int, ...]
+"""What the holder has seen of one keyspace: number (-1 for none) and incarnation of the newest snapshot;
+then, if it has read newest states (`tip`), their incarnation and, partition by partition, the offset that one
+of them reached. (Flat, so that tokens of those who do not are as they were before there was this.)"""
+Seen = dict[str, Saw]
+"""By keyspace."""
+Histories = Callable[[str], History]
+"""The rollbacks of a keyspace, as far as this node knows."""
+
+
+def tip_of(saw: Saw) -> tuple[int, Timestamp] | None:
+    """Incarnation and timestamp of the newest states that were seen, None without any."""
+    if len(saw) < 3:
+        return None
+    return saw[2], Timestamp.of({partition: offset for partition, offset in enumerate(saw[3:]) if offset})
+
+
+def saw_tip(incarnation: int, timestamp: Timestamp) -> Saw:
+    """What the reader of a tip has seen.
+
+    Args:
+        timestamp: the earliest that covers all states that were read.
+    """
+    partitions = max(timestamp.places, default=-1) + 1
+    return (-1, incarnation, incarnation, *map(timestamp.offset, range(partitions)))
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
@@ -128,24 +153,31 @@ def verify(text: str, kind: type[TokenT], secret: bytes) -> TokenT:
     )
 
 
-def newest(one: Seen, other: Seen, holds: Callable[[str, int, int], bool]) -> Seen:
+def newest(one: Seen, other: Seen, histories: Histories) -> Seen:
     """What has been seen by the two together (Monotonic). Of one incarnation that is the larger number; a
     later incarnation outweighs any number, unless the older one is void: that is kept until its holder is
-    told.
-
-    Args:
-        holds: whether (keyspace, number, incarnation) is not void.
-    """
+    told. Of tips it is what covers both."""
     seen = dict(one)
-    for keyspace, (number, incarnation) in other.items():
+    for keyspace, saw in other.items():
         held = seen.get(keyspace)
         if held is None:
-            seen[keyspace] = (number, incarnation)
+            seen[keyspace] = saw
             continue
-        earlier, later = sorted((held, (number, incarnation)), key=lambda saw: (saw[1], saw[0]))
-        told = earlier[1] == later[1] or holds(keyspace, *earlier)
-        seen[keyspace] = later if told else earlier
+        history = histories(keyspace)
+        earlier, later = sorted((held[:2], saw[:2]), key=lambda saw: (saw[0] >= 0, saw[1], saw[0]))
+        told = earlier[0] < 0 or earlier[1] == later[1] or history.number_holds(*earlier)
+        seen[keyspace] = (*(later if told else earlier), *_newest_tip(held, saw, history))
     return seen
+
+
+def _newest_tip(one: Saw, other: Saw, history: History) -> Saw:
+    """The part of tips in what two have seen together."""
+    tips = sorted((tip for tip in (tip_of(one), tip_of(other)) if tip is not None), key=lambda tip: tip[0])
+    if len(tips) == 2:
+        (before, earlier), (now, later) = tips
+        if before == now or history.holds(earlier, before):
+            tips = [(now, later.merge_max(earlier))]
+    return saw_tip(*tips[0])[2:] if tips else ()
 
 
 def _signature(body: bytes, secret: bytes) -> bytes:

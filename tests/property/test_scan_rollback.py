@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from indexer.scan.request import CountRequest, ScanRequest
 from indexer.scan.service import ScanService
-from indexer.scan.tokens import PageToken, SessionToken, verify
+from indexer.scan.tokens import PageToken, SessionToken, tip_of, verify
 from keytide.errors import KeytideError
 from keytide.timestamp import Timestamp
 from tests.unit.scan_world import KEYSPACE, SECRET, Doc, FakeSnapshot, World, definition_of, sliced
@@ -55,6 +55,8 @@ class Reader:
     session: str | None = None
     page: str | None = None
     seen: Name | None = None
+    tip: Name | None = None
+    """The newest state that a tip scan has shown (here every state is a named one)."""
     left: list[str] = field(default_factory=list)
 
 
@@ -144,10 +146,11 @@ class Run:
         alone = kind == "page alone"  # as the documentation says: the token has all that is needed
         kind = "page" if alone else kind
         service, saw = self.services[node], None if alone else reader.seen
+        tip = None if alone else reader.tip
         if kind == "page" and reader.page is None:
             return
         request: dict[str, Any] = {"session": None if alone else reader.session, "timeout_ms": 1}
-        kept, paged = (reader.session, reader.seen), None
+        kept, paged = (reader.session, reader.seen, reader.tip), None
         if kind == "page" and reader.page is not None:
             paged = verify(reader.page, PageToken, bytes.fromhex(SECRET))
         try:
@@ -161,19 +164,17 @@ class Run:
                 body = (await service.scan("i", scan, _never)).body
         except KeytideError as error:
             self.answers["changed" if error.status == 409 else "refused"] += 1
-            self.judge_refusal(error, node, saw, paged)
+            self.judge_refusal(error, node, [name for name in (saw, tip) if name], paged)
             return
         self.answers["answered"] += 1
         self.judge(kind, node, reader, saw, json.loads(body))
         if alone:  # the reader keeps what he had seen besides
-            reader.session, reader.seen = kept
+            reader.session, reader.seen, reader.tip = kept
 
-    def judge_refusal(
-        self, error: KeytideError, node: str, saw: Name | None, paged: PageToken | None
-    ) -> None:
+    def judge_refusal(self, error: KeytideError, node: str, saw: list[Name], paged: PageToken | None) -> None:
         assert error.status in (409, 410, 503, 504), error
         knows = self.knows[node]
-        void = saw is not None and not self.holds(saw, knows)
+        void = not all(self.holds(name, knows) for name in saw)
         if paged is not None and paged.number >= 0:
             void = void or not self.holds((paged.number, paged.incarnation), knows)
         elif paged is not None:
@@ -184,20 +185,28 @@ class Run:
     def judge(self, kind: str, node: str, reader: Reader, saw: Name | None, answer: dict[str, Any]) -> None:
         knows = self.knows[node]
         token = verify(answer["session"], SessionToken, bytes.fromhex(SECRET)).seen.get(KEYSPACE)
-        if saw is not None:
-            assert self.holds(saw, knows), f"{saw} is void for {node}, and nobody was told; {self.cuts}"
+        assert token is not None
+        for name in (saw, None if kind == "page alone" else reader.tip):
+            assert name is None or self.holds(name, knows), f"{name} is void for {node}, and nobody was told"
         tip = answer["snapshot"] is None
+        told = tip_of(token)
         if tip:
-            assert saw is None or token == saw, "a tip scan has seen nothing that could be named"
+            assert told is not None
+            name = (told[1].offset(0), told[0])
+            assert self.holds(name, knows)
+            before = max((one[0] for one in (saw, reader.tip) if one is not None), default=-1)
+            assert name[0] >= before, f"{name} is older than what was seen before: {saw}, {reader.tip}"
+            assert saw is None or token[:2] == saw, "a tip scan has seen no snapshot"
+            reader.tip = name
         else:
             name = self.names[answer["snapshot"]]
             assert self.holds(name, max(self.knows.values())), "no node gives what it knows to be void"
             if kind != "page":
                 assert name[1] == knows, "a first page is of the newest history that the node knows of"
                 assert saw is None or name[::-1] >= saw[::-1], f"{name} after {saw}"
-            assert token is not None
-            assert saw is None or token[::-1] >= saw[::-1]
-            reader.seen = token
+                assert reader.tip is None or name[0] >= reader.tip[0], f"{name} after the tip {reader.tip}"
+            assert saw is None or token[1::-1] >= saw[::-1]
+            reader.seen = (token[0], token[1])
         reader.session = answer["session"]
         if kind == "count":
             assert answer["count"] == ROWS

@@ -16,7 +16,9 @@ from indexer import following, slices
 from indexer.building import Building
 from indexer.events import Apply, LoadBatch
 from indexer.following import Following
+from indexer.node import Node
 from indexer.queue import Hearing, HeldQueue
+from indexer.scan import scatter
 from indexer.snapshots import SnapshotRing
 from indexer.stamps import PendingStamps
 from indexer.store import memory
@@ -434,6 +436,18 @@ def reuse_tokens(patches: Patches) -> None:
         return replace(token, number=max(token.number, endpoint.view.published(token.index) or -1))
 
     _token_of = patches.put(readers.Readers, "token_of", token_of)
+
+
+@mutant("Monotonic, tips", "a scan of the newest states does not ask which its session has seen")
+def forget_the_tips(patches: Patches) -> None:
+    patches.put(scatter, "tip_of", lambda saw: None)
+
+
+@mutant("Monotonic, tips after a restart", "what was durable is shown before a number was joined")
+def show_what_was_durable(patches: Patches) -> None:
+    patches.put(SnapshotRing, "tip", lambda self: self._reading(self._tip))
+    patches.put(Node, "newest", lambda self, index, slice_number: 1 << 40)
+    patches.put(scatter, "tip_of", lambda saw: None)
 
 
 @mutant("Monotonic", "a scan does not ask what its session has seen")

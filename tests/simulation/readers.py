@@ -21,7 +21,7 @@ from indexer.scan.reading import LeaseReply, LeaseRequest, ReadReply, ReadReques
 from indexer.scan.request import Question
 from indexer.scan.scatter import SnapshotMissingError, Target
 from indexer.scan.service import _check_page
-from indexer.scan.tokens import PageToken, Seen, SessionToken, newest, sign, verify
+from indexer.scan.tokens import PageToken, Seen, SessionToken, newest, saw_tip, sign, verify
 from indexer.slices import SliceRunner
 from keytide.collation import Span
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
@@ -82,10 +82,12 @@ class Session:
     Attributes:
         token: as the endpoint gave it, "" at first.
         at: the newest timestamp that it was shown.
+        tip: what covers all newest states that it was shown.
     """
 
     token: str = ""
     at: Timestamp | None = None
+    tip: Timestamp | None = None
 
 
 @dataclass(slots=True)
@@ -133,6 +135,7 @@ class Readers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.sessions = [Session() for _ in range(SESSIONS)]
+        self._asked = 0
         self.pages: list[Pages] = []
 
     def step(self) -> None:
@@ -143,6 +146,9 @@ class Readers:
             self._next_page(endpoint, self.pages[chance.below(len(self.pages))])
             return
         session, name = self.sessions[chance.below(SESSIONS)], chance.pick(self.world.names())
+        self._asked += 1
+        if self._asked % 2:  # (without a chance of its own, which would make other histories of all plans)
+            self.tip(endpoint, name, session)
         if self.scan(endpoint, name, session) and chance.below(2):
             self.scan(self.world.endpoint(chance.pick(sorted(self.world.nodes))), name, session)
 
@@ -175,7 +181,7 @@ class Readers:
                 self._keep_everywhere(endpoint, target, found.leased)
         except HistoryChangedError:
             world.seen["history changed"] += 1
-            session.token, session.at = "", None
+            session.token, session.at, session.tip = "", None, None
             return False
         except (SnapshotMissingError, RetryableError, CallerError) as error:
             world.seen[type(error).__name__] += 1
@@ -185,8 +191,9 @@ class Readers:
         )
         rows = dict(found.entries)
         world.note("scan", name, stamp.number, stamp.incarnation, at.offsets(), len(rows))
-        world.checkers.monotonic(session.token, session.at, at)
-        seen = newest(seen, {KEYSPACE: (stamp.number, stamp.incarnation)}, endpoint.directory.holds)
+        for before in (session.at, session.tip):
+            world.checkers.monotonic(session.token, before, at)
+        seen = newest(seen, {KEYSPACE: (stamp.number, stamp.incarnation)}, endpoint.directory.history)
         session.token, session.at = sign(SessionToken(seen), SECRET), at
         if not found.more:
             world.checkers.scanned(name, rows, at, world.repairs.unseen(name, stamp.number))
@@ -219,6 +226,36 @@ class Readers:
             )
         )
         return True
+
+    def tip(self, endpoint: Endpoint, name: str, session: Session) -> None:
+        """A scan of the newest states, if it is answered."""
+        world = self.world
+        seen: Seen = verify(session.token, SessionToken, SECRET).seen if session.token else {}
+        try:
+            index = endpoint.directory.index(name)
+            stamp, lacking = endpoint.agreement._look(index, Question(consistency="tip"), seen, {})
+            if stamp is None or lacking is not None:
+                return
+            nodes = {number: index.placement[number][0] for number in range(SLICES)}
+            saw = seen.get(KEYSPACE, ())
+            target = Target(index.id, stamp.number, stamp.incarnation, _WHOLE, nodes, 1.0, saw=saw)
+            found = drive(gathering.gather(target, endpoint, b"", False, 1_000))
+        except HistoryChangedError:
+            world.seen["history changed"] += 1
+            session.token, session.at, session.tip = "", None, None
+            return
+        except (SnapshotMissingError, RetryableError, CallerError) as error:
+            world.seen[f"tip {type(error).__name__}"] += 1
+            return
+        world.seen["tips"] += 1
+        reached = Timestamp()
+        for reply in found.replies.values():
+            for before in (session.at, session.tip):
+                world.checkers.monotonic(session.token, before, reply.timestamp)
+            reached = reached.merge_max(reply.timestamp)
+        world.note("tip", name, stamp.incarnation, reached.offsets())
+        seen = newest(seen, {KEYSPACE: saw_tip(stamp.incarnation, reached)}, endpoint.directory.history)
+        session.token, session.tip = sign(SessionToken(seen), SECRET), reached
 
     def _next_page(self, endpoint: Endpoint, pages: Pages) -> None:
         world = self.world

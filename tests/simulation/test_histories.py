@@ -79,6 +79,8 @@ REACHED = (
     "recreated",
     "rolled-back",
     "expired",
+    "tips",
+    "tip SnapshotMissingError",
     "timestamps-held",
     "stepped back",
     "build-restarted",

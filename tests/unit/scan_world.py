@@ -228,7 +228,8 @@ class FakeView:
         return _taken(self._slice(index, slice_number).snapshots.get(number))
 
     def tip(self, index: str, slice_number: int) -> FakeSnapshot | None:
-        return _taken(self._slice(index, slice_number).tip)
+        held = self._slice(index, slice_number)
+        return _taken(held.tip if held.snapshots else None)  # (else it has restarted, and joined no number)
 
     def newest(self, index: str, slice_number: int) -> int:
         return max(self._slice(index, slice_number).snapshots, default=-1)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from indexer.scan.choose import (
@@ -23,13 +24,13 @@ from indexer.scan.reading import NodeUnavailableError
 from indexer.scan.request import CountRequest, ScanRequest
 from indexer.scan.selection import Shape, slices_of
 from indexer.scan.service import ScanService
-from indexer.scan.tokens import InvalidTokenError
+from indexer.scan.tokens import InvalidTokenError, SessionToken, saw_tip, sign, tip_of, verify
 from keytide.catalog import Catalog
 from keytide.clock import now_ms
-from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError
+from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError, RetryableError
 from keytide.settings import ScanSettings
 from keytide.timestamp import Timestamp
-from tests.unit.scan_world import Doc, FakeView, World, definition_of
+from tests.unit.scan_world import SECRET, Doc, FakeSlice, FakeView, World, definition_of, sliced
 
 BY_CITY = "CREATE INDEX by_city ON users (city) WITH (slices=4)"
 ByNode = dict[str, ScanService]
@@ -409,7 +410,7 @@ def test_a_snapshot_of_unknown_age_is_too_stale_for_any_bound() -> None:
     run(test, world)
 
 
-def test_tip_reads_each_slice_as_it_is_and_leaves_the_session_alone() -> None:
+def test_tip_reads_each_slice_as_it_is_and_the_session_keeps_its_snapshot() -> None:
     world = World(BY_CITY)
     world.commit(10, {"by_city": people(20)})
     world.commit(11, {"by_city": people(30)}, publish=False)
@@ -422,12 +423,106 @@ def test_tip_reads_each_slice_as_it_is_and_leaves_the_session_alone() -> None:
         assert rows == [f"u{at}" for at in range(30)]
         assert not any(snapshot.leases for snapshot in world.held())
         old = (await ask(services["n0"]))["session"]
-        assert (await ask(services["n0"], consistency="tip", session=old))["session"] == old
+        seen = verify(old, SessionToken, bytes.fromhex(SECRET)).seen["users"]
+        new = (await ask(services["n0"], consistency="tip", session=old))["session"]
+        saw = verify(new, SessionToken, bytes.fromhex(SECRET)).seen["users"]
+        assert (saw[:2], tip_of(saw)) == (seen, (0, Timestamp.of({0: 11, 1: 11})))
         for demand in ({"at_least": {0: 1}}, {"max_staleness_ms": 5}):
             error = await raises(CallerError, ask(services["n0"], consistency="tip", **demand))
             assert error.status == 422
 
     run(test, world)
+
+
+def restarted(world: World, node: str, slice_number: int, number: int) -> FakeSlice:
+    """A slice that shows what was durable, as of an older number, and has joined none."""
+    held = world.views[node].slices["by_city-1", slice_number]
+    held.restart()
+    entries = sliced(world.index("by_city").definition, people(number))[slice_number]
+    held.add(world.keep(-1, 0, Timestamp.of({0: number, 1: number}), entries), -1)
+    return held
+
+
+@pytest.mark.parametrize("with_session", [False, True])
+def test_a_slice_that_restarted_shows_no_tip_before_it_has_come_to_a_number(with_session: bool) -> None:
+    """Deleted documents came back, and new ones went, without an error: what is durable is older than what
+    was shown before."""
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": people(20)})
+
+    async def test(services: ByNode) -> None:
+        first = await ask(services["n0"], consistency="tip")
+        restarted(world, "n1", 1, 6)
+        again: dict[str, Any] = {"consistency": "tip", "timeout_ms": 30}
+        if with_session:
+            again["session"] = first["session"]
+        error = await raises(RetryableError, ask(services["n0"], **again))
+        assert (error.problem_type, error.status) == ("index-not-ready", 503)
+        assert "slice 1" in error.message
+        world.commit(12, {"by_city": people(21)})
+        assert len((await ask(services["n0"], **again))["rows"]) == 21
+
+    run(test, world)
+
+
+def test_a_tip_is_not_older_than_the_tips_of_its_session() -> None:
+    """Of other slices, too: of a document that moves something is seen."""
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": people(20)})
+    world.commit(11, {"by_city": people(21)}, publish=False, skip=[("n1", 1)])
+
+    async def test(services: ByNode) -> None:
+        session = (await ask(services["n0"], consistency="tip"))["session"]
+        tip: dict[str, Any] = {"consistency": "tip", "timeout_ms": 30}
+        assert (await ask(services["n0"], **tip))["rows"], "nobody else waits"
+        await raises(RetryableError, ask(services["n0"], **tip, session=session))
+        error = await raises(TimestampNotReachedError, ask(services["n0"], session=session, timeout_ms=30))
+        assert "newest states that the session has seen" in error.message
+        world.commit(12, {"by_city": people(22)})
+        assert len((await ask(services["n1"], **tip, session=session))["rows"]) == 22
+        assert len((await ask(services["n1"], session=session))["rows"]) == 22
+
+    run(test, world)
+
+
+def test_a_tip_is_not_older_than_the_snapshots_of_its_session() -> None:
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": people(20)})
+    world.commit(11, {"by_city": people(21)})
+
+    async def test(services: ByNode) -> None:
+        session = (await ask(services["n0"]))["session"]
+        held = world.views["n1"].slices["by_city-1", 1]
+        held.snapshots.pop(11)
+        held.tip = held.snapshots[10]
+        tip: dict[str, Any] = {"consistency": "tip", "timeout_ms": 30}
+        await raises(RetryableError, ask(services["n0"], **tip, session=session))
+        assert (await ask(services["n0"], **tip))["rows"]
+
+    run(test, world)
+
+
+def test_the_next_page_of_a_tip_waits_for_a_slice_that_restarted() -> None:
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": people(20)})
+
+    async def test(services: ByNode) -> None:
+        page = (await ask(services["n0"], consistency="tip", limit=5))["page"]
+        restarted(world, "n1", 1, 6)
+        error = await raises(RetryableError, ask(services["n0"], page=page, timeout_ms=30))
+        assert error.problem_type == "index-not-ready"
+        world.commit(12, {"by_city": people(20)})
+        assert ids(await ask(services["n0"], page=page)) == [f"u{at}" for at in range(5, 10)]
+
+    run(test, world)
+
+
+def test_a_token_of_tips_stays_small() -> None:
+    seen = {"users": saw_tip(3, Timestamp.of(dict.fromkeys(range(64), 4_000_000_000)))}
+    assert len(sign(SessionToken(seen), b"secret")) < 512
+    older = msgspec.msgpack.encode(["s", {"users": [7, 1]}])  # as every release before has written it
+    assert msgspec.msgpack.decode(older, type=SessionToken) == SessionToken({"users": (7, 1)})
+    assert msgspec.msgpack.encode(SessionToken({"users": (7, 1)})) == older
 
 
 def test_a_document_between_two_slices_comes_once_in_a_tip_scan() -> None:
