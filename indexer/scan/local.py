@@ -37,11 +37,13 @@ from indexer.scan.picking import Picked, pick
 from indexer.scan.reading import (
     TIP,
     HistoryAheadError,
+    IndexUnknownHereError,
     LeaseReply,
     LeaseRequest,
     ReadReply,
     ReadRequest,
     SliceReply,
+    UnknownTaskError,
 )
 from indexer.scan.selection import Shape
 from indexer.scan.task_list import TASKS
@@ -49,7 +51,7 @@ from indexer.scan.tasks import SliceWork, Task, Unfinished
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, Trouble
 from keytide.clock import now_ms
 from keytide.definition import IndexDefinition
-from keytide.errors import UNDECODABLE, InvariantViolationError, RetryableError
+from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.history import History
 from keytide.timestamp import Timestamp
 
@@ -63,18 +65,6 @@ _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = Trouble("", "")
 _RUN_OUT: Final = Trouble("", "the hold has run out, or was given back")
 _Held = list[ReadableSnapshot | None]
-
-
-class UnknownTaskError(RetryableError):
-    """A node of another release is asked for what it cannot do, or does not understand."""
-
-    problem_type = "node-unavailable"
-
-
-class IndexUnknownHereError(RetryableError):
-    """A node holds slices of an index that its metadata does not have (any more)."""
-
-    problem_type = "index-not-ready"
 
 
 class LocalReader:
@@ -189,12 +179,11 @@ class LocalReader:
         if self._rebuilding(request.index, slice_number):
             return None
         if request.number == TIP:
-            # (In this order: the state is that of the number, or a later one.)
-            newest = self._view.newest(request.index, slice_number)
-            snapshot = self._view.tip(request.index, slice_number)
+            passed = self._view.newest(request.index, slice_number) >= request.passed
+            snapshot = self._view.tip(request.index, slice_number)  # (of that number, or later)
             holds = snapshot is None or (
-                newest >= request.passed
-                and all(snapshot.timestamp.offset(p) >= offset for p, offset in request.covers.items())
+                passed
+                and snapshot.timestamp.covers(Timestamp.of(request.covers))
                 and history.incarnation == request.incarnation
                 and history.holds(snapshot.timestamp, snapshot.incarnation)
             )

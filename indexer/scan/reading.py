@@ -21,6 +21,18 @@ HOLDER: Final = "pages"
 """The name under which slices keep snapshots for page tokens; for a hold it is its id."""
 
 
+class UnknownTaskError(RetryableError):
+    """A node of another release is asked for what it cannot do, or does not understand."""
+
+    problem_type = "node-unavailable"
+
+
+class IndexUnknownHereError(RetryableError):
+    """A node holds slices of an index that its metadata does not have (any more)."""
+
+    problem_type = "index-not-ready"
+
+
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """Read from some slices of one index, all held by the node that is asked.
 
