@@ -12,8 +12,8 @@ from indexer.scan.aggregate_request import Function, Plan
 from indexer.scan.aggregate_task import Arguments, encode_arguments, encode_plan
 from indexer.scan.extent import INLINE_ROWS
 from indexer.scan.leases import LeaseBook, TooManyLeasesError
-from indexer.scan.local import LocalReader, UnknownTaskError
-from indexer.scan.reading import TIP, LeaseRequest, ReadReply, ReadRequest
+from indexer.scan.local import LocalReader
+from indexer.scan.reading import TIP, LeaseRequest, ReadReply, ReadRequest, UnknownTaskError
 from indexer.scan.task_list import TASKS
 from keytide.clock import now_ms
 from keytide.errors import KeytideError
