@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +218,8 @@ def test_a_job_has_the_limit_of_the_build_that_waits_for_it(monkeypatch: pytest.
 
         def start(self) -> None: ...
 
+        def hand_over(self) -> None: ...
+
         def poll(self, timeout: float) -> bool:
             time.sleep(0.01)
             return True
@@ -226,6 +229,12 @@ def test_a_job_has_the_limit_of_the_build_that_waits_for_it(monkeypatch: pytest.
 
         def close(self) -> None: ...
 
+    class Identity:
+        def __init__(self, settings: Settings) -> None: ...
+
+        def look(self) -> None: ...
+
+    monkeypatch.setattr(driver, "KafkaIdentity", Identity)
     monkeypatch.setattr(driver, "CatalogReader", Catalog)
     made.record(build)
     for job, limit in (("j1", 5_000), ("j2", 0), ("j3", 0)):
@@ -439,7 +448,7 @@ class Ending:
             ("Verification", Verification),
             ("Engine", Spark),
             ("Reporter", Reporter),
-            ("admin", lambda _: None),
+            ("admin", lambda _: nullcontext()),
         ):
             monkeypatch.setattr(driver, name, fake)
         self.run: Callable[[], Any] = lambda: None
