@@ -6,6 +6,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction of a producer that has neither been committed nor aborted: nobody who reads committed
+    records comes past its first record, though others were acknowledged behind it.
+
+    Attributes:
+        offset: of its first record, where reading stands.
+        since: ms; when it began, or was first seen to hold the stream up.
+        producer_id, producer_epoch: of the producer, -1 while Kafka has not told.
+        transactional_id: the producer's, "" while that is not known.
+        remedy: how it ends.
+    """
+
+    partition: int
+    offset: int
+    since: int
+    remedy: str
+    producer_id: int = -1
+    producer_epoch: int = -1
+    transactional_id: str = ""
+
+    def in_words(self, now: int) -> str:
+        """For people."""
+        name = f" (transactional.id {self.transactional_id})" if self.transactional_id else ""
+        who = f" of producer {self.producer_id}{name}" if self.producer_id >= 0 else ""
+        return (
+            f"partition {self.partition} from offset {self.offset}: an open transaction{who}, for "
+            f"{max(0, now - self.since) / 1000:.0f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFacts:
     """What Kafka says of a source topic at one moment.
 
@@ -18,6 +49,7 @@ class SourceFacts:
         delete_retention_ms: how long tombstones are kept, at least, on a compacted topic.
         min_compaction_lag_ms: how long a record is safe from compaction.
         sampled_at: ms; taken before the offsets were asked for.
+        open: transactions that have held the stream up for a while.
         meant: a topic whose name is like that of one that there is not, "" without any.
     """
 
@@ -31,6 +63,7 @@ class SourceFacts:
     min_compaction_lag_ms: int
     sampled_at: int
     meant: str = ""
+    open: tuple[OpenTransaction, ...] = ()
 
     @property
     def exists(self) -> bool:

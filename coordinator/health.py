@@ -111,6 +111,14 @@ def _keyspace(leader: Leader, name: str, stream: Stream, now: int) -> Iterator[R
             "projectors have read to where that may have been",
             "wait while projectors read; else look at their logs",
         )
+    for one in facts.open if facts is not None else ():
+        yield Reason(
+            "keyspace",
+            subject,
+            "degraded",
+            f"acknowledged records of topic {name} wait, and are in no snapshot: {one.in_words(now)}",
+            one.remedy,
+        )
     fresh_at, limit = stream.progress.fresh_at(), leader.core.limits.stale_limit_ms
     stale = now - fresh_at if fresh_at else 0
     if stale > limit:

@@ -130,7 +130,7 @@ def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | No
 def _ends(leader: Leader, keyspace: str, stream: Stream | None) -> Timestamp:
     """Ends of the source as last seen, by projectors or by the coordinator's own look."""
     facts = leader.facts.get(keyspace)
-    ends = dict(facts.stable) if facts else {}
+    ends = dict(facts.high) if facts else {}
     if stream is not None:
         for partition, state in stream.progress.partitions.items():
             ends[partition] = max(ends.get(partition, 0), state.end)
@@ -319,8 +319,27 @@ def stability(leader: Leader, now: int) -> Document:
                 for node, index_id, number in sorted(stream.lagging)
             ],
             "issuing": bool(stream.emitting) and not stream.halted,
+            "waiting_for": _open_transactions(leader, name, now),
         }
     return {"term": leader.term, "keyspaces": keyspaces}
+
+
+def _open_transactions(leader: Leader, keyspace: str, now: int) -> list[Document]:
+    """What holds the source up."""
+    facts = leader.facts.get(keyspace)
+    return [
+        {
+            "partition": one.partition,
+            "offset": one.offset,
+            "since": one.since,
+            "producer_id": one.producer_id if one.producer_id >= 0 else None,
+            "producer_epoch": one.producer_epoch if one.producer_id >= 0 else None,
+            "transactional_id": one.transactional_id or None,
+            "text": one.in_words(now),
+            "next_step": one.remedy,
+        }
+        for one in (facts.open if facts else ())
+    ]
 
 
 def _last_rollback(leader: Leader, keyspace: str) -> Document | None:

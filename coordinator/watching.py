@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.events import Event, RoomSeen, SourceAway, SourceSampled
 from coordinator.kafka_work import KafkaWork
+from coordinator.open_transactions import TransactionWatch
 from coordinator.supervisor import Supervisor
 from keytide.clock import now_ms
 from keytide.errors import RetryableError
@@ -34,6 +35,7 @@ class SourceWatch:
         self._settings = settings
         self._supervisor = supervisor
         self._post = post
+        self._transactions = TransactionWatch(settings)
         self._wanted: tuple[Sequence[str], bool] = ((), False)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sources", daemon=True)
@@ -67,7 +69,7 @@ class SourceWatch:
         for keyspace in keyspaces:
             began = now_ms()
             try:
-                facts = work.sample(keyspace)
+                facts = self._transactions.look(work.sample(keyspace))
             except RetryableError as error:
                 log.warning("%s is not sampled: %s", keyspace, error)
                 self._post(SourceAway(keyspace, error.message, began, now_ms()))

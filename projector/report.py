@@ -138,12 +138,11 @@ class Reporter:
         self._lives = lives
 
     def _line(self, state: PartitionState, source: Source) -> PartitionProgress:
-        """R14's line for one partition. The end that was seen: where the log ended when it was met, else what
-        the last fetch said."""
+        """R14's line for one partition. The end that was seen: where the log ended for a reader of committed
+        records when that was met, or what the last fetch said, which lies past that while a transaction is
+        open: what waits behind it is there, and acknowledged to whoever wrote it."""
         key = state.key
-        end = self._ends.get(key)
-        if end is None:
-            end = max(state.position, source.high_watermark(key))
+        end = max(self._ends.get(key, state.position), source.high_watermark(key))
         if state.acked >= end and state.phase == "RUNNING":
             self._fresh_at[key] = now_ms()
         fresh_at = self._fresh_at.get(key, 0)

@@ -17,8 +17,10 @@ from coordinator.api import create_app
 from coordinator.buildbook import BuildLimits
 from coordinator.ddl import Outcome
 from coordinator.events import (
+    BoundWritten,
     Broadcast,
     BuildPrepared,
+    ConfirmBound,
     ConfirmTopic,
     Event,
     Instruction,
@@ -130,6 +132,8 @@ class Scene:
             elif isinstance(one, Broadcast) and isinstance(one.message, StabilityTimestamp):
                 self.number += 1
                 self.handle(Issued(one.message, self.number, now_ms()))
+            elif isinstance(one, ConfirmBound):
+                self.handle(BoundWritten(one.keyspace, one.bound, now_ms()))
             elif isinstance(one, ConfirmTopic):
                 self.handle(TopicSeen(one.keyspace, one.ask, "t1", "", now_ms()))
 

@@ -209,7 +209,29 @@ def test_9_an_open_transaction_is_waited_for_by_name(world: World) -> None:
     producer.commit_transaction()
     state = world.wait_ready(build)
     assert (state["phase"], state["waiting_for"]) == (None, "")
-    assert world.check_at_end("held_n", "held", _by_n) == 220
+
+    def stream() -> dict[str, Any]:
+        said: dict[str, Any] = world.admin.call("GET", "/v1/stability")["keyspaces"]["held"]
+        return said
+
+    wait_for(lambda: stream()["lag_documents"] == 0, "all of it is indexed")
+    producer.begin_transaction()
+    for number in range(20):
+        producer.produce("held", json.dumps({"n": -2}), f"v{number}", partition=1)
+    assert producer.flush(30) == 0
+    wait_for(lambda: any(one["transactional_id"] for one in stream()["waiting_for"]), "it says who")
+    said = stream()
+    (held,) = said["waiting_for"]
+    assert (held["partition"], held["offset"]) == (1, offset + 21)  # (20 records and a marker before)
+    assert (held["transactional_id"], held["producer_id"] >= 0) == ("holder", True)
+    assert said["lag_documents"] == 20
+    wait_for(lambda: stream()["staleness_ms"] > 2_000, "snapshots are not fresh")
+    reasons = [one["reason"] for one in world.admin.call("GET", "/v1/health")["reasons"]]
+    assert any("producer" in one and "(transactional.id holder)" in one for one in reasons), reasons
+    producer.commit_transaction()
+    wait_for(lambda: stream()["lag_documents"] == 0 and not stream()["waiting_for"], "it goes on")
+    wait_for(lambda: stream()["staleness_ms"] < 2_000, "snapshots are fresh")
+    assert world.check_at_end("held_n", "held", _by_n) == 240
 
 
 def test_15_a_build_that_loses_spark_pauses_and_goes_on(world: World) -> None:

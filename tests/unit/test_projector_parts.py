@@ -448,6 +448,22 @@ def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it(
     assert reporter._line(after, marks).fresh_at > 0
 
 
+def test_records_behind_an_open_transaction_are_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end that a reader of committed records meets is not the end: acknowledged records lie behind it."""
+    settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
+    monkeypatch.setattr(report, "producer", lambda *_, **__: None)
+    reporter, marks = report.Reporter(settings, "p1", lambda: 0.0), cast(Source, _Marks())
+    state = PartitionState(KEY, "RUNNING", 1, 7, 7, 7)
+    reporter._forget({KEY: state})
+    reporter.met_end(KEY, 7)
+    line = reporter._line(state, marks)
+    assert (line.acked, line.end, line.fresh_at) == (7, 9, 0)
+    state.position = state.acked = 9
+    reporter.met_end(KEY, 9)
+    line = reporter._line(state, marks)
+    assert (line.end, line.fresh_at > 0) == (9, True)
+
+
 class _Source:
     """Stands in for the group's member: holds the partitions, and what the group has committed."""
 
