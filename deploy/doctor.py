@@ -6,6 +6,7 @@ do. Beside that it looks at what only this machine can tell: Java, jars, disk, c
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -23,7 +25,9 @@ from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
 from keytide.cli.admin import Admin, tls_authority
 from keytide.cli.folder import read_state, running_pid
+from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import out, print_json, table
+from keytide.cli.patience import give_up_s
 from keytide.errors import KeytideError
 from keytide.health import Verdict
 from keytide.kafka_clients import AdminClient
@@ -70,7 +74,7 @@ def last_word(findings: list[Finding]) -> str:
     cluster = next((one for one in findings if one.check == CLUSTER), None)
     wrong = sum(not one.ok for one in findings)
     if not wrong:
-        return "all is well"
+        return "all is well" if cluster else "this machine is well; no cluster was looked at"
     told = "" if cluster is None else "the cluster is well; " if cluster.ok else "the cluster is not well; "
     return f"{told}{wrong} checks are not ok: see the last column"
 
@@ -83,17 +87,49 @@ def examine(kafka: str | None, data_dir: Path) -> Iterator[Finding]:
     yield _disk(data_dir)
     state = read_state(data_dir)
     pid = running_pid(data_dir)
-    yield Finding(
-        "local cluster",
-        True,
-        f"runs on {data_dir} as process {pid}" if pid else f"none runs on {data_dir}",
-    )
+    yield _local(data_dir, state, pid)
+    if pid:
+        yield from _stopped(pid)
     bootstrap = kafka or (str(state.get("kafka")) if pid else None)
     indexes: list[dict[str, Any]] = []
     if pid:
         yield from _cluster(str(state["coordinator"]), indexes)
     if bootstrap:
         yield from _kafka(bootstrap, sorted({str(index["keyspace"]) for index in indexes}))
+
+
+def _local(data_dir: Path, state: Mapping[str, Any], pid: int | None) -> Finding:
+    """Whether the folder's cluster runs. Nothing but the usual folder may have none: whoever names another
+    one means a cluster."""
+    if pid:
+        return Finding("local cluster", True, f"runs on {data_dir} as process {pid}")
+    if state:
+        advice = f"start it: keytide up --data-dir {data_dir}"
+        return Finding("local cluster", False, f"the one in {data_dir} does not run", advice)
+    return Finding(
+        "local cluster",
+        data_dir == DEFAULT_DATA_DIR,
+        f"there is none in {data_dir}",
+        "correct --data-dir, or make one: keytide up",
+    )
+
+
+def _stopped(pid: int) -> Iterator[Finding]:
+    """Processes of the local cluster that a signal has stopped: they cannot say so themselves."""
+    try:
+        processes = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            if one.status() == psutil.STATUS_STOPPED:
+                told = " ".join(one.cmdline()[1:4]) or one.name()
+                yield Finding(
+                    f"process {one.pid}",
+                    False,
+                    f"it stands still, stopped by a signal: {told}",
+                    f"let it go on: kill -CONT {one.pid}",
+                )
 
 
 def _guarded(check: str, look: Callable[[], str]) -> Finding:
@@ -185,7 +221,7 @@ def source_topic(keyspace: str, config: Mapping[str, str]) -> Finding:
 def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
     """The coordinator's verdict, reason by reason; the indexes are added to `known`."""
     try:
-        with Admin(url) as admin:
+        with Admin(url, seconds=give_up_s()) as admin:
             verdict = admin.health()
             known += admin.call("GET", "/v1/indexes")
     except KeytideError as error:

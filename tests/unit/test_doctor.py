@@ -1,10 +1,20 @@
-"""What `keytide doctor` thinks of source topics."""
+"""What `keytide doctor` thinks of source topics, of a folder, of what its cluster says."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from deploy import doctor
 from deploy.doctor import Finding, cluster_findings, last_word, source_topic
+from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.health import Reason, verdict
 
 GOOD = {"cleanup.policy": "compact", "min.compaction.lag.ms": "60000", "delete.retention.ms": "86400000"}
@@ -54,3 +64,48 @@ def test_what_is_wrong_beside_a_cluster_that_is_well_does_not_contradict_it() ->
     word = last_word([whole, Finding("Java", False, "none", "install it")])
     assert "the cluster is well" in word
     assert "1 checks are not ok" in word
+
+
+def findings(folder: Path) -> dict[str, Finding]:
+    return {one.check: one for one in doctor.examine(None, folder)}
+
+
+def test_a_folder_without_a_cluster_is_a_mistake_of_who_named_it(tmp_path: Path) -> None:
+    (tmp_path / "idle").mkdir()
+    (tmp_path / "idle" / "cluster.json").write_text("{}")
+    local = findings(tmp_path / "typo")["local cluster"]
+    assert (local.ok, "there is none" in local.found) == (False, True)
+    assert "--data-dir" in local.advice
+    (tmp_path / "idle" / "cluster.json").write_text('{"kafka": "127.0.0.1:1"}')
+    local = findings(tmp_path / "idle")["local cluster"]
+    assert not local.ok
+    assert "keytide up --data-dir" in local.advice
+    usual = doctor._local(DEFAULT_DATA_DIR, {}, None)
+    assert usual.ok
+    assert last_word([usual]) == "this machine is well; no cluster was looked at"
+
+
+@pytest.fixture
+def stopped() -> Iterator[int]:
+    """The process id of a child that is stopped."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "coordinator"])
+    child.send_signal(signal.SIGSTOP)
+    yield child.pid
+    child.kill()
+    child.wait()
+
+
+def test_a_cluster_that_is_stopped_is_told_so_in_time(
+    stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for a minute for an answer that could not come."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(doctor, "running_pid", lambda _: os.getpid())
+        monkeypatch.setattr(doctor, "read_state", lambda _: {"coordinator": url, "kafka": "127.0.0.1:1"})
+        monkeypatch.setattr(doctor, "give_up_s", lambda: 0.3)
+        found = findings(tmp_path)
+    assert "did not answer within 0.3 s" in found["coordinator"].found
+    process = found[f"process {stopped}"]
+    assert (process.ok, process.advice) == (False, f"let it go on: kill -CONT {stopped}")
+    assert "coordinator" in process.found
