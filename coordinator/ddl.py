@@ -7,6 +7,7 @@ next. Source facts come from the caller, who has just looked them up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,6 +22,13 @@ from coordinator.retire import retire
 from keytide.catalog import BuildRecord, IndexRecord, JobRecord, KeyspaceRecord, TableOrigin
 from keytide.definition import IndexDefinition
 from keytide.errors import CallerError
+
+LONGEST_TOPIC: Final = 249
+"""Kafka's limit."""
+_NUMBER: Final = "9" * 10
+"""As long as numbers of indexes and builds can ever be: each costs the metadata topic a record."""
+_QUEUES: Final = ("mutations.", "backfill.")
+"""What names of queues have behind the cluster's name, which may itself end so (`a` and `a.mutations`)."""
 
 
 class ConflictError(CallerError):
@@ -70,6 +78,7 @@ class Ddl:
         Raises:
             ConflictError: the name is taken, or the topic is another one than its other indexes are built on.
             NoSuchKeyspaceError: there is no such topic.
+            CallerError: topics cannot be named after it.
         """
         existing = self._dictionary.catalog.index_by_name(definition.name)
         if existing is not None:
@@ -80,6 +89,7 @@ class Ddl:
                 problem_type="index-exists",
                 next_step=f"choose another name, or DROP INDEX {definition.name} first",
             )
+        self._check_name(definition.name)
         self._take_keyspace(definition.keyspace, facts)
         index = IndexRecord(
             id=f"{definition.name}-{self._dictionary.number()}",
@@ -98,6 +108,26 @@ class Ddl:
         build = self._builds.request([index], 0, now)
         text = f"index {index.name} is defined; build {build.id} begins"
         return Outcome(text, self._dictionary.catalog.index(index.id), build, (note,))
+
+    def _check_name(self, name: str) -> None:
+        """See that queues can be named after an index (those that there are keep their names)."""
+        if name.startswith(_QUEUES):
+            raise CallerError(
+                f"{name!r} cannot be the name of an index: its queue would have the name of one of a cluster "
+                f"{self._dictionary.topics.cluster}.{name.partition('.')[0]}",
+                status=422,
+                problem_type="invalid-name",
+                next_step="choose a name that does not begin with mutations. or backfill.",
+            )
+        longest = len(self._dictionary.topics.backfill(f"{name}-{_NUMBER}", f"b{_NUMBER}"))
+        if longest > LONGEST_TOPIC:
+            raise CallerError(
+                f"the name of the index is too long by {longest - LONGEST_TOPIC} characters: names of topics "
+                f"have {LONGEST_TOPIC}, and those of its queues begin with the cluster's",
+                status=422,
+                problem_type="invalid-name",
+                next_step="choose a shorter name",
+            )
 
     def _take_keyspace(self, name: str, facts: SourceFacts) -> None:
         """See that the topic can be a keyspace, and that the dictionary knows it."""

@@ -32,11 +32,13 @@ ASK_AGAIN_S: Final = 10.0
 
 @dataclass(slots=True)
 class _Stand:
-    """A last stable offset below the end: since when, and what is known of the transaction there."""
+    """A last stable offset below the end: since when, and what is known of the transaction there; `named`
+    when that is all that there is to know."""
 
     offset: int
     since: int
     told: OpenTransaction | None = None
+    named: bool = False
     ask_at: float = 0.0
 
 
@@ -58,7 +60,7 @@ class TransactionWatch:
                 stands[partition] = known if known and same else _Stand(stable, facts.sampled_at)
         self._stands[facts.keyspace] = stands
         late = {p: one for p, one in stands.items() if facts.sampled_at - one.since >= PATIENCE_MS}
-        unknown = [p for p, one in late.items() if one.told is None and time.monotonic() >= one.ask_at]
+        unknown = [p for p, one in late.items() if not one.named and time.monotonic() >= one.ask_at]
         if unknown:
             self._ask(facts.keyspace, {partition: late[partition] for partition in unknown})
         found = [one.told or self._unknown(facts.keyspace, p, one) for p, one in late.items()]
@@ -105,15 +107,14 @@ class TransactionWatch:
                         producer_id=producer.producer_id,
                         producer_epoch=producer.producer_epoch,
                     )
-        wanted = {one.told.producer_id: one for one in stands.values() if one.told is not None}
-        if not wanted:
+        ids = {one.told.producer_id for one in stands.values() if one.told is not None}
+        if not ids:
             return
-        listed = client.list_transactions(producer_id_filters=list(wanted)).values()
-        for line in (line for lines in listed for line in lines):
-            stand, name = wanted[line.producer_id], line.transactional_id
-            described = client.describe_transactions([name])[name]
-            if stand.told is not None:
-                began = described.transaction_start_time_ms
-                stand.told = replace(
-                    stand.told, transactional_id=name, since=began if began > 0 else stand.since
-                )
+        listed = client.list_transactions(producer_id_filters=sorted(ids)).values()
+        names = {line.producer_id: line.transactional_id for lines in listed for line in lines}
+        described = client.describe_transactions(sorted(names.values()))
+        for stand in stands.values():  # (one transaction may hold several partitions)
+            if stand.told is not None and (name := names.get(stand.told.producer_id)) is not None:
+                began = described[name].transaction_start_time_ms
+                since = began if began > 0 else stand.since
+                stand.told, stand.named = replace(stand.told, transactional_id=name, since=since), True

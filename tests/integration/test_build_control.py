@@ -232,6 +232,16 @@ def test_9_an_open_transaction_is_waited_for_by_name(world: World) -> None:
     wait_for(lambda: stream()["lag_documents"] == 0 and not stream()["waiting_for"], "it goes on")
     wait_for(lambda: stream()["staleness_ms"] < 2_000, "snapshots are fresh")
     assert world.check_at_end("held_n", "held", _by_n) == 240
+    producer.begin_transaction()
+    for number in range(20):
+        producer.produce("held", json.dumps({"n": -3}), f"w{number}", partition=1)
+    assert producer.flush(30) == 0
+    producer.abort_transaction()
+    seen = world.ends("held")[1]
+    wait_for(
+        lambda: stream()["timestamp"]["1"]["offset"] == seen, "what was aborted at the end is passed over"
+    )
+    wait_for(lambda: stream()["lag_documents"] == 0 and stream()["staleness_ms"] < 2_000, "fresh again")
 
 
 def test_15_a_build_that_loses_spark_pauses_and_goes_on(world: World) -> None:

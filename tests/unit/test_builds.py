@@ -29,8 +29,13 @@ from coordinator.events import (
     StopDriver,
     TopicsDeleted,
 )
+from coordinator.leader import Leader
 from coordinator.orphans import orphans
 from coordinator.placement import TooFewNodesError, counts, place
+from coordinator.stream import Limits
+from keytide.catalog import Catalog
+from keytide.definition import parse_statement
+from keytide.errors import CallerError
 from keytide.messages import (
     QUEUE_UNAVAILABLE,
     BuildEnd,
@@ -772,6 +777,29 @@ def test_the_topics_of_a_cluster_whose_name_begins_alike_are_left_alone(other: s
     topics += [names.mutations("by_city-7"), names.backfill("by_city-7", "b8"), names.mutations("a-99")]
     topics += [f"{other}.orders", f"{other}.by_city-7.b99", f"{other}."]
     assert orphans(catalog, "kt", topics) == ([], sorted(topics))
+
+
+def test_no_queue_has_a_name_that_another_clusters_queue_may_have() -> None:
+    """Index `mutations.x` of cluster `kt` and index `x` of cluster `kt.mutations` would share a topic."""
+    for name in ("mutations.x", "backfill.x"):
+        with pytest.raises(CallerError, match="would have the name of one of a cluster kt") as caught:
+            World().sql(f"CREATE INDEX {name} ON people (a)")
+        assert caught.value.status == 422
+    assert World().sql("CREATE INDEX mutations ON people (a) WITH (defer_build=true)") == []
+
+
+def test_names_that_make_topics_too_long_are_refused() -> None:
+    catalog = Catalog()
+    leader = Leader(catalog, "c" * 120, 1, Limits(), BuildLimits())
+    for length, fits in ((96, True), (97, False)):
+        statement = parse_statement(f"CREATE INDEX {'i' * length} ON people (a) WITH (defer_build=true)")
+        if fits:
+            leader.execute(statement, facts(), 1)
+            names = Topics("c" * 120).backfill("i" * length + "-9999999999", "b9999999999")
+            assert len(names) == 249
+        else:
+            with pytest.raises(CallerError, match="too long by 1 characters"):
+                leader.execute(statement, facts(), 1)
 
 
 def test_old_finished_builds_are_forgotten() -> None:

@@ -77,6 +77,29 @@ def test_one_that_stands_for_a_while_is_named_once(watch: TransactionWatch) -> N
     assert watch.look(facts((150, 60), at=14_000)).open == (), "it is over"
 
 
+def test_one_that_holds_several_partitions_is_named_at_each(watch: TransactionWatch) -> None:
+    both = facts((150, 160), stable=(100, 100), at=10_000)
+    watch.look(both)
+    found = watch.look(replace(both, sampled_at=20_000)).open
+    assert [(one.partition, one.producer_id, one.transactional_id) for one in found] == [
+        (0, 4_001, "holder"),
+        (1, 4_001, "holder"),
+    ]
+
+
+def test_a_name_that_was_not_to_be_had_is_asked_for_again(
+    watch: TransactionWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_transactions, "ASK_AGAIN_S", 0.0)
+    watch.look(held(10_000))
+    with monkeypatch.context() as patched:
+        patched.setattr(Admin, "list_transactions", lambda self, **_: {1: []})
+        (one,) = watch.look(held(20_000)).open
+        assert (one.producer_id, one.transactional_id) == (4_001, "")
+    (one,) = watch.look(held(21_000)).open
+    assert one.transactional_id == "holder"
+
+
 def test_transactions_that_follow_each_other_hold_nothing_up(watch: TransactionWatch) -> None:
     for step in range(20):
         assert watch.look(held(10_000 + 1_000 * step, stable=100 + step)).open == ()
