@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Final
 
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.news import Gone
 from indexer.scan.query_request import QueryRequest
+from indexer.scan.query_sizes import IndexSizes
 from indexer.scan.shared import Shared
 from indexer.scan.tokens import HeldToken, verify
-from keytide.catalog import IndexRecord
 from keytide.query import Candidate, NoIndexError, Plan, Select, choose, described, parse_query, plan_on
 
 _INLINE_CHARACTERS: Final = 2_000
 """Longer queries are parsed and planned in a thread."""
-COUNTS_S: Final = 5.0
-"""How long a count of an index's entries is good for estimates."""
 
 
 class IndexChooser:
@@ -35,7 +32,7 @@ class IndexChooser:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._counts: dict[str, tuple[float, int | None]] = {}
+        self._sizes = IndexSizes(shared)
 
     async def parsed(self, text: str) -> Select:
         """The query in `text`.
@@ -58,7 +55,7 @@ class IndexChooser:
         only = None
         if request.at is not None:
             only = verify(request.at, HeldToken, self._shared.directory.secret()).index
-        candidates = self._candidates(select.keyspace, only)
+        candidates = await self._candidates(select.keyspace, only)
         try:
             return await self._planned(select, candidates)
         except NoIndexError as none:
@@ -66,7 +63,7 @@ class IndexChooser:
                 none.next_step = f"leave `at` out: it is of another index; or {none.next_step}"
             for name in _unready(select, candidates):
                 await self._shared.ready_index(name, request, gone)
-                return await self._planned(select, self._candidates(select.keyspace, only))
+                return await self._planned(select, await self._candidates(select.keyspace, only))
             raise
 
     async def _planned(self, select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
@@ -78,7 +75,7 @@ class IndexChooser:
         threads = self._shared.local.threads
         return await loop.run_in_executor(threads, _choose, select, candidates, taken, keyspaces)
 
-    def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
+    async def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
         """The indexes of a keyspace.
 
         Args:
@@ -95,30 +92,9 @@ class IndexChooser:
                 found.append(Candidate(record.name, definition, None, error.message))
                 continue
             if ready.id == record.id:
-                found.append(Candidate(record.name, definition, self._entries(record), splits=record.splits))
+                entries = await self._sizes.of(ready)
+                found.append(Candidate(record.name, definition, entries, splits=record.splits))
         return found
-
-    def _entries(self, record: IndexRecord) -> int | None:
-        """How many entries an index has, by its slices on this node; None when none is here."""
-        now = monotonic()
-        known = self._counts.get(record.id)
-        if known is not None and now - known[0] < COUNTS_S:
-            return known[1]
-        view = self._shared.view
-        counts = []
-        for number, nodes in enumerate(record.placement):
-            tip = view.tip(record.id, number) if view.node_id in nodes else None
-            if tip is None:
-                continue
-            try:
-                counts.append(tip.count(b"", None))
-            finally:
-                tip.release()
-        whole = round(sum(counts) * len(record.placement) / len(counts)) if counts else None
-        catalog = view.catalog()
-        self._counts = {id_: kept for id_, kept in self._counts.items() if catalog.index(id_) is not None}
-        self._counts[record.id] = (now, whole)
-        return whole
 
 
 def _choose(

@@ -326,6 +326,22 @@ def test_explain_says_which_groups_slices_cut(order: str, pushed: list[str], sor
     run(work)
 
 
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_explain_knows_the_size_of_an_index_whose_slices_differ(node: str) -> None:
+    """All documents have one key, so they lie in one slice: on a node that is asked, or on the other."""
+    made = World(BY_CITY, BY_TAG, node_count=2)
+    made.commit(1, {"by_city": [Doc(["Boston", n], f"u{n}") for n in range(30)], "by_tag": []})
+
+    async def work(ask: Ask, _: World) -> None:
+        plan = await ask("EXPLAIN SELECT id FROM users WHERE city = 'Boston'", node)
+        assert plan["estimate"]["entries_of_index"] == 30
+        made.views[node].urls.clear()  # it knows nobody else: the last count is still good
+        plan = await ask("EXPLAIN SELECT id FROM users WHERE city = 'Boston'", node)
+        assert plan["estimate"]["entries_of_index"] == 30
+
+    run(work, made)
+
+
 def test_explain_says_what_is_done_where() -> None:
     async def work(ask: Ask, _: World) -> None:
         plan = await ask(
