@@ -14,7 +14,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import building, bulk, catching_up, foreground, latency, peers, recovery, stress, throughput
+from benchmarks import (
+    building,
+    bulk,
+    catching_up,
+    foreground,
+    latency,
+    noisy,
+    peers,
+    recovery,
+    stress,
+    throughput,
+)
 from benchmarks.harness import Result, say
 
 ALL: dict[str, Callable[..., Result]] = {
@@ -28,6 +39,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "scan": latency.scan,
     "gather": latency.gather,
     "scan-under-load": latency.scan_under_load,
+    "noisy-neighbour": noisy.noisy_neighbour,
     "freshness": latency.freshness,
     "arrow": bulk.arrow,
     "growth": throughput.growth,

@@ -26,7 +26,7 @@ PROBES = 300
 def scan(documents: int = MILLION) -> Result:
     """Stable scans of 100 rows over HTTP, one connection: all slices on one node."""
     result = Result("scan", machine=machine_state())
-    with _filled(1, documents) as bench:
+    with filled(1, documents) as bench:
         with bench.measured(result):
             result.figures.update(percentiles(_scans(bench, SCANS)))
         result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 1, "scans": SCANS}
@@ -36,7 +36,7 @@ def scan(documents: int = MILLION) -> Result:
 def gather(documents: int = MILLION) -> Result:
     """The same, gathered from two nodes."""
     result = Result("gather", machine=machine_state())
-    with _filled(2, documents) as bench:
+    with filled(2, documents) as bench:
         with bench.measured(result):
             result.figures.update(percentiles(_scans(bench, SCANS)))
         result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 2, "scans": SCANS}
@@ -46,7 +46,7 @@ def gather(documents: int = MILLION) -> Result:
 def scan_under_load(documents: int = MILLION, per_second: int = 50_000) -> Result:
     """Stable scans while documents are indexed at a given rate."""
     result = Result("scan-under-load", machine=machine_state())
-    with _filled(1, documents) as bench, writing(bench, per_second) as written:
+    with filled(1, documents) as bench, writing(bench, per_second) as written:
         with bench.measured(result):
             result.figures.update(percentiles(_scans(bench, SCANS)))
         result.figures["offered_documents_per_s"] = written()
@@ -63,7 +63,7 @@ def scan_under_load(documents: int = MILLION, per_second: int = 50_000) -> Resul
 def freshness(documents: int = 100_000, per_second: int = 20_000) -> Result:
     """From a record's timestamp to the answer of a stable scan that includes it: idle, then under load."""
     result = Result("freshness", machine=machine_state())
-    with _filled(2, documents) as bench:
+    with filled(2, documents) as bench:
         idle = percentiles(probes(bench, PROBES))
         with writing(bench, per_second) as written:
             loaded = percentiles(probes(bench, PROBES))
@@ -75,7 +75,7 @@ def freshness(documents: int = 100_000, per_second: int = 20_000) -> Result:
 
 
 @contextmanager
-def _filled(nodes: int, documents: int) -> Iterator[Bench]:
+def filled(nodes: int, documents: int) -> Iterator[Bench]:
     with Bench(nodes=nodes) as bench:
         bench.make_topic(TOPIC, PARTITIONS)
         bench.create_index(BY_CITY)
