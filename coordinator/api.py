@@ -23,6 +23,7 @@ from coordinator.ddl import Outcome
 from coordinator.job_routes import add_jobs
 from coordinator.leader import Answer, Leader
 from coordinator.list_routes import add_lists
+from coordinator.notice import notice
 from coordinator.origin_body import OriginBody
 from coordinator.origin_reach import reach_of
 from coordinator.problems import add_error_handlers
@@ -160,7 +161,10 @@ def _add_statements(app: FastAPI, desk: Desk) -> None:
         if isinstance(statement, CreateIndex):
             facts = await asyncio.to_thread(desk.service.sample, statement.definition.keyspace)
         outcome = await desk.change(lambda leader, now: leader.execute(statement, facts, now))
-        return _described(outcome)
+        said = ""
+        if isinstance(statement, CreateIndex) and facts is not None:
+            said = await asyncio.to_thread(notice, desk.service.settings, statement.definition, facts)
+        return {**_described(outcome), "notice": said or None}
 
 
 def _add_indexes(app: FastAPI, desk: Desk) -> None:

@@ -163,8 +163,11 @@ function buildsPart({ builds }) {
 }
 
 function leftOut(index) {
-  const reasons = Object.entries(index.left_out || {});
-  return reasons.length ? `left out: ${reasons.map(([reason, count]) => `${number(count)} ${reason}`).join(", ")}` : "";
+  const words = { "leading-key-missing": "without the leading key", "nothing-to-unnest": "with nothing to unnest",
+    "where-not-true": "for which the condition is not true" };
+  const reasons = Object.entries(index.left_out_by_build || {});
+  const told = reasons.map(([reason, count]) => `${number(count)} documents ${words[reason] || `(${reason})`}`);
+  return told.length ? `not in it when it was built: ${told.join(", ")}` : "";
 }
 
 function indexesPart({ indexes }) {

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import typer
 from rich.cells import cell_len
@@ -102,8 +102,26 @@ def _lines(members: Iterable[tuple[str, str]], title: str = "") -> None:
     out.print(made)
 
 
+WITHOUT_ENTRIES: Final = frozenset({"left_out", "left_out_by_build"})
+_REASONS: Final = {
+    "leading-key-missing": "without the leading key",
+    "nothing-to-unnest": "with nothing to unnest",
+    "where-not-true": "for which the condition is not true",
+}
+
+
+def _left_out(counts: Mapping[str, Any]) -> str:
+    """How many documents have no entries, and why: of one index, or of each."""
+    if any(isinstance(one, dict) for one in counts.values()):
+        return "; ".join(f"{index}: {_left_out(one)}" for index, one in counts.items() if one) or "none"
+    words = [f"{count:,} documents {_REASONS.get(why, f'({why})')}" for why, count in counts.items()]
+    return ", ".join(words) or "none"
+
+
 def readable(name: str, value: Any) -> Any:
     """A member of the API's documents as people read it: sizes, moments, timestamps as partition:offset."""
+    if name in WITHOUT_ENTRIES and isinstance(value, dict):
+        return _left_out(value)
     if isinstance(value, int) and not isinstance(value, bool):
         if name in SIZES:
             return size(value)

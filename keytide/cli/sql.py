@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.markup import escape
 
 from keytide.cli.admin import coordinator
 from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
-from keytide.cli.output import facts, friendly_errors, out, print_json, table
+from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
 from keytide.client import Client
 from keytide.errors import CallerError
 
@@ -128,6 +129,9 @@ class _Runner:
     def _statement(self, text: str) -> None:
         with coordinator(self._url, self._data_dir) as admin:
             answer = admin.call("POST", "/v1/statements", {"statement": text})
+            notice = answer.get("notice") if self._as_json else answer.pop("notice", None)
+            if notice and not self._as_json:
+                err.print(f"notice: {escape(notice)}", style="yellow")
             build = answer.get("build")
             if self._wait and build:
                 name = str(build["id"] if isinstance(build, dict) else build)

@@ -75,6 +75,9 @@ def test_people_read_units(address: str) -> None:
     assert "by_tail" in run("build", "show", "b5", "--url", address).stdout
 
 
+NOT_IN_IT = "1 documents (not-json), 2 documents for which the condition is not true"
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 132, 250])
 @pytest.mark.parametrize(
     "command",
@@ -179,8 +182,10 @@ def test_rollbacks_and_lost_slices_are_shown_with_what_mends_them(capsys: pytest
         ("finished_at", None, None),
         ("live", True, True),
         ("timestamp", {"0": {"offset": 7, "epoch": 0}, "1": {"offset": 9, "epoch": -1}}, "0:7 1:9"),
-        ("left_out", {"missing": 3}, {"missing": 3}),
-        ("left_out", {}, {}),
+        ("left_out", {"leading-key-missing": 3_000}, "3,000 documents without the leading key"),
+        ("left_out_by_build", {"not-json": 1, "where-not-true": 2}, NOT_IN_IT),
+        ("left_out", {"by_city": {"not-json": 1}, "by_age": {}}, "by_city: 1 documents (not-json)"),
+        ("left_out", {}, "none"),
     ],
 )
 def test_units(name: str, value: object, shown: object) -> None:
