@@ -102,8 +102,9 @@ def session_options(settings: Settings, scratch: Path, *, rows: bool = False) ->
     """Spark's configuration, `build.spark_options` last.
 
     Args:
-        scratch: folder for shuffle files, absolute; the JVM works in it too, for Spark 4.0 leaves a folder
-        `artifacts` wherever it was started.
+        scratch: folder for shuffle files, absolute; the JVM works in it too, and has its temporary files
+            there: Spark 4.0 leaves a folder `artifacts` wherever it was started, and others, with native
+            libraries, in the system's temporary folder, where nobody removes them after kill -9.
         rows: whether rows of a table go through the JVM.
     """
     master = master_with_retries(settings.build.spark_master)
@@ -119,7 +120,13 @@ def session_options(settings: Settings, scratch: Path, *, rows: bool = False) ->
         "spark.speculation": "false",
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "streaming.workers",
-        "spark.driver.extraJavaOptions": f"{java_options(rows)} {_quoted(f'-Duser.dir={scratch}')}",
+        "spark.driver.extraJavaOptions": " ".join(
+            (
+                java_options(rows),
+                _quoted(f"-Duser.dir={scratch}"),
+                _quoted(f"-Djava.io.tmpdir={scratch}"),
+            )
+        ),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",

@@ -74,7 +74,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.driver.memory", "1g")
             .config("spark.local.dir", str(scratch))
             .config("spark.sql.warehouse.dir", str(scratch))
-            .config("spark.driver.extraJavaOptions", f"-Duser.dir={scratch} -XX:TieredStopAtLevel=1")
+            .config(
+                "spark.driver.extraJavaOptions",
+                f"-Duser.dir={scratch} -Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1",
+            )
             .config("spark.sql.shuffle.partitions", "4")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")

@@ -16,6 +16,12 @@ def test_a_local_master_stays_on_loopback_and_needs_no_executors(tmp_path: Path)
     assert "spark.pyspark.python" not in options
 
 
+def test_what_the_jvm_leaves_lies_in_the_drivers_folder(tmp_path: Path) -> None:
+    """Nobody removes it from the system's temporary folder after kill -9."""
+    options = spark.session_options(load_settings(build={"spark_master": "local[2]"}), tmp_path)
+    assert f'"-Djava.io.tmpdir={tmp_path}"' in options["spark.driver.extraJavaOptions"]
+
+
 def test_executors_of_a_cluster_are_told_what_settings_say(tmp_path: Path) -> None:
     build = {"spark_master": "spark://a:7077", "spark_options": {"spark.driver.host": "10.0.0.10"}}
     options = spark.session_options(load_settings(build=build), tmp_path)
