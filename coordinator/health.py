@@ -72,6 +72,15 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
         yield Reason(
             "cluster", name, "degraded", "there are no indexer nodes", "start one: `python -m indexer`"
         )
+    if leader.foreign:
+        yield Reason(
+            "cluster",
+            name,
+            "ok",
+            f"topics are named like its queues, and it knows nothing of them: {', '.join(leader.foreign[:5])}"
+            + (f" and {len(leader.foreign) - 5} more" if len(leader.foreign) > 5 else ""),
+            "if they are no other cluster's, delete them",
+        )
     room, needed = leader.builds.pausing.room, leader.build_limits.driver_disk_bytes
     if room is not None and room.free < needed:
         yield Reason(

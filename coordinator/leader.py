@@ -60,6 +60,9 @@ class Leader:
         catalog: the dictionary as read after the term was claimed; changed in place from now on.
         cluster: the cluster's name.
         term: the leader's term.
+
+    Attributes:
+        foreign: topics named like the cluster's queues that it knows nothing of (`coordinator.orphans`).
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Leader:
         self.builds = Builds(self.dictionary, build_limits, self.core.nodes)
         self.jobs = self.builds.jobs
         self.facts: dict[str, SourceFacts] = {}
+        self.foreign: list[str] = []
         self.term = term
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)

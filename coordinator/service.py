@@ -179,6 +179,7 @@ class Service:
         if foreign:
             self.events.add(foreign_note(self.settings.cluster, foreign), now_ms())
         self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
+        self._leader.foreign = foreign
         self._reports.assign(starts)
         self._writer.hand_over()
         self._supervisor.open()

@@ -241,6 +241,14 @@ def test_snapshots_that_are_too_far_behind() -> None:
     assert "behind the source" in day.story("keyspace").reason
 
 
+def test_topics_of_others_are_told_and_nothing_is_wrong() -> None:
+    day = Day()
+    day.world.leader.foreign = [f"kt.mutations.x-{number}" for number in range(7)]
+    told = day.verdict()
+    assert told.status == "ok"
+    assert any("kt.mutations.x-0" in one.reason and "2 more" in one.reason for one in told.reasons)
+
+
 # --- what always holds --------------------------------------------------------------------------------------
 
 
