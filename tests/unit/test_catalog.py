@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from keytide.catalog import Catalog, KeyspaceRecord, NodeRecord, Record, encode_record, record_key
 
 
@@ -61,3 +63,34 @@ def test_who_changes_a_list_changes_its_own() -> None:
     catalog.put("node/a", NodeRecord("a", "", 1))
     catalog.nodes().clear()
     assert len(catalog.nodes()) == 1
+
+
+def test_records_of_the_release_before_are_read() -> None:
+    """As it wrote them: without the members that there are by now."""
+    catalog = Catalog()
+    written = {
+        "keyspace/people": b'{"name":"people","topic_id":"t1","partitions":8,"version":3,"incarnation":1}',
+        "term": b'{"term":4,"holder":"host/1","claimed_at":5}',
+        "node/n1": b'{"id":"n1","url":"http://10.0.0.1:8093","first_seen":7}',
+    }
+    for offset, (key, value) in enumerate(written.items()):
+        catalog.apply(key, value, offset)
+    keyspace = catalog.keyspace("people")
+    assert keyspace == KeyspaceRecord("people", "t1", 8, 3, 1)
+    assert (keyspace.bound, keyspace.fresh_at) == ({}, 0)
+    assert catalog.term == 4
+
+
+def test_a_release_before_reads_what_is_written_now() -> None:
+    """It knows no bound, and must not stumble over one."""
+    now = KeyspaceRecord("people", "t1", 8, 3, 1, {0: 7}, 9)
+
+    class Before(msgspec.Struct, frozen=True):
+        name: str
+        topic_id: str
+        partitions: int
+        version: int
+        incarnation: int = 0
+
+    read = msgspec.json.decode(encode_record(now), type=Before)
+    assert read == Before("people", "t1", 8, 3, 1)
