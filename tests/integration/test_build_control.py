@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from deploy.cluster import LocalCluster
-from keytide.errors import CallerError
+from keytide.errors import CallerError, RetryableError
 from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
 
@@ -180,6 +181,36 @@ def test_13_cancel_leaves_nothing_behind(world: World) -> None:
     assert _index(world, "unwanted")["state"] == "DEFERRED"
     world.wait_ready(world.build("unwanted"))
     assert world.check_at_end("unwanted", "things", _by_n) > 0
+
+
+def test_a_session_that_read_newest_states_does_not_go_back_over_kill_9(world: World) -> None:
+    """What a node finds on its disk is older than what it has shown."""
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    with world.client() as client:
+
+        def newest() -> list[Any]:
+            page = client.page("standing", low=[1_000_000], consistency="tip", timeout_ms=10_000)
+            return [row.key[0] for row in page.rows]
+
+        for number in range(1_000_000, 1_000_020):
+            producer.produce("things", json.dumps({"n": number}), "newest")
+            assert producer.flush(30) == 0
+        wait_for(lambda: newest() == [1_000_019], "the last version is shown")
+        shown: list[list[Any]] = []
+
+        def answered() -> bool:
+            with suppress(RetryableError):  # it catches up
+                shown.append(newest())
+            return bool(shown)
+
+        for node in ("node-1", "node-2"):
+            world.cluster.kill(node)
+            world.cluster.restart(node)
+            shown.clear()
+            wait_for(answered, f"{node} answers")
+            assert shown == [[1_000_019]]
+    producer.produce("things", None, "newest")
+    assert producer.flush(30) == 0
 
 
 def test_9_an_open_transaction_is_waited_for_by_name(world: World) -> None:
