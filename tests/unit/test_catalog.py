@@ -71,7 +71,7 @@ def test_records_of_the_release_before_are_read() -> None:
     written = {
         "keyspace/people": b'{"name":"people","topic_id":"t1","partitions":8,"version":3,"incarnation":1}',
         "term": b'{"term":4,"holder":"host/1","claimed_at":5}',
-        "node/n1": b'{"id":"n1","url":"http://n1:8093","first_seen":7}',
+        "node/n1": b'{"id":"n1","url":"http://127.0.0.1:8093","first_seen":7}',
     }
     for offset, (key, value) in enumerate(written.items()):
         catalog.apply(key, value, offset)
