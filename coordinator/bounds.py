@@ -50,7 +50,7 @@ class Bounds:
         """At the start of a term, when the control topic was read: hold keyspaces of which it has nothing."""
         out: list[Instruction] = []
         for name, stream in sorted(self._core.streams.items()):
-            if stream.recovered or not stream.emitting:
+            if stream.number >= 0 or not stream.emitting:
                 continue
             stream.floor, stream.content = UNTIL_JUDGED, None
             text = (
@@ -92,7 +92,8 @@ class Bounds:
         if known is None or not stream.emitting:
             return []
         fresh_at = stream.progress.fresh_at()
-        reserve, places = self._core.limits.reserve, stream.progress.timestamp().offsets()
+        reserve = self._core.limits.reserve
+        places = {partition: state.place.offset for partition, state in stream.progress.partitions.items()}
         near = any(offset + reserve // 2 > known.bound.get(p, 0) for p, offset in places.items())
         told = known.fresh_at or fresh_at - FRESH_EACH_MS
         if not near and fresh_at - told < FRESH_EACH_MS:

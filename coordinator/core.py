@@ -260,7 +260,6 @@ class StabilityCore:
             if stream is None or not stream.history.number_holds(number, message.incarnation):
                 continue
             if stream.progress.recover(message):
-                stream.recovered = True
                 stream.content = (stream.content or Timestamp()).merge_max(message.timestamp)
                 stream.content_number = stream.number = number
                 stream.stamps[number] = message.timestamp

@@ -59,7 +59,6 @@ class Stream:
         hold: no new content until this is acknowledged: what lies before it was read late (R27).
         bound: no content passes this: it is written in the dictionary (`coordinator.bounds`).
         floor: no content until this is acknowledged: terms before may have issued it, and nobody knows.
-        recovered: some timestamp of the terms before is known.
         history: which numbers of the past hold.
         marks: when which numbers were issued, now and then.
         lagging: replicas that no timestamp waits for, until they have caught up.
@@ -88,7 +87,6 @@ class Stream:
     hold: Timestamp | None = None
     bound: Timestamp = field(default_factory=Timestamp)
     floor: Timestamp | None = None
-    recovered: bool = False
     asked: Content | None = None
     ask: int = 0
     asked_at: int = 0
