@@ -30,6 +30,8 @@ SETTINGS = {
 LOSING, OTHER = "losing", "other"
 ROUND = 400
 """Documents, over two partitions."""
+BATCH = 50
+"""So that Kafka's log has batches enough to be cut between."""
 
 
 def _person(chance: random.Random, _: int) -> tuple[str, Any]:
@@ -72,7 +74,8 @@ def test_19_slices_that_cannot_step_back_are_rebuilt_alone(world: World) -> None
     ):
         for _ in range(4):  # what is folded last has all but the last rounds in it
             before = _folded_at(world)
-            writer.write(ROUND)
+            for _ in range(ROUND // BATCH):
+                writer.write(BATCH)
             other.write(ROUND // 4)
             assert world.check_at_end(f"{LOSING}_city", LOSING, _city) > 0
             wait_for(
@@ -85,7 +88,9 @@ def test_19_slices_that_cannot_step_back_are_rebuilt_alone(world: World) -> None
         assert world.check_at_end(f"{OTHER}_city", OTHER, _city) > 0
 
     world.cluster.broker.kill()
-    lost = cut(world.cluster.data_dir / "kafka" / "data", LOSING, 0, 3 * ROUND // 2)
+    # Half of a round is this partition's. What is left must have a timestamp behind 0, else slices begin anew;
+    # and it must end before the last fold. The first round ends at about 200, the third at 600.
+    lost = cut(world.cluster.data_dir / "kafka" / "data", LOSING, 0, ROUND)
     world.sources.pop(LOSING).close()  # it has read what is lost
     world.cluster.broker.restart()
     with Writer(world.bootstrap, OTHER, 5, _person, per_second=100):
