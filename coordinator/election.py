@@ -3,8 +3,15 @@
 Theory of operation. Only one coordinator may write the dictionary. Kafka sees to that: all coordinators of a
 cluster use one transactional id, and `init_transactions` fences whoever had it before; from then on every
 write of the old one fails. So a claim is: fence, read the dictionary to its end (nobody else can add to it
-now), write the next term. A coordinator that finds itself fenced, or sees a higher term in the topic, stops;
-readers ignore what it may still send of its lower term. When to claim: `coordinator.standby`.
+now), write the next term. A coordinator that sees a higher term in the topic stops; readers ignore what it
+may still send of its lower term. When to claim: `coordinator.standby`.
+
+Being fenced alone does not mean that another one leads: Kafka fences a producer, too, when it has ended a
+transaction of its that was open for too long, and brokers that are killed in the middle of one lose it. So a
+coordinator that was fenced asks the dictionary. While no higher term is there it fences whoever has the id
+now, looks again, and goes on: of two that fence each other the one with the highest term leads, and one that
+has not written its term yet finds its claim refused, and stands by again. Records are whole, so what it does
+not know the fate of is written once more.
 """
 
 from __future__ import annotations
@@ -55,24 +62,14 @@ class FencedError(CallerError):
         )
 
 
-class TermLostError(FencedError):
-    """Kafka has lost this coordinator's transaction, as brokers that are killed in the middle of one do. It
-    cannot be known whether it still leads, so it must not write any more."""
-
-    def __init__(self, cluster: str, detail: str) -> None:
-        CallerError.__init__(
-            self,
-            f"Kafka has given up a transaction of the coordinator of cluster {cluster!r} ({detail}), which "
-            "cannot know whether it still leads; it stops",
-            next_step="start it again: it claims the next term, or stands by",
-        )
-
-
 class MetadataWriter:
     """Writes records in transactions. One thread at a time.
 
     Args:
         settings: where Kafka is; its `cluster` names the topic and the transactional id.
+
+    Attributes:
+        term: the term under which it writes; 0 while it is being claimed.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,6 +78,7 @@ class MetadataWriter:
         self._stopping = threading.Event()
         self._fenced = False
         self._producer = self._make()
+        self.term = 0
 
     def _make(self) -> Producer:
         return producer(
@@ -118,22 +116,46 @@ class MetadataWriter:
     def _try(self, records: Sequence[tuple[str, Record | None]]) -> bool:
         """One attempt; False when it was undone and is to be tried again."""
         try:
+            if self._fenced:
+                self._regain()
             self._producer.begin_transaction()
             for key, record in records:
                 value = None if record is None else encode_record(record)
                 self._producer.produce(self._topic, key=key, value=value, partition=0)
             self._commit()
+        except KafkaUnavailableError as error:
+            log.warning("metadata cannot be written yet: %s", error.message)
+            return False
         except KafkaException as failure:
             error = failure.args[0]
             if error.code() in _FENCED or error.fatal():
                 self._fenced = True
-                lost = FencedError if error.code() in _FENCED else TermLostError
-                raise lost(self._settings.cluster, str(error.str())) from failure
+                if not self.term:
+                    raise FencedError(self._settings.cluster, str(error.str())) from failure
+                log.warning("Kafka has given up a transaction of this coordinator: %s", error)
+                return False
             log.warning("metadata is not written yet: %s", error)
             with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
                 self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
             return False
         return True
+
+    def _regain(self) -> None:
+        """Go on under the same term, if nobody has claimed a higher one.
+
+        Raises:
+            FencedError: somebody has.
+            KafkaUnavailableError: no answer in time.
+        """
+        self._check_term()  # before anybody is fenced who leads
+        self.fence()
+        self._check_term()
+        log.info("no other coordinator has claimed a term: this one goes on with term %d", self.term)
+
+    def _check_term(self) -> None:
+        term = read_catalog(self._settings).term
+        if term > self.term:
+            raise FencedError(self._settings.cluster, f"term {term}")
 
     def _commit(self) -> None:
         """Commit; a time-out is followed up until the outcome is known."""
@@ -170,12 +192,9 @@ def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple
         KafkaUnavailableError: Kafka is away.
         FencedError: another one claimed at the same time.
     """
+    writer.term = 0
     writer.fence()
-    reader = CatalogReader(settings)
-    try:
-        catalog = reader.start(float(settings.coordinator.request_timeout_s)).copy()
-    finally:
-        reader.close()
+    catalog = read_catalog(settings)
     now = now_ms()
     records: list[Record] = [TermRecord(catalog.term + 1, holder, now)]
     if catalog.cluster is None:
@@ -184,4 +203,18 @@ def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple
     for record in records:
         catalog.put(record_key(record), record)
     catalog.offset += len(records) + 1  # and the transaction's marker
+    writer.term = catalog.term
     return catalog.term, catalog
+
+
+def read_catalog(settings: Settings) -> Catalog:
+    """The dictionary as it is now.
+
+    Raises:
+        KafkaUnavailableError: no answer in time.
+    """
+    reader = CatalogReader(settings)
+    try:
+        return reader.start(float(settings.coordinator.request_timeout_s)).copy()
+    finally:
+        reader.close()

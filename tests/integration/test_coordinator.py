@@ -701,6 +701,25 @@ def test_two_coordinators_that_are_always_started_again_do_not_take_the_term_fro
             assert {stamp.term for _, stamp in fake.stamps[heard:]} == {term + 1}
 
 
+def test_one_that_kafka_fences_without_another_leader_goes_on(coordinator: Coordinator) -> None:
+    """As when Kafka has ended a transaction that stayed open while it was away."""
+    fake = coordinator.fake("n1")
+    coordinator.ready_index(fake)
+    term = coordinator.get("/v1/stability")["term"]
+    thief = Producer(
+        {
+            "bootstrap.servers": coordinator.settings.kafka.bootstrap,
+            "transactional.id": f"{coordinator.cluster}-coordinator",
+        }
+    )
+    thief.init_transactions(60)
+    coordinator.sql(f"CREATE INDEX after_all ON {coordinator.keyspace} (n) WITH (defer_build=true)")
+    assert "goes on with term" in coordinator.child.tail()
+    assert coordinator.child.running
+    assert coordinator.get("/v1/stability")["term"] == coordinator.catalog().term == term
+    assert coordinator.get("/v1/indexes/after_all")["state"] == "DEFERRED"
+
+
 def test_one_that_comes_first_does_not_wait_for_a_leader_that_was_killed(coordinator: Coordinator) -> None:
     """On the same machine it is seen that the process is gone."""
     coordinator.child.kill()

@@ -1,4 +1,4 @@
-"""What a coordinator says when Kafka does not take a transaction of its."""
+"""What a coordinator does when Kafka does not take a transaction of its."""
 
 from __future__ import annotations
 
@@ -7,42 +7,95 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from coordinator.election import FencedError, MetadataWriter, TermLostError
-from keytide.catalog import TermRecord
-from keytide.settings import load_settings
+from coordinator import election
+from coordinator.election import FencedError, MetadataWriter
+from keytide.catalog import Catalog, TermRecord
+from keytide.kafka import KafkaUnavailableError
+from keytide.settings import Settings, load_settings
+
+LOST = KafkaError(KafkaError.INVALID_TXN_STATE, "no", fatal=True)
+"""A broker that is killed in the middle of a commit answers so (seen with Kafka 4.1)."""
+FENCED = KafkaError(KafkaError._FENCED, "no", fatal=True)
 
 
 class Refusing:
-    """A producer whose transactions all end with one error."""
+    """A producer whose transactions end with an error, or well."""
 
-    def __init__(self, error: KafkaError) -> None:
-        self._error = error
+    def __init__(self, error: KafkaError | None) -> None:
+        self.error = error
+        self.written: list[str] = []
 
     def begin_transaction(self) -> None:
         pass
 
-    def produce(self, *_: Any, **__: Any) -> None:
+    def init_transactions(self, _: float) -> None:
         pass
 
+    def produce(self, _: str, key: str, **__: Any) -> None:
+        self.written.append(key)
+
     def commit_transaction(self, _: float) -> None:
-        raise KafkaException(self._error)
+        if self.error is not None:
+            raise KafkaException(self.error)
 
 
-def write(code: int, *, fatal: bool) -> None:
-    writer = MetadataWriter(load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0}))
-    writer._producer = Refusing(KafkaError(code, "no", fatal=fatal))  # type: ignore[assignment]
-    writer.write([("term", TermRecord(1, "c1", 1))])
+class World:
+    """A writer, what its producers answer (one after the other), and terms that the dictionary has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, terms: list[int | None], *errors: KafkaError) -> None:
+        self.producers: list[Refusing] = []
+        self._errors, self._terms = [*errors], terms
+        monkeypatch.setattr(election, "producer", self._producer)
+        monkeypatch.setattr(election, "read_catalog", self._read)
+        self.writer = MetadataWriter(load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0}))
+
+    def _producer(self, *_: Any, **__: Any) -> Any:
+        self.producers.append(Refusing(self._errors.pop(0) if self._errors else None))
+        return self.producers[-1]
+
+    def _read(self, _: Settings) -> Catalog:
+        term = self._terms.pop(0)
+        if term is None:
+            raise KafkaUnavailableError("no answer")
+        catalog = Catalog()
+        catalog.put("term", TermRecord(term, "c", 1))
+        return catalog
+
+    def write(self) -> None:
+        self.writer.write([("term", TermRecord(1, "c1", 1))])
 
 
-def test_one_that_was_fenced_names_the_other() -> None:
-    with pytest.raises(FencedError, match="another coordinator") as caught:
-        write(KafkaError._FENCED, fatal=True)
-    assert not isinstance(caught.value, TermLostError)
+@pytest.mark.parametrize("error", [LOST, FENCED])
+def test_a_lost_transaction_without_a_higher_term_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, error: KafkaError
+) -> None:
+    world = World(monkeypatch, [5, 5], error)
+    world.writer.term = 5
+    world.write()
+    assert [one.written for one in world.producers] == [["term"], ["term"]]
 
 
-def test_a_transaction_that_kafka_lost_is_no_other_coordinator() -> None:
-    """A broker that is killed in the middle of a commit answers so (seen with Kafka 4.1)."""
-    with pytest.raises(TermLostError) as caught:
-        write(KafkaError.INVALID_TXN_STATE, fatal=True)
-    assert "another coordinator" not in caught.value.message
-    assert "claims the next term" in caught.value.next_step
+def test_it_asks_the_dictionary_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, [None, 5, None, 5, 5], LOST)
+    world.writer.term = 5
+    world.write()
+    assert world.producers[-1].written == ["term"]
+
+
+@pytest.mark.parametrize(("terms", "fenced"), [([6], 0), ([5, 6], 1)])
+def test_one_that_sees_a_higher_term_stops(
+    monkeypatch: pytest.MonkeyPatch, terms: list[int | None], fenced: int
+) -> None:
+    """And fences nobody whose term it sees: the second list is of a claim between two looks."""
+    world = World(monkeypatch, terms, LOST)
+    world.writer.term = 5
+    with pytest.raises(FencedError, match="another coordinator"):
+        world.write()
+    assert len(world.producers) == 1 + fenced
+
+
+def test_a_claim_that_is_fenced_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, [], FENCED)
+    with pytest.raises(FencedError, match="another coordinator"):
+        world.write()
+    assert len(world.producers) == 1
