@@ -123,8 +123,8 @@ class MetadataWriter:
                 value = None if record is None else encode_record(record)
                 self._producer.produce(self._topic, key=key, value=value, partition=0)
             self._commit()
-        except KafkaUnavailableError as error:
-            log.warning("metadata cannot be written yet: %s", error.message)
+        except KafkaUnavailableError as away:
+            log.warning("metadata cannot be written yet: %s", away.message)
             return False
         except KafkaException as failure:
             error = failure.args[0]

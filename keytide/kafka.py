@@ -41,6 +41,7 @@ from keytide.kafka_admin import (
     topic_config,
 )
 from keytide.kafka_clients import AdminClient, Consumer, Producer
+from keytide.log_repeats import Repeats
 from keytide.settings import Settings
 from keytide.topics import Topics
 
@@ -63,6 +64,7 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+log.addFilter(Repeats())
 
 METADATA_FETCH_WAIT_MS = 50
 """The dictionary ends with a transaction's marker, which only the end-of-partition event tells; the broker

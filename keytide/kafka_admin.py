@@ -19,9 +19,11 @@ from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: 
 
 from keytide.errors import RetryableError
 from keytide.kafka_clients import AdminClient
+from keytide.log_repeats import Repeats
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
+log.addFilter(Repeats())
 _T = TypeVar("_T")
 
 AnyAdminClient = confluent_kafka.admin.AdminClient

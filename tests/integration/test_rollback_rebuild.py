@@ -88,8 +88,8 @@ def test_19_slices_that_cannot_step_back_are_rebuilt_alone(world: World) -> None
         assert world.check_at_end(f"{OTHER}_city", OTHER, _city) > 0
 
     world.cluster.broker.kill()
-    # Half of a round is this partition's. What is left must have a timestamp behind 0, else slices begin anew;
-    # and it must end before the last fold. The first round ends at about 200, the third at 600.
+    # Half of a round is this partition's. What is left must have a timestamp behind 0, else slices begin
+    # anew; and it must end before the last fold. The first round ends at about 200, the third at 600.
     lost = cut(world.cluster.data_dir / "kafka" / "data", LOSING, 0, ROUND)
     world.sources.pop(LOSING).close()  # it has read what is lost
     world.cluster.broker.restart()
