@@ -157,13 +157,13 @@ def _add_statements(app: FastAPI, desk: Desk) -> None:
             nodes = await desk.look(views.nodes)
             query.extra["nodes"] = [node["url"] for node in nodes if node["live"] and node["url"]]
             raise
-        facts = None
-        if isinstance(statement, CreateIndex):
-            facts = await asyncio.to_thread(desk.service.sample, statement.definition.keyspace)
+        if not isinstance(statement, CreateIndex):
+            outcome = await desk.change(lambda leader, now: leader.execute(statement, None, now))
+            return {**_described(outcome), "notice": None}
+        definition = statement.definition
+        facts = await asyncio.to_thread(desk.service.sample, definition.keyspace)
         outcome = await desk.change(lambda leader, now: leader.execute(statement, facts, now))
-        said = ""
-        if isinstance(statement, CreateIndex) and facts is not None:
-            said = await asyncio.to_thread(notice, desk.service.settings, statement.definition, facts)
+        said = await asyncio.to_thread(notice, desk.service.settings, definition, facts)
         return {**_described(outcome), "notice": said or None}
 
 

@@ -22,13 +22,10 @@ from coordinator.retire import retire
 from keytide.catalog import BuildRecord, IndexRecord, JobRecord, KeyspaceRecord, TableOrigin
 from keytide.definition import IndexDefinition
 from keytide.errors import CallerError
+from keytide.topics import LONGEST_TOPIC, QUEUES
 
-LONGEST_TOPIC: Final = 249
-"""Kafka's limit."""
 _NUMBER: Final = "9" * 10
 """As long as numbers of indexes and builds can ever be: each costs the metadata topic a record."""
-_QUEUES: Final = ("mutations.", "backfill.")
-"""What names of queues have behind the cluster's name, which may itself end so (`a` and `a.mutations`)."""
 
 
 class ConflictError(CallerError):
@@ -111,7 +108,7 @@ class Ddl:
 
     def _check_name(self, name: str) -> None:
         """See that queues can be named after an index (those that there are keep their names)."""
-        if name.startswith(_QUEUES):
+        if name.startswith(QUEUES):
             raise CallerError(
                 f"{name!r} cannot be the name of an index: its queue would have the name of one of a cluster "
                 f"{self._dictionary.topics.cluster}.{name.partition('.')[0]}",

@@ -180,12 +180,11 @@ class Leader:
             return []
         if stream.hold is UNTIL_JUDGED and facts.exists and not facts.compacted:
             stream.hold = None
-        content = Timestamp() if stream.floor is not None else stream.content
+        content, read, fresh_at = stream.content, stream.progress.timestamp(), stream.progress.fresh_at()
+        if stream.floor is not None:  # no timestamp is known yet, only what was fresh before
+            content, fresh_at = Timestamp(), stream.progress.keyspace.fresh_at
         if not facts.exists or content is None or not stream.progress.heard or stream.halted:
             return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
-        read, fresh_at = stream.progress.timestamp(), stream.progress.fresh_at()
-        if stream.floor is not None:
-            fresh_at = stream.progress.keyspace.fresh_at
         verdict = self._lateness.judge(facts, content, read, fresh_at, again=_again(stream))
         out: list[Instruction] = []
         if verdict.hold is not None and stream.hold is None:

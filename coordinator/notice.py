@@ -49,15 +49,14 @@ def unknown_fields(definition: IndexDefinition, values: Iterable[bytes]) -> str:
     documents = [one for one in map(_decoded, values) if isinstance(one, dict)]
     if not documents:
         return ""
-    known = sorted({name for one in documents for name in _names(one)})
-    said: list[str] = []
     unknown = [path for path in _paths(definition) if not any(_has(one, path.steps) for one in documents)]
-    for path in unknown:
-        name = path_name(path)
-        meant = nearest(name, known)
-        said.append(f"{name} (did you mean {meant}?)" if meant is not None else name)
-    if not said:
+    if not unknown:
         return ""
+    known = sorted({name for one in documents for name in _names(one)})
+    said = []
+    for name in map(path_name, unknown):
+        meant = nearest(name, known)
+        said.append(name if meant is None else f"{name} (did you mean {meant}?)")
     leading = not definition.include_missing and any(
         node in unknown for node in walk(definition.keys[0].expression)
     )

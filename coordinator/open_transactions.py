@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -84,16 +85,10 @@ class TransactionWatch:
             config = python_client(self._settings)
             if config is None:
                 return
-            client = KafkaAdminClient(**config, request_timeout_ms=ASK_TIMEOUT_MS)
+            with closing(KafkaAdminClient(**config, request_timeout_ms=ASK_TIMEOUT_MS)) as client:
+                self._name(client, topic, stands)
         except (KafkaError, OSError) as error:
             log.info("whose the open transactions of %s are is not to be had: %s", topic, error)
-            return
-        try:
-            self._name(client, topic, stands)
-        except (KafkaError, OSError) as error:
-            log.info("whose the open transactions of %s are is not to be had: %s", topic, error)
-        finally:
-            client.close()
 
     def _name(self, client: KafkaAdminClient, topic: str, stands: dict[int, _Stand]) -> None:
         """Fill in what Kafka tells: the producer first, then its name and when it began."""

@@ -6,8 +6,12 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+LONGEST_TOPIC: Final = 249
+"""Kafka's limit for the characters of a topic's name."""
 LONGEST_CLUSTER_NAME: Final = 120
-"""A topic's name has 249 characters at most: half of them are left for the names of indexes."""
+"""Half of a topic's name is left for the names of indexes."""
+QUEUES: Final = ("mutations.", "backfill.")
+"""What names of queues have behind the cluster's name, which may itself end so (`a` and `a.mutations`)."""
 
 
 def cluster_name(name: str) -> str:

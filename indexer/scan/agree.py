@@ -110,7 +110,7 @@ class Agreement:
         while True:
             stamp = await self._choose(index, slices, moment, seen, patience, waited_for)
             index = await self._rebuilt(index, slices, patience, waited_for)
-            nodes = {number: self._place(index.placement[number], lacking.get(number)) for number in slices}
+            nodes = {number: self.place(index.placement[number], lacking.get(number)) for number in slices}
             target = Target(
                 index.id,
                 stamp.number,
@@ -300,7 +300,7 @@ class Agreement:
         """Whether every one of the slices has another replica to try."""
         return all(self._candidates(index.placement[number], lacking.get(number)) for number in slices)
 
-    def _place(self, replicas: list[str], lacking: set[str] | None) -> str:
+    def place(self, replicas: list[str], lacking: set[str] | None = None) -> str:
         """Where to read a slice: here if a replica is here, else at any that is known; at those that lacked
         the snapshot only if no other is left."""
         me = self._view.node_id

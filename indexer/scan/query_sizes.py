@@ -55,17 +55,14 @@ class IndexSizes:
         return known[1] if known is not None else self._here(index)
 
     async def _ask(self, index: Scannable) -> None:
-        view = self._shared.view
-        nodes = {}
-        for number, replicas in enumerate(index.placement):
-            there = [node for node in replicas if node == view.node_id or view.node_url(node) is not None]
-            nodes[number] = view.node_id if view.node_id in there else next(iter(there), replicas[0])
+        place = self._shared.agreement.place
+        nodes = {number: place(replicas) for number, replicas in enumerate(index.placement)}
         target = Target(index.id, TIP, index.incarnation, _WHOLE, nodes, ASK_S)
         try:
             entries = (await count(target, self._shared.nodes)).count
         except (KeytideError, SnapshotMissingError):
             return  # (a node that is away, or a slice that catches up: what is known has to do)
-        catalog = view.catalog()
+        catalog = self._shared.view.catalog()
         self._known = {id_: kept for id_, kept in self._known.items() if catalog.index(id_) is not None}
         self._known[index.id] = (monotonic(), entries)
 

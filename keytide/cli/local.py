@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+from keytide.cli.options import DEFAULT_DATA_DIR, Json
 from keytide.cli.output import friendly_errors
-
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def up(
-    data_dir: Annotated[Path, typer.Option(help="kept across restarts")] = Path("keytide-data"),
+    data_dir: Annotated[Path, typer.Option(help="kept across restarts")] = DEFAULT_DATA_DIR,
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="a running Kafka instead of the embedded one")
     ] = None,
@@ -60,7 +59,7 @@ def up(
 
 
 def down(
-    data_dir: Annotated[Path, typer.Option(help="of the cluster")] = Path("keytide-data"),
+    data_dir: Annotated[Path, typer.Option(help="of the cluster")] = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
     """Stop the local cluster that runs on a data folder."""
@@ -85,7 +84,7 @@ def demo(
 
 def doctor(
     kafka: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Kafka to check")] = None,
-    data_dir: Annotated[Path, typer.Option(help="data folder of `keytide up`")] = Path("keytide-data"),
+    data_dir: Annotated[Path, typer.Option(help="data folder of `keytide up`")] = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
     """Check Java, Kafka, topics and the cluster, and say what to do."""
