@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,12 +149,22 @@ def test_what_was_not_folded_goes_first(store: SliceStore) -> None:
     assert store.undo_steps == 1
 
 
+def step_back_when_folded(store: SliceStore, number: int) -> bool:
+    """A step back that is tried again until the fold at work has ended."""
+    ends = time.monotonic() + 30
+    while True:
+        with suppress(RetryableError):
+            return store.step_back(lambda applied: applied.number == number)
+        assert time.monotonic() < ends, "the fold does not end"
+        time.sleep(0.01)
+
+
 def test_a_fold_at_work_is_waited_for_and_its_state_may_hold(store: SliceStore) -> None:
     store.apply(segments([put("d", 0, "a")]), state(1, p0=1))
     store.start_fold()
     frozen = whole(store)
     store.apply(segments([put("d", 1, "b")]), state(2, p0=2))
-    assert store.step_back(lambda applied: applied.number == 1)
+    assert step_back_when_folded(store, 1)
     assert whole(store) == frozen
     assert not store.folding
     assert store.finish_fold() is None, "the caller knows"
