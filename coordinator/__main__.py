@@ -17,7 +17,7 @@ from keytide.http_security import check_exposure
 from keytide.http_serving import Server, server_of
 from keytide.listening import listen
 from keytide.private_files import private_folder
-from keytide.program import no_arguments
+from keytide.program import no_arguments, spare_collections
 from keytide.settings import Settings, load_settings
 
 log = logging.getLogger("coordinator")
@@ -76,6 +76,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
             service.start()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             failed(error)
+        spare_collections()
         if service.leads and serving.wait(SERVING_LIMIT_S):
             print(f"ready {url}", flush=True)
 

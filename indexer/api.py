@@ -13,7 +13,6 @@ problem details (`indexer.scan.problems`).
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -214,8 +213,7 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     async def list_page(request: Request) -> Response:
         ask = await message_of(request, lists.ask_decoder)
         check(ask, view.catalog())
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(endpoint.local.threads, page, view, ask)
+        found = await endpoint.local.lanes.run(page, view, ask)
         return Response(lists.encoder.encode(found), media_type=MESSAGE)
 
     app.add_api_route(lists.LISTS_PATH, list_page, methods=["POST"], include_in_schema=False)

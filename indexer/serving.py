@@ -26,12 +26,14 @@ from indexer.one_write import OneWriteProtocol
 from keytide.errors import InvariantViolationError, KeytideError
 from keytide.http_serving import server_of
 from keytide.metrics import build_info
+from keytide.program import spare_collections
 from keytide.settings import Settings
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S: Final = 0.0005
-"""How soon the working thread gives way to scans: measured, it takes a third off their 99th percentile."""
+SWITCH_INTERVAL_S: Final = 0.0002
+"""How soon working threads give way to scans: measured, half a millisecond (Python has five) took a third off
+their 99th percentile, and this some more."""
 STOP_WAIT_S: Final = 15.0
 
 Work = Callable[[threading.Event, threading.Event], None]
@@ -122,6 +124,7 @@ class Serving:
         while not self._server.started and not self._stop.wait(0.01):
             pass
         if not self._stop.is_set():
+            spare_collections()
             print(f"ready {self._url}", flush=True)
 
 

@@ -7,7 +7,6 @@ projectors at once.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import sys
@@ -18,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from keytide import metrics
 from keytide.errors import ConfigurationError, KeytideError
-from keytide.program import no_arguments
+from keytide.program import no_arguments, spare_collections
 from keytide.settings import load_settings
 from projector.service import Projector
 
@@ -39,8 +38,7 @@ def main() -> int:
         signal.signal(number, end)
     # A poll makes ten thousand message objects, all freed by their counts: looking for cycles among them, as
     # often as the default has it, takes a tenth of the time.
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+    spare_collections(100_000)
     try:
         settings = load_settings()
         port = settings.projector.metrics_port

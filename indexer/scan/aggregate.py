@@ -13,9 +13,7 @@ so these are complete.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
@@ -36,6 +34,7 @@ from indexer.scan.aggregate_task import (
 from indexer.scan.answer import Answer, encode, explain
 from indexer.scan.choose import IndexNotReadyError
 from indexer.scan.directory import Scannable
+from indexer.scan.effort import Lanes
 from indexer.scan.leases import BETWEEN_CALLS_MS
 from indexer.scan.news import Gone
 from indexer.scan.reading import Nodes, OutOfTimeError
@@ -154,13 +153,13 @@ async def aggregate(
     wanted: Wanted,
     *,
     max_groups: int,
-    threads: Executor,
+    lanes: Lanes,
 ) -> Aggregated:
     """Aggregate a target: the `work` of `Shared.read`.
 
     Args:
         max_groups: groups, and distinct values, that may be held at once.
-        threads: for putting much together.
+        lanes: for putting much together.
 
     Raises:
         AggregateTimeoutError: it takes longer than the target's time.
@@ -195,10 +194,7 @@ async def aggregate(
         if sum(map(len, found.values())) <= _INLINE_BYTES and len(result.groups) <= _INLINE_VALUES:
             partials = _merge(result, found, wants, most_groups, max_groups)
         else:
-            loop = asyncio.get_running_loop()
-            partials = await loop.run_in_executor(
-                threads, _merge, result, found, wants, most_groups, max_groups
-            )
+            partials = await lanes.run(_merge, result, found, wants, most_groups, max_groups)
         for number, partial in partials.items():
             if partial.more and (enough is None or len(result.met[number]) <= enough):
                 after[number] = partial.reached
@@ -305,7 +301,7 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
             definition,
             wanted,
             max_groups=max_groups,
-            threads=shared.local.threads,
+            lanes=shared.local.lanes,
         )
 
     agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
@@ -313,8 +309,7 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
     if len(result.groups) * len(plan.functions) <= _INLINE_VALUES:
         shown, count, more = _written(result, plan, wanted)
     else:
-        loop = asyncio.get_running_loop()
-        shown, count, more = await loop.run_in_executor(shared.local.threads, _written, result, plan, wanted)
+        shown, count, more = await shared.local.lanes.run(_written, result, plan, wanted)
     body: dict[str, Any] = {
         "groups": msgspec.Raw(shown),
         "more": more,

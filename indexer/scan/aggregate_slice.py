@@ -32,12 +32,12 @@ from indexer.scan.aggregate_columns import (
 )
 from indexer.scan.aggregate_request import Plan
 from indexer.scan.aggregate_sums import Accumulator, State, Wants
+from indexer.scan.filtering import Bound
 from indexer.view import DoubtfulReadError
 from keytide.collation import encode_key, key_forms, skip_key, successor
 from keytide.collation.layout import INVERTED
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
-from keytide.definition.expression import Predicate
 from keytide.errors import CallerError
 
 
@@ -129,7 +129,7 @@ class SliceAggregate:
         self,
         definition: IndexDefinition,
         plan: Plan,
-        tested: Predicate | None,
+        tested: Bound | None,
         *,
         reverse: bool = False,
         wanted: int | None = None,
@@ -159,9 +159,9 @@ class SliceAggregate:
         of_groups = Needs()
         for node in plan.groups:
             of_groups |= binding.needs(node)
-        self._test = None if tested is None else binding.test(tested)
+        self._test = None if tested is None else tested.test
         if tested is not None:
-            needs |= binding.needs(tested)
+            needs |= tested.needs
         if len(self._plain_parts) < len(self._parts):
             needs |= of_groups
         self._reads = (

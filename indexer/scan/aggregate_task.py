@@ -10,7 +10,6 @@ What is wrong with the question itself (too many groups) is part of the result: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -18,12 +17,12 @@ import msgspec
 from indexer.scan.aggregate_request import Plan
 from indexer.scan.aggregate_slice import GroupState, SliceAggregate, wants_of
 from indexer.scan.aggregate_sums import Accumulator
+from indexer.scan.filtering import Conditions
 from indexer.scan.tasks import SliceWork, Unfinished
 from indexer.view import DoubtfulReadError
 from keytide.collation import decode_key, skip_key, successor
 from keytide.collation.layout import INVERTED, TAG_NULL
 from keytide.definition.binding import Binding
-from keytide.definition.expression import Predicate
 from keytide.entry import unpack_value
 from keytide.errors import CallerError, InvariantViolationError
 
@@ -78,7 +77,7 @@ encode_plan: Final = msgspec.json.Encoder().encode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_arguments: Final = msgspec.msgpack.Decoder(Arguments).decode
 _decode_plan: Final = msgspec.json.Decoder(Plan).decode
-_decode_filter: Final = lru_cache(maxsize=64)(msgspec.json.Decoder(Predicate).decode)
+_conditions: Final = Conditions()
 """Kept, for every call of an aggregate comes with the same, which may list thousands of values."""
 
 
@@ -107,8 +106,7 @@ class _Call:
         self._work = work
         self._arguments = _decode_arguments(work.request.body)
         self._plan = _decode_plan(self._arguments.plan)
-        tested = work.request.filter
-        self._tested: Predicate | None = _decode_filter(tested) if tested else None
+        self._tested = _conditions.of(work.request.index, work.definition, work.request.filter)
         self._after = self._arguments.after.get(work.slice, b"")
 
     def partial(self) -> Partial:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,19 +20,22 @@ from keytide.errors import UNDECODABLE, CallerError
 KEPT: Final = 64
 """Filters that a node keeps ready: pages and blocks of one read come with the same."""
 
+ReadyT = TypeVar("ReadyT")
+
 _NOTHING: Final[dict[str, Any]] = {}
 _decode: Final = msgspec.json.Decoder(Predicate).decode
 _included: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Filters:
+class _Kept(Generic[ReadyT]):
     """Filters made ready, the last few. Any thread."""
 
-    def __init__(self) -> None:
-        self._ready: dict[tuple[str, bytes], Test] = {}
+    def __init__(self, make: Callable[[IndexDefinition, bytes], ReadyT]) -> None:
+        self._make = make
+        self._ready: dict[tuple[str, bytes], ReadyT] = {}
 
-    def test(self, index: str, definition: IndexDefinition, tested: bytes) -> Test | None:
-        """The test that a request's `filter` is; None for none.
+    def of(self, index: str, definition: IndexDefinition, tested: bytes) -> ReadyT | None:
+        """What a request's `filter` is, ready for use; None for none.
 
         Args:
             index: id.
@@ -43,26 +47,56 @@ class Filters:
             return None
         ready = self._ready.get((index, tested))
         if ready is None:
-            ready = entry_test(definition, tested)
+            ready = self._make(definition, tested)
             if len(self._ready) >= KEPT:
                 self._ready.clear()
             self._ready[index, tested] = ready
         return ready
 
 
-def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
-    """A predicate in JSON as a function of (entry key, value). Raises as `Filters.test`."""
+class Bound(NamedTuple):
+    """A condition, and what of an entry it looks at."""
+
+    test: Condition
+    needs: Needs
+
+
+def bound(definition: IndexDefinition, tested: bytes) -> Bound:
+    """A predicate in JSON as a condition of the parts of an entry.
+
+    Raises:
+        CallerError: it is no predicate, or asks for what the index does not hold.
+    """
     try:
         predicate = _decode(tested)
     except UNDECODABLE as error:
         raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
     binding = Binding(definition)
-    condition, needs = binding.test(predicate), binding.needs(predicate)
+    return Bound(binding.test(predicate), binding.needs(predicate))
+
+
+def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
+    """A predicate in JSON as a function of (entry key, value). Raises as `bound`."""
+    condition, needs = bound(definition, tested)
     parts = len(definition.keys) if needs.id else needs.parts
     directions = definition.descending[:parts]
     if needs.include or needs.id:
         return partial(_holds, condition, parts, directions, needs)
     return partial(_holds_of_key, condition, parts, directions)
+
+
+class Filters(_Kept[Test]):
+    """Filters as functions of (entry key, value)."""
+
+    def __init__(self) -> None:
+        super().__init__(entry_test)
+
+
+class Conditions(_Kept[Bound]):
+    """Filters as conditions."""
+
+    def __init__(self) -> None:
+        super().__init__(bound)
 
 
 def _holds_of_key(

@@ -151,14 +151,17 @@ class Endpoint:
         """The response of what may read much: given up when the reader goes away, or its time is over."""
         gone = gone_of(request)
         limit_s = self.shared.timeout_s(moment)
-        return await self.answer(lambda service: unless_gone(work(service, gone), gone, limit_s))
+        return await self._answered(unless_gone(work(self.service, gone), gone, limit_s))
 
     async def answer(self, work: Callable[[ScanService], Awaitable[Answer]]) -> Response:
-        """The response for an answer in JSON, counted."""
-        service = self.service
-        began = perf_counter()
+        """The response of what is soon answered."""
         self.local.lanes.short()
-        answer = await work(service)
+        return await self._answered(work(self.service))
+
+    async def _answered(self, work: Awaitable[Answer]) -> Response:
+        """The response for an answer in JSON, counted."""
+        began = perf_counter()
+        answer = await work
         self.metrics.answered(answer, perf_counter() - began)
         return Response(answer.body, media_type="application/json")
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from functools import partial
 from typing import Final
 
@@ -98,11 +97,6 @@ class LocalReader:
         self._filters = Filters()
         self._shapes: dict[str, Shape] = {}
         self.lanes = Lanes(long_readers)
-
-    @property
-    def threads(self) -> Executor:
-        """For long work that is bounded by itself."""
-        return self.lanes.threads
 
     def close(self) -> None:
         self.lanes.close()
@@ -291,7 +285,7 @@ class LocalReader:
         try:
             test = None
             if request.filter:
-                test = self._filters.test(request.index, self._definition(request.index), request.filter)
+                test = self._filters.of(request.index, self._definition(request.index), request.filter)
             shape = self._shape(request.index)
             return pick(snapshot, request, after, shape, test, self._examined, effort)
         except (InvariantViolationError, UnicodeDecodeError) as error:

@@ -9,7 +9,6 @@ slices examine what they gave, and the one that is damaged is gone.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -35,8 +34,7 @@ async def encoded(shared: Shared, count: int, rows: Callable[[], Any]) -> bytes:
     """So many rows as JSON; many of them are made in a thread."""
     if count <= INLINE_ROWS:
         return encode(rows())
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(shared.local.threads, lambda: encode(rows()))
+    return await shared.local.lanes.run(lambda: encode(rows()))
 
 
 async def page_of(

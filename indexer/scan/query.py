@@ -10,7 +10,6 @@ settings bound them.
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 from typing import Any
 
@@ -244,8 +243,7 @@ class QueryService:
         )
         rows = agreed.gathered.rows
         seen = self._shared.seen_too(seen, index, agreed.stamp)
-        loop = asyncio.get_running_loop()
-        written = msgspec.Raw(await loop.run_in_executor(self._shared.local.threads, encode, rows))
+        written = msgspec.Raw(await self._shared.local.lanes.run(encode, rows))
         return self._answer(index, plan, request, agreed, seen, shown, written, len(rows), None)
 
     async def _groups(
@@ -262,9 +260,9 @@ class QueryService:
             index, _selection(plan), request, seen, gone, reader.work, self._first_lease_ms
         )
         seen = self._shared.seen_too(seen, index, agreed.stamp)
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._shared.local.threads, reader.rows, agreed.gathered)
-        rows = msgspec.Raw(await loop.run_in_executor(self._shared.local.threads, encode, found.rows))
+        run = self._shared.local.lanes.run
+        found = await run(reader.rows, agreed.gathered)
+        rows = msgspec.Raw(await run(encode, found.rows))
         extra = {"ignored": found.ignored} if found.ignored else {}
         return self._answer(index, plan, request, agreed, seen, shown, rows, len(found.rows), None, **extra)
 

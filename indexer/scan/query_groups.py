@@ -74,7 +74,7 @@ class GroupReader:
                 self._plan.index.definition,
                 self._wanted,
                 max_groups=self._max_groups,
-                threads=self._shared.local.threads,
+                lanes=self._shared.local.lanes,
             )
         except AggregateTimeoutError as error:
             raise OutOfTimeError(error.message, next_step=error.next_step) from error

@@ -6,7 +6,6 @@ does: that it is not ready is the news, not that there is none.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
@@ -42,8 +41,7 @@ class IndexChooser:
         """
         if len(text) <= _INLINE_CHARACTERS:
             return parse_query(text)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._shared.local.threads, parse_query, text)
+        return await self._shared.local.lanes.run(parse_query, text)
 
     async def chosen(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
         """The plan to follow, and how EXPLAIN shows it.
@@ -71,9 +69,7 @@ class IndexChooser:
         taken, keyspaces = {one.name for one in indexes}, {one.keyspace for one in indexes}
         if len(select.text) <= _INLINE_CHARACTERS:
             return _choose(select, candidates, taken, keyspaces)
-        loop = asyncio.get_running_loop()
-        threads = self._shared.local.threads
-        return await loop.run_in_executor(threads, _choose, select, candidates, taken, keyspaces)
+        return await self._shared.local.lanes.run(_choose, select, candidates, taken, keyspaces)
 
     async def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
         """The indexes of a keyspace.

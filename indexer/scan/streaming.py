@@ -92,9 +92,8 @@ class Stream:
         block = await self._reader.next()
         if block is None:
             return None
-        loop = asyncio.get_running_loop()
         try:
-            made = await loop.run_in_executor(self._shared.local.threads, self.form.rows, block)
+            made = await self._shared.local.lanes.run(self.form.rows, block)
         except UNREADABLE:
             await self._reader.examine(block)
             raise

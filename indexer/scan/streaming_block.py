@@ -109,7 +109,7 @@ def _picked(work: SliceWork) -> Block:
     """The next entries that pass the filter, or the first of each key."""
     definition, request = work.definition, work.request
     try:
-        test = _filters.test(request.index, definition, request.filter)
+        test = _filters.of(request.index, definition, request.filter)
         picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.effort)
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error

@@ -133,7 +133,6 @@ class BlockReader:
             SnapshotGoneError, KeytideError: as `Shared.read_held`.
             InvariantViolationError: the slices of one snapshot contradict each other.
         """
-        loop = asyncio.get_running_loop()
         while self._left != 0:
             await self._settle()
             starving = [source for source in self._sources if source.more and not source.keys]
@@ -144,7 +143,7 @@ class BlockReader:
                 return None
             parts = self._take()
             self._read_ahead()
-            block = await loop.run_in_executor(self._shared.local.threads, self._merged, parts)
+            block = await self._shared.local.lanes.run(self._merged, parts)
             if block.keys:
                 return block
         return None

@@ -221,7 +221,7 @@ class Tail:
 
         if len(entries) <= INLINE_ROWS:
             return made()
-        return await asyncio.get_running_loop().run_in_executor(self._shared.local.threads, made)
+        return await self._shared.local.lanes.run(made)
 
     async def _array(self, name: str, blocks: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[bytes]:
         """A member of the event's object: rows, however many."""

@@ -137,6 +137,8 @@ class Binding:
 
     def needs(self, node: Expression | Predicate) -> Needs:
         """What of an entry an expression or condition that is served looks at."""
+        if isinstance(node, Literal):  # (there may be thousands of them)
+            return Needs()
         ordinal = self._ordinal(node)
         if ordinal is not None:
             return Needs(parts=ordinal + 1)
@@ -182,7 +184,7 @@ class Binding:
 
     def _lacking(self, node: Expression | Predicate) -> Expression | None:
         """The first thing that an expression needs and an entry does not hold."""
-        if self._ordinal(node) is not None:
+        if isinstance(node, Literal) or self._ordinal(node) is not None:
             return None
         if isinstance(node, Path):
             return None if self._holds(node) else node
@@ -218,12 +220,13 @@ class Binding:
     # --- values -----------------------------------------------------------------
 
     def _value(self, node: Expression) -> Evaluate:
+        if isinstance(node, Literal):
+            constant = node.value
+            return lambda key, id, include: constant
         ordinal = self._ordinal(node)
         if ordinal is not None:
             return _part(ordinal)
         match node:
-            case Literal(value=constant):
-                return lambda key, id, include: constant
             case DocumentId():
                 return lambda key, id, include: id
             case Path():

@@ -69,9 +69,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_block_is_worked_on_in_parts_whatever_an_entry_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("indexer.scan.effort.monotonic", lambda: now)
+    monkeypatch.setattr("indexer.scan.effort.thread_time", lambda: now)
     effort = Effort()
-    for cost, least, most in ((0.0005, 1, 1), (1e-7, 1_000, 8_192), (1e-5, 40, 60)):
+    for cost, least, most in ((0.0005, 1, 1), (1e-7, 1_000, 8_192), (1e-5, 20, 30)):
         for _ in range(30):
             sizes = []
             for part in effort.parts(range(10_000)):

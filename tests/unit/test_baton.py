@@ -1,0 +1,125 @@
+"""Long work gives way: one thread at a time, in turn, and resting while short requests are about."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from indexer.scan.baton import Baton
+from indexer.scan.effort import OTHERS_S, REST_S, Effort, Lanes
+
+LIMIT_S = 20.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
+def test_it_is_handed_over_in_the_order_of_those_who_wait() -> None:
+    baton, got = Baton(), []
+    baton.take()
+
+    def wait_for_it(number: int) -> None:
+        baton.take()
+        got.append(number)
+        baton.give()
+
+    threads = []
+    for number in range(5):
+        threads.append(threading.Thread(target=wait_for_it, args=(number,)))
+        threads[-1].start()
+        until(lambda: len(baton._waiting) == number + 1)  # noqa: B023 - called before the next number
+    assert got == []
+    baton.give()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert got == [0, 1, 2, 3, 4]
+
+
+def test_who_has_it_may_take_it_again_and_who_has_it_not_gives_nothing() -> None:
+    baton, took = Baton(), threading.Event()
+    baton.take()
+    baton.take()
+
+    def other() -> None:
+        baton.give()
+        baton.take()
+        took.set()
+        baton.give()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert not took.wait(0.05)
+    baton.give()
+    assert took.wait(LIMIT_S)
+    thread.join(LIMIT_S)
+
+
+def working(lanes: Lanes, threads: int, parts: int, look: Callable[[], None]) -> float:
+    """Have threads do some parts of long work each; seconds that it took."""
+
+    def work() -> None:
+        pace = Effort(lanes=lanes)
+        for _ in pace.parts(range(parts * 64)):
+            look()
+
+    began = time.monotonic()
+    turns = [lanes._threads.submit(lanes._run, work, ()) for _ in range(threads)]
+    for turn in turns:
+        turn.result(LIMIT_S)
+    return time.monotonic() - began
+
+
+def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
+    lanes, at_work, most = Lanes(), 0, 0
+    lock = threading.Lock()
+
+    def look() -> None:
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+        time.sleep(0.0005)
+        with lock:
+            at_work -= 1
+
+    lanes.short()
+    working(lanes, 4, 20, look)
+    assert most == 1
+    lanes.close()
+
+
+def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes()
+    rests: list[float] = []
+
+    def look() -> None:
+        lanes.short()
+
+    monkeypatch.setattr("indexer.scan.effort.time.sleep", rests.append)
+    working(lanes, 2, 10, look)
+    assert rests.count(REST_S) >= 2
+    rests.clear()
+    lanes._short_at -= OTHERS_S
+    working(lanes, 2, 10, lambda: None)
+    assert rests == []
+    lanes.close()
+
+
+def test_what_is_loaded_is_out_of_the_reach_of_the_collector() -> None:
+    code = "import gc, keytide.program as it\nit.spare_collections(7)\n"
+    code += "print(gc.get_freeze_count(), *gc.get_threshold())"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    frozen, young, *_ = map(int, said.split())
+    assert frozen > 1_000
+    assert young == 7
+    assert gc.isenabled()
