@@ -132,6 +132,9 @@ class Effort:
             )
         if self._lanes is not None:
             self._lanes.give_way(now)
+            rested = monotonic() - now  # which is not the turn's
+            self._turn = self._turn[0] + rested, self._turn[1] + rested
+            self._least, self._most = self._least + rested, self._most + rested
 
     def parts(self, block: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
         """A block in parts that each take about `PART_S` to work on; looks behind each. Raises as `look`."""
@@ -163,7 +166,6 @@ class Lanes:
         self._queued = 0
         self._short_at = -math.inf
         self._baton = Baton()
-        self._taken_at = 0.0  # by whoever has it now
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -185,10 +187,8 @@ class Lanes:
     def give_way(self, now: float) -> None:
         """Between two parts of long work: let the other threads work, and rest while others are about."""
         about = self.others(now)
-        if about or now - self._taken_at >= HELD_S:
-            self._baton.give()
+        self._baton.give(0.0 if about else HELD_S)
         self._baton.take()
-        self._taken_at = monotonic()
         if about:
             time.sleep(REST_S)  # with the baton: the others rest, too
 

@@ -32,7 +32,7 @@ class _Kept(Generic[ReadyT]):
 
     def __init__(self, make: Callable[[IndexDefinition, bytes], ReadyT]) -> None:
         self._make = make
-        self._ready: dict[tuple[str, bytes], ReadyT] = {}
+        self._ready: dict[tuple[str, bytes], tuple[IndexDefinition, ReadyT]] = {}
 
     def of(self, index: str, definition: IndexDefinition, tested: bytes) -> ReadyT | None:
         """What a request's `filter` is, ready for use; None for none.
@@ -45,12 +45,13 @@ class _Kept(Generic[ReadyT]):
         """
         if not tested:
             return None
-        ready = self._ready.get((index, tested))
-        if ready is None:
-            ready = self._make(definition, tested)
-            if len(self._ready) >= KEPT:
-                self._ready.clear()
-            self._ready[index, tested] = ready
+        kept = self._ready.get((index, tested))
+        if kept is not None and kept[0] == definition:  # (a test has several clusters in one process)
+            return kept[1]
+        ready = self._make(definition, tested)
+        if len(self._ready) >= KEPT:
+            self._ready.clear()
+        self._ready[index, tested] = (definition, ready)
         return ready
 
 

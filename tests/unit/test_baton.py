@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from indexer.scan.baton import Baton
-from indexer.scan.effort import OTHERS_S, REST_S, Effort, Lanes
+from indexer.scan.effort import HELD_S, OTHERS_S, REST_S, Effort, Lanes
 
 LIMIT_S = 20.0
 
@@ -112,6 +114,39 @@ def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytes
     lanes._short_at -= OTHERS_S
     working(lanes, 2, 10, lambda: None)
     assert rests == []
+    lanes.close()
+
+
+def test_while_nobody_else_is_about_threads_take_turns() -> None:
+    lanes = Lanes()
+    worked: list[int] = []
+
+    def work() -> None:
+        effort = Effort(lanes=lanes)
+        for _ in range(60):
+            effort.look()
+            worked.append(threading.get_ident())
+            time.sleep(HELD_S / 5)
+
+    turns = [lanes._threads.submit(lanes._run, work, ()) for _ in range(2)]
+    for turn in turns:
+        turn.result(LIMIT_S)
+    changes = sum(one != other for one, other in itertools.pairwise(worked))
+    assert 4 < changes < 60
+    lanes.close()
+
+
+def test_rests_are_not_of_the_turn() -> None:
+    lanes = Lanes()
+    effort = Effort(math.inf, 0.01, 0.01, lanes)
+    for _ in range(20):
+        lanes.short()
+        effort.look()
+    assert 20 * REST_S > 0.01
+    assert [effort.spent] == [False]
+    ends = time.monotonic() + 0.01
+    until(lambda: time.monotonic() > ends)
+    assert [effort.spent] == [True]
     lanes.close()
 
 
