@@ -95,11 +95,12 @@ class MetadataWriter:
             KafkaUnavailableError: no answer in time.
         """
         if self._fenced:  # a producer that was fenced is of no use any more
-            self._producer, self._fenced = self._make(), False
+            self._producer = self._make()
         try:
             self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
         except KafkaException as error:
             raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
+        self._fenced = False
 
     def write(self, records: Sequence[tuple[str, Record | None]]) -> None:
         """Write records (None: a tombstone) in one transaction; tries until it is committed, or `stop` is

@@ -18,17 +18,27 @@ LOST = KafkaError(KafkaError.INVALID_TXN_STATE, "no", fatal=True)
 FENCED = KafkaError(KafkaError._FENCED, "no", fatal=True)
 
 
+AWAY = KafkaError(KafkaError._TIMED_OUT, "no", retriable=True)
+
+
 class Refusing:
-    """A producer whose transactions end with an error, or well."""
+    """A producer whose transactions end with an error, or well; or whose id cannot be claimed in time."""
 
     def __init__(self, error: KafkaError | None) -> None:
         self.error = error
         self.written: list[str] = []
+        self.ready = False
 
     def begin_transaction(self) -> None:
-        pass
+        if not self.ready:
+            raise KafkaException(KafkaError(KafkaError._STATE, "init_transactions comes first"))
 
     def init_transactions(self, _: float) -> None:
+        if self.error is AWAY:
+            raise KafkaException(self.error)
+        self.ready = True
+
+    def abort_transaction(self, _: float) -> None:
         pass
 
     def produce(self, _: str, key: str, **__: Any) -> None:
@@ -51,6 +61,7 @@ class World:
 
     def _producer(self, *_: Any, **__: Any) -> Any:
         self.producers.append(Refusing(self._errors.pop(0) if self._errors else None))
+        self.producers[0].ready = True
         return self.producers[-1]
 
     def _read(self, _: Settings) -> Catalog:
@@ -79,6 +90,14 @@ def test_it_asks_the_dictionary_until_it_answers(monkeypatch: pytest.MonkeyPatch
     world = World(monkeypatch, [None, 5, None, 5, 5], LOST)
     world.writer.term = 5
     world.write()
+    assert world.producers[-1].written == ["term"]
+
+
+def test_an_id_that_cannot_be_claimed_in_time_is_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, [5] * 4, LOST, AWAY)
+    world.writer.term = 5
+    world.write()
+    assert [one.ready for one in world.producers] == [True, False, True]
     assert world.producers[-1].written == ["term"]
 
 

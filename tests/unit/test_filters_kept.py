@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from indexer.scan.filtering import Conditions
+from keytide.collation import Value
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.definition.expression import Comparison, Literal, Path
 from keytide.errors import CallerError
@@ -30,7 +31,8 @@ def test_a_condition_is_made_once() -> None:
 
 def test_it_is_not_that_of_another_index() -> None:
     conditions = Conditions()
-    for keys, key in (("city, age", ["Rome", 20]), ("age, city", [20, "Rome"])):
+    cases: list[tuple[str, list[Value]]] = [("city, age", ["Rome", 20]), ("age, city", [20, "Rome"])]
+    for keys, key in cases:
         made = conditions.of("ix-1", definition(keys), ADULT)
         assert made is not None
         assert made.test(key, "", {}) is True
