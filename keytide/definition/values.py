@@ -244,11 +244,22 @@ class ValueReader:
             return bool(node.this)
         if node.args.get("is_string"):
             return str(node.this)
-        written = str(node.this)
         try:
-            number = int(written) if written.isdigit() else float(written)
-        except ValueError:
-            raise self._error("this is no number", node) from None
-        if isinstance(number, float) and not math.isfinite(number):
-            raise self._error("this number is too large", node)
-        return number
+            return number(str(node.this))
+        except ValueError as error:
+            raise self._error(str(error), node) from None
+
+
+def number(written: str) -> int | float:
+    """A number as it is written in SQL.
+
+    Raises:
+        ValueError: says why it is none that can be stored.
+    """
+    try:
+        value = int(written) if written.isdigit() else float(written)
+    except ValueError:
+        raise ValueError("this is no number") from None
+    if not math.isfinite(value):
+        raise ValueError("this number is too large")
+    return value
