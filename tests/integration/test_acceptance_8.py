@@ -113,20 +113,20 @@ def _tag(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
     yield from ([tag] for tag in document["tags"])
 
 
-def _shown(world: World, index: str) -> dict[str, Any]:
-    """The index's violations, as soon as its nodes answer."""
+def _listed(world: World, index: str, what: str, **query: Any) -> dict[str, Any]:
+    """A list of the index, as soon as its nodes answer: the tests before kill them."""
     found: list[dict[str, Any]] = []
 
     def asked() -> bool:
         try:
-            found.append(world.admin.call("GET", f"/v1/indexes/{index}/violations"))
+            found.append(world.admin.call("GET", f"/v1/indexes/{index}/{what}", **query))
         except RetryableError as error:  # a node that was killed is away, or reads what it has
             if error.problem_type not in ("node-unavailable", "index-not-ready"):
                 raise
             return False
         return True
 
-    wait_for(asked, "the nodes list violations")
+    wait_for(asked, f"the nodes list {what}")
     return found[-1]
 
 
@@ -170,11 +170,11 @@ def test_8_values_that_move_are_no_violations(world: World) -> None:
         seen = movers.moves
         for number in (1, 2):
             for index in ("by_handle", "by_tag"):
-                assert _shown(world, index)["keys"] == []
+                assert _listed(world, index, "violations")["keys"] == []
             _kill_node(world, number)
             wait_for(lambda: movers.moves > seen + 200 * number, "handles have moved on")  # noqa: B023
         for index in ("by_handle", "by_tag"):
-            shown = _shown(world, index)
+            shown = _listed(world, index, "violations")
             assert (shown["keys"], shown["violations"], shown["unique"]) == ([], 0, True)
     assert world.check_at_end("by_handle", TOPIC, _handle) == PEOPLE
     assert world.check_at_end("by_tag", TOPIC, _tag) == 2 * PEOPLE
@@ -186,10 +186,10 @@ def test_8_real_duplicates_are_listed_with_their_documents_and_offsets(world: Wo
     with Movers(world, 9) as movers:
         places = movers.write({"v1": "same", "v2": "same", "v3": "same", "w1": "other", "w2": "other"})
         places["w2"] = movers.write({"w2": "other"})["w2"]
-        wait_for(lambda: len(_shown(world, "by_handle")["keys"]) == 2, "both keys are listed")
+        wait_for(lambda: len(_listed(world, "by_handle", "violations")["keys"]) == 2, "both keys are listed")
         listed = {
             key["key"][0]: {one["id"]: (one["partition"], one["offset"]) for one in key["documents"]}
-            for key in _shown(world, "by_handle")["keys"]
+            for key in _listed(world, "by_handle", "violations")["keys"]
         }
         assert listed == {
             "same": {id_: places[id_] for id_ in ("v1", "v2", "v3")},
@@ -215,7 +215,7 @@ def test_8_real_duplicates_are_listed_with_their_documents_and_offsets(world: Wo
         assert f"w1 (partition {places['w1'][0]}, offset {places['w1'][1]})" in error
         states = [world.admin.call("GET", f"/v1/indexes/{name}")["state"] for name in ("again", "beside")]
         assert states == ["FAILED", "READY"]
-        failed = _shown(world, "again")
+        failed = _listed(world, "again", "violations")
         assert {
             key["key"][0]: {one["id"]: (one["partition"], one["offset"]) for one in key["documents"]}
             for key in failed["keys"]
@@ -226,7 +226,9 @@ def test_8_real_duplicates_are_listed_with_their_documents_and_offsets(world: Wo
         _kill_node(world, 1)
         _kill_node(world, 2)
         movers.write({"v1": None, "v3": None, "w1": None})
-        wait_for(lambda: _shown(world, "by_handle")["keys"] == [], "nothing is listed any more")
+        wait_for(
+            lambda: _listed(world, "by_handle", "violations")["keys"] == [], "nothing is listed any more"
+        )
         wait_for(
             lambda: world.admin.call("GET", "/v1/indexes/by_handle")["violations"] == 0, "nothing is counted"
         )
@@ -239,11 +241,9 @@ def test_the_skip_ledger_page_by_page(world: World) -> None:
     bad = [movers.raw(f"bad{n}", b"{not json" if n % 2 else b"[]") for n in range(7)]
 
     def pages() -> list[dict[str, Any]]:
-        found = [world.admin.call("GET", "/v1/indexes/by_handle/skipped", limit=3)]
+        found = [_listed(world, "by_handle", "skipped", limit=3)]
         while found[-1]["page"]:
-            found.append(
-                world.admin.call("GET", "/v1/indexes/by_handle/skipped", limit=3, page=found[-1]["page"])
-            )
+            found.append(_listed(world, "by_handle", "skipped", limit=3, page=found[-1]["page"]))
         return found
 
     wait_for(lambda: sum(len(page["lines"]) for page in pages()) == 7, "all lines are there")
