@@ -106,17 +106,18 @@ class _Call:
         self._work = work
         self._arguments = _decode_arguments(work.request.body)
         self._plan = _decode_plan(self._arguments.plan)
+        self._tested = _conditions.of(work.request.index, work.definition, work.request.filter)
         self._after = self._arguments.after.get(work.slice, b"")
 
     def partial(self) -> Partial:
         known = self._known()
         if known is not None:
             return known
-        arguments, request = self._arguments, self._work.request
+        arguments = self._arguments
         aggregate = SliceAggregate(
             self._work.definition,
             self._plan,
-            _conditions.of(request.index, self._work.definition, request.filter),
+            self._tested,
             reverse=arguments.reverse,
             wanted=arguments.wanted,
             max_groups=arguments.max_groups,
@@ -146,7 +147,7 @@ class _Call:
     def _known(self) -> Partial | None:
         """The answer without reading, if it can be had so."""
         plan, spans = self._plan, self._work.request.spans
-        if plan.groups or self._work.request.filter or not spans:
+        if plan.groups or self._tested is not None or not spans:
             return None
         whole = all(not low and high is None for low, high in spans)
         counts = any(function.operand < 0 for function in plan.functions)

@@ -9,10 +9,11 @@ own, so that what is soon done is never behind what is not; later turns share fe
 
 Within a turn the work is cut into *parts* of about half a millisecond (`Effort.parts`), whatever an entry
 costs. Between them it looks whether its request is over (`OutOfTimeError`) or nobody waits for it any more
-(`GivenUpError`). While other requests are being answered it rests there, so that they find the interpreter
-free for four fifths of the time. And only one thread works at a time (`Baton`), for a short read gives the
-interpreter away hundreds of times (whenever it calls LMDB or the system): with five threads at work it would
-wait behind all of them. As Python runs one at a time anyway, that costs long reads nothing (measured).
+(`GivenUpError`). While other requests are being answered a thread that has worked rests there, so that they
+find the interpreter free for four fifths of the time. And only one thread works at a time (`Baton`), for a
+short read gives the interpreter away hundreds of times (whenever it calls LMDB or the system): with five
+threads at work it would wait behind all of them. As Python runs one at a time anyway, that costs long reads
+nothing (measured).
 
 A thread's priority is not lowered: one that holds the interpreter and gets no processor would stop all
 others.
@@ -166,6 +167,7 @@ class Lanes:
         self._queued = 0
         self._short_at = -math.inf
         self._baton = Baton()
+        self._thread = threading.local()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -189,8 +191,9 @@ class Lanes:
         about = self.others(now)
         self._baton.give(0.0 if about else HELD_S)
         self._baton.take()
-        if about:
+        if about and thread_time() - getattr(self._thread, "rested_at", 0.0) >= PART_S / 2:
             time.sleep(REST_S)  # with the baton: the others rest, too
+            self._thread.rested_at = thread_time()
 
     async def run(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Have done in a thread what is bounded by itself: rows as JSON, merging, planning. What takes more

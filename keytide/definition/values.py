@@ -258,8 +258,8 @@ def number(written: str) -> int | float:
     """
     try:
         value = int(written) if written.isdigit() else float(written)
-    except ValueError:
-        raise ValueError("this is no number") from None
-    if not math.isfinite(value):
+    except ValueError:  # of digits alone: more than Python reads
+        raise ValueError("this number is too large" if written.isdigit() else "this is no number") from None
+    if isinstance(value, float) and not math.isfinite(value):  # an int may be longer than any float
         raise ValueError("this number is too large")
     return value

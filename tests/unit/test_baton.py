@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from indexer.scan.baton import Baton
-from indexer.scan.effort import HELD_S, OTHERS_S, REST_S, Effort, Lanes
+from indexer.scan.effort import HELD_S, OTHERS_S, PART_S, REST_S, Effort, Lanes
 
 LIMIT_S = 20.0
 
@@ -66,6 +66,13 @@ def test_who_has_it_may_take_it_again_and_who_has_it_not_gives_nothing() -> None
     thread.join(LIMIT_S)
 
 
+def work_a_part() -> None:
+    """Take so much of the processor that a rest is due."""
+    ends = time.thread_time() + PART_S
+    while time.thread_time() < ends:
+        pass
+
+
 def working(lanes: Lanes, threads: int, parts: int, look: Callable[[], None]) -> float:
     """Have threads do some parts of long work each; seconds that it took."""
 
@@ -106,14 +113,31 @@ def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytes
 
     def look() -> None:
         lanes.short()
+        work_a_part()
 
     monkeypatch.setattr("indexer.scan.effort.time.sleep", rests.append)
     working(lanes, 2, 10, look)
     assert rests.count(REST_S) >= 2
     rests.clear()
     lanes._short_at -= OTHERS_S
-    working(lanes, 2, 10, lambda: None)
+    working(lanes, 2, 10, work_a_part)
     assert rests == []
+    lanes.close()
+
+
+def test_who_has_hardly_worked_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small slices, each looked at once: what takes a millisecond in all is not made to take thirty."""
+    lanes = Lanes()
+    rests: list[float] = []
+    cpu = 0.0
+    monkeypatch.setattr("indexer.scan.effort.time.sleep", rests.append)
+    monkeypatch.setattr("indexer.scan.effort.thread_time", lambda: cpu)
+    effort = Effort(lanes=lanes)
+    for _ in range(10):
+        lanes.short()
+        effort.look()
+        cpu += PART_S / 10
+    assert len(rests) == 1
     lanes.close()
 
 
@@ -141,6 +165,7 @@ def test_rests_are_not_of_the_turn() -> None:
     effort = Effort(math.inf, 0.01, 0.01, lanes)
     for _ in range(20):
         lanes.short()
+        work_a_part()
         effort.look()
     assert 20 * REST_S > 0.01
     assert [effort.spent] == [False]

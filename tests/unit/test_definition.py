@@ -171,6 +171,9 @@ def test_other_statements() -> None:
         ("CREATE INDEX x ON k (a) WHERE a IS TRUE", "IS takes [NOT] NULL or [NOT] MISSING", 1, 31),
         ("CREATE INDEX x ON k (a) WHERE a = MISSING", "MISSING is no value", 1, 35),
         ("CREATE INDEX x ON k (a) WHERE a > 1e999", "this number is too large", 1, 35),
+        pytest.param(
+            f"CREATE INDEX x ON k (a) WHERE a > {'9' * 5_000}", "this number is too large", 1, 35, id="digits"
+        ),
         ("CREATE INDEX x ON k (a) WHERE $1 = a", "parameters are not supported", 1, 32),
         ('CREATE INDEX x ON k ("a\\b")', "a field whose name has a quote, a backslash", 1, 22),
         ("CREATE INDEX x ON k (a); DROP INDEX x", "'DROP' does not fit here", 1, 26),
