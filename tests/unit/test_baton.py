@@ -94,6 +94,7 @@ def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
 
     def look() -> None:
         nonlocal at_work, most
+        lanes.short()
         with lock:
             at_work += 1
             most = max(most, at_work)
@@ -157,6 +158,14 @@ def test_while_nobody_else_is_about_threads_take_turns() -> None:
         turn.result(LIMIT_S)
     changes = sum(one != other for one, other in itertools.pairwise(worked))
     assert 4 < changes < 60
+    lanes.close()
+
+
+def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
+    lanes = Lanes()
+    meet = threading.Barrier(2)
+    turns = [lanes._threads.submit(lanes._run, meet.wait, (LIMIT_S,)) for _ in range(2)]
+    assert sorted(turn.result(LIMIT_S) for turn in turns) == [0, 1]
     lanes.close()
 
 
