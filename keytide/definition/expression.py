@@ -149,6 +149,8 @@ def same(left: Node, right: Node) -> bool:
 
 def children(node: Node) -> tuple[Node, ...]:
     """The nodes right below `node`."""
+    if type(node) is Literal:  # nearly all there are, where there are many
+        return ()
     match node:
         case Call(arguments=nodes) | And(operands=nodes) | Or(operands=nodes):
             return nodes
@@ -156,7 +158,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return (left, right)
         case In(operand=operand, choices=choices):
             return (operand, *choices)
-        case Path() | DocumentId() | Literal():
+        case Path() | DocumentId():
             return ()
         case _:
             below: object = getattr(node, "operand", None)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
 
 from sqlglot import exp
 from sqlglot.errors import ParseError
-from sqlglot.tokenizer_core import Token, TokenType
+from sqlglot.tokenizer_core import Token
 
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import (
@@ -33,16 +32,15 @@ from keytide.definition.expression import (
 from keytide.definition.semantics import LikePattern
 from keytide.definition.values import COMPARISONS, Dialect, ValueReader, number
 
-LONG_LIST: Final = 50
-"""Constants behind IN: of so many sqlglot parses the first one only. It takes 15 microseconds for each, and a
-query may have thousands of them."""
-_CONSTANTS: Final = (TokenType.NUMBER, TokenType.STRING)
+Constants = Sequence[tuple[int, str]]
+"""Constants as they are written, each with its place."""
 
 
 class ExpressionReader(ValueReader):
     """Reads expressions of one statement; raises `InvalidStatementError` with the place in `text`."""
 
-    _lists: Mapping[int, Sequence[Token]] = MappingProxyType({})
+    _lists: Mapping[int, Constants] = MappingProxyType({})
+    """Lists behind IN of which the tokens have the first constant only, by the place of that one."""
 
     def expression(self, tokens: Sequence[Token]) -> Expression:
         """The value expression that `tokens` say."""
@@ -54,10 +52,9 @@ class ExpressionReader(ValueReader):
 
     def _guarded(self, tokens: Sequence[Token], *, wants_condition: bool) -> Expression | Predicate:
         self._start, self._end = tokens[0].start, tokens[-1].end + 1
-        tokens, self._lists = _shortened(tokens)
         parser = Dialect().parser(error_message_context=len(self._text))
         try:
-            parsed = parser.parse_into(exp.Condition, tokens, self._text)
+            parsed = parser.parse_into(exp.Condition, list(tokens), self._text)
             if len(parsed) != 1 or parsed[0] is None:
                 raise self._error("this is no expression")
             return self._predicate(parsed[0]) if wants_condition else self._expression(parsed[0])
@@ -126,11 +123,14 @@ class ExpressionReader(ValueReader):
         choices = choices or tuple(map(self._expression, node.expressions))
         return self._negated(node, In(self._expression(node.this), choices))
 
-    def _listed(self, token: Token) -> Literal:
+    def _listed(self, constant: tuple[int, str]) -> Literal:
+        start, written = constant
+        if written[0] == "'":
+            return Literal(written[1:-1].replace("''", "'"))
         try:
-            return Literal(token.text if token.token_type == TokenType.STRING else number(token.text))
+            return Literal(number(written))
         except ValueError as error:
-            raise InvalidStatementError(str(error), self._text, token.start, token.end + 1) from None
+            raise InvalidStatementError(str(error), self._text, start, start + len(written)) from None
 
     def _like(self, node: exp.Like, pattern: exp.Expr, escape: str) -> Predicate:
         if not isinstance(pattern, exp.Literal) or not pattern.is_string:
@@ -152,37 +152,3 @@ class ExpressionReader(ValueReader):
         ):
             return self._negated(node, IsMissing(operand))
         raise self._error("IS takes [NOT] NULL or [NOT] MISSING", node)
-
-
-def _shortened(tokens: Sequence[Token]) -> tuple[list[Token], dict[int, Sequence[Token]]]:
-    """The tokens with one constant in place of each long list of them behind IN, and the lists by the place
-    of that one."""
-    kept: list[Token] = []
-    lists: dict[int, Sequence[Token]] = {}
-    at = 0
-    while at < len(tokens):
-        kept.append(tokens[at])
-        at += 1
-        if (
-            at > 1
-            and tokens[at - 1].token_type == TokenType.L_PAREN
-            and tokens[at - 2].token_type == TokenType.IN
-        ):
-            listed = tokens[at : _list_end(tokens, at) : 2]
-            if len(listed) >= LONG_LIST:
-                kept.append(listed[0])
-                lists[listed[0].start] = listed
-                at += 2 * len(listed) - 1
-    return kept, lists
-
-
-def _list_end(tokens: Sequence[Token], at: int) -> int:
-    """Where a list that begins here and has constants alone is closed; `at` when none does."""
-    begin = at
-    while at + 1 < len(tokens) and tokens[at].token_type in _CONSTANTS:
-        if tokens[at + 1].token_type == TokenType.R_PAREN:
-            return at + 1
-        if tokens[at + 1].token_type != TokenType.COMMA:
-            break
-        at += 2
-    return begin

@@ -2,6 +2,7 @@
 
     expressions  aggregates, `= ANY` and other things that definitions do not have
     select       a query as data
+    long_lists   text -> tokens, without thousands of constants
     statement    text -> Select (`parse_query`)
     normal       conditions in a normal form, NOT pushed down
     intervals    sets of values as intervals of encoded key parts

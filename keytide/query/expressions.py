@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from typing import Literal as OneOf
 
@@ -13,7 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Comparison, Expression, Literal, Path, Predicate, Unnest
 from keytide.definition.render import path_name, render_expression
-from keytide.definition.sql import ExpressionReader
+from keytide.definition.sql import Constants, ExpressionReader
 from keytide.definition.tokens import Cursor
 
 AggregateFunction = OneOf["count", "sum", "min", "max", "avg"]
@@ -41,8 +41,13 @@ class QueryReader(ExpressionReader):
         memberships: the `= ANY` found, each as the comparison that stands for it, and where it stands.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, lists: Mapping[int, Constants]) -> None:
+        """
+        Args:
+            lists: long ones (`keytide.query.long_lists`).
+        """
         super().__init__(text)
+        self._lists = lists
         self.memberships: list[tuple[Comparison, exp.Expr]] = []
 
     def misplaced(self, node: exp.Expr, reason: str, next_step: str) -> InvalidStatementError:

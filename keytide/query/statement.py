@@ -15,7 +15,7 @@ SELECT DISTINCT is GROUP BY of its columns without aggregates, and is written so
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sqlglot.errors import TokenError
@@ -34,10 +34,11 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.names import keyspace_name
+from keytide.definition.sql import Constants
 from keytide.definition.statement import MAX_STATEMENT, unfinished
 from keytide.definition.tokens import Cursor
-from keytide.definition.values import Dialect
 from keytide.query.expressions import Aggregate, QueryReader, column_name, read_item, split_alias
+from keytide.query.long_lists import tokenize
 from keytide.query.normal import is_constant, size
 from keytide.query.select import Ordering, Output, Select
 
@@ -72,26 +73,23 @@ def parse_query(text: str) -> Select:
         raise InvalidStatementError(f"a statement has at most {MAX_STATEMENT} characters", "", 0)
     try:
         text.encode()
-        tokens = Dialect().tokenize(text)
-        explain = bool(tokens) and tokens[0].text.upper() == "EXPLAIN"
-        if explain:  # sqlglot takes what stands behind it for one string
-            blank = text[: tokens[0].start] + " " * len("EXPLAIN") + text[tokens[0].end + 1 :]
-            tokens = Dialect().tokenize(blank)
+        tokens, lists = tokenize(text)
     except UnicodeEncodeError as error:
         raise InvalidStatementError(
             "the statement is not valid Unicode", text[: error.start], error.start
         ) from error
     except TokenError as error:
         raise unfinished(text) from error
-    return _SelectReader(text, tokens).read(explain)
+    explain = bool(tokens) and tokens[0].text.upper() == "EXPLAIN"
+    return _SelectReader(text, tokens[explain:], lists).read(explain)
 
 
 class _SelectReader:
     """Reads one SELECT."""
 
-    def __init__(self, text: str, tokens: Sequence[Token]) -> None:
+    def __init__(self, text: str, tokens: Sequence[Token], lists: Mapping[int, Constants]) -> None:
         self._at = Cursor(text, tokens)
-        self._reader = QueryReader(text)
+        self._reader = QueryReader(text, lists)
         self._aliases: dict[str, Expression | Aggregate] = {}
         self._outputs: list[tuple[Output, Sequence[Token]]] = []
 
