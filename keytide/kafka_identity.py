@@ -25,12 +25,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-import confluent_kafka.admin
 from confluent_kafka import KafkaException
 
 from keytide.clock import now_ms
 from keytide.errors import ConfigurationError
-from keytide.kafka_admin import CONTROLLER_S, KafkaUnavailableError, admin, describe_topics
+from keytide.kafka_admin import KafkaUnavailableError, admin, describe_topics
+from keytide.kafka_clients import AdminClient
 from keytide.settings import Settings
 from keytide.topics import Topics
 
@@ -188,27 +188,28 @@ class KafkaIdentity:
                     self._wrong = error
                     return
 
-    def _look(self, client: confluent_kafka.admin.AdminClient) -> None:
+    def _look(self, client: AdminClient) -> None:
         began = now_ms()
-        cluster = cluster_id(client, LOOK_TIMEOUT_S)
-        self._memory.compare(Seen(cluster, {}))
-        self._looked_at = began
         found = describe_topics(client, self._names, LOOK_TIMEOUT_S)
+        cluster = cluster_id(client, next(iter(found), None), LOOK_TIMEOUT_S)
         self._memory.compare(Seen(cluster, {name: info.id for name, info in found.items()}))
+        self._looked_at = began
 
 
-def cluster_id(client: confluent_kafka.admin.AdminClient, timeout: float) -> str:
+def cluster_id(client: AdminClient, topic: str | None, timeout: float) -> str:
     """Kafka's id of the cluster that answers now; "" when it has none.
+
+    Args:
+        topic: one that is there: metadata of that are small. (One that is not there Kafka might make.)
 
     Raises:
         KafkaUnavailableError: no answer.
     """
     try:
-        asked = min(CONTROLLER_S, timeout)
-        return client.describe_cluster(request_timeout=asked).result(asked + 1).cluster_id or ""
-    except (KafkaException, TimeoutError) as error:
-        log.debug("Kafka's cluster is not described: %s", error)
-    try:  # (that waits for the controller that the client knows; this comes from any broker, but has all)
-        return str(client.list_topics(timeout=timeout).cluster_id)
+        metadata = (
+            client.list_topics(topic, timeout=timeout) if topic else client.list_topics(timeout=timeout)
+        )
     except KafkaException as error:
         raise KafkaUnavailableError(f"Kafka does not say which cluster it is: {error}") from error
+    known: str | None = metadata.cluster_id
+    return known or ""
