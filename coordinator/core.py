@@ -230,7 +230,7 @@ class StabilityCore:
         stream.settling.issued(message.issued_at, number)
         if stream.content_number is None:
             stream.content_number = number
-            self._pacing.delivered(stream, now)
+        self._pacing.delivered(stream, now)
         stream.stamps[number] = message.timestamp
         while len(stream.stamps) > STAMPS_KEPT:
             del stream.stamps[next(iter(stream.stamps))]

@@ -8,7 +8,8 @@ a content that was new `REJOIN_MS` ago; to hold the very newest at some moment i
 same speed as the others could do.
 
 How far a slice is behind is told by *marks*: now and then a content's number is remembered with the time at
-which it was issued. So a quiet stream makes nobody lag.
+which it was issued. So a quiet stream makes nobody lag. A content that is issued again becomes a mark in any
+case: when pacing never gives up, it stays the newest for as long as a slice stands at it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Pacing:
         )
 
     def delivered(self, stream: Stream, now: int) -> None:
-        """The present content has its number: it may become a mark."""
+        """The present content was issued, perhaps again: it may become a mark."""
         number, marks = stream.content_number, stream.marks
         if number is None or (marks and (number <= marks[-1][1] or now - marks[-1][0] < MARK_MS)):
             return

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from coordinator.events import Issued, Note, Tick
 from coordinator.stream import Limits
 from keytide.messages import StabilityTimestamp
@@ -25,8 +29,8 @@ STEP_MS = 5
 class Run:
     """A busy stream and two slices: node a's holds everything at once, node b's when told."""
 
-    def __init__(self) -> None:
-        self.core = Core(LIMITS, TERM)
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.core = Core(limits, TERM)
         self.core.catalog_changed(catalog(index_record()), 0)
         self.now = 1_000
         self.number = 0
@@ -136,3 +140,18 @@ def test_a_node_that_dies_is_not_said_to_lag() -> None:
     run.go(4_000)
     assert run.kinds() == []
     assert run.contents(1_000) == 100
+
+
+@pytest.mark.parametrize("since_mark", range(0, 150, 15))
+def test_a_slice_lags_at_whatever_content_it_stands(since_mark: int) -> None:
+    """Not only at one that is remembered as a mark: with pacing that never gives up no newer one comes."""
+    run = Run(replace(LIMITS, pacing_limit_ms=600_000))
+    run.go(1_000 + since_mark)
+    run.delay = None
+    run.go(LIMITS.lag_limit_ms + LIMITS.heartbeat_ms + 100)
+    assert run.kinds() == ["slice-lags"]
+    run.go(1_000)
+    assert run.contents(1_000) >= 99, "nothing waits for it any more"
+    run.delay = 0
+    run.go(1_500)
+    assert run.kinds() == ["slice-lags", "slice-caught-up"]
