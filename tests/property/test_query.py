@@ -310,7 +310,11 @@ def projected(definition: IndexDefinition, held: dict[str, Document]) -> list[tu
             continue
         for key, partition, forms, include in made:
             parts, _ = decode_key(key, len(directions), directions, forms)
-            number = xxhash.xxh3_64_intdigest(partition) % definition.slices
+            number = (
+                sum(partition >= split for split in definition.encoded_splits)
+                if definition.partition_kind == "range"
+                else xxhash.xxh3_64_intdigest(partition) % definition.slices
+            )
             if definition.partition_kind == "range":
                 number = sum(partition >= split for split in definition.encoded_splits)
             found.append((number, key + docid.encode(), (parts, docid, include)))
@@ -433,7 +437,11 @@ def stored(definition: IndexDefinition, held: dict[str, Document]) -> Iterator[t
             continue
         for key, partition, forms, include in made:
             written = json.dumps(include).encode() if definition.include else None
-            number = xxhash.xxh3_64_intdigest(partition) % definition.slices
+            number = (
+                sum(partition >= split for split in definition.encoded_splits)
+                if definition.partition_kind == "range"
+                else xxhash.xxh3_64_intdigest(partition) % definition.slices
+            )
             yield number, key + docid.encode(), pack_value(forms, written)
 
 
