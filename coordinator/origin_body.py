@@ -11,7 +11,7 @@ from keytide.catalog import TableOrigin
 from keytide.errors import CallerError
 
 _SECRET_NAME = re.compile(r"passw|secret|token|credential|access.?key|private.?key", re.I)
-_SECRET_VALUE = re.compile(r"(?:passw\w*|secret|token)=|://[^/@\s]+:[^/@\s]+@", re.I)
+_SECRET_VALUE = re.compile(r"(?:passw\w{0,64}|secret|token)=|://[^/@\s:]++:[^/@\s]++@", re.I)
 
 
 class OriginBody(BaseModel):

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 from keytide.errors import CallerError
 
 _PLACES: Final = frozenset({"path", "paths", "url", "uri", "location", "file"})
-_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.I)
-_PLACE: Final = re.compile(r"^\s*(?:/.|jdbc:|file:|[a-z][a-z0-9+.-]*:/)|://", re.I)
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*+:", re.I)
+_PLACE: Final = re.compile(r"^\s*+(?:/.|jdbc:|file:|[a-z][a-z0-9+.-]*+:/)|://", re.I)
 """What looks like one, under whatever name."""
 _CLIMBS: Final = re.compile(r"(?:^|/)\.\.(?:/|$)|[{}\\]")
 """Steps up, and the glob that can hide one."""

@@ -9,11 +9,17 @@ from typing import Final
 _ALIKE: Final = 0.6
 """How alike names must be (difflib's ratio): `flihgts` and `flights` are, `orders` and `flights` are not."""
 
+_LONGEST: Final = 256
+"""Longer names are not compared: that takes the product of their lengths, and field names may be as long as a
+document."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that is most like `name`; None when none is."""
     folded: dict[str, str] = {}
-    for one in sorted(known):
+    if len(name) > _LONGEST:
+        return None
+    for one in sorted(one for one in known if len(one) <= _LONGEST):
         folded.setdefault(one.casefold(), one)
     found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_ALIKE)
     return folded[found[0]] if found else None

@@ -17,7 +17,7 @@ from typing import Final
 EVERY_S: Final = 10.0
 _KINDS: Final = 1_000
 """Remembered at once; there are a few dozens."""
-_NUMBERS: Final = re.compile(r"\d+")
+_NUMBERS: Final = re.compile(r"\d++")
 
 
 class Repeats(logging.Filter):

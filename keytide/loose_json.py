@@ -12,7 +12,7 @@ import msgspec
 
 _LIKE_JSON: Final = re.compile(
     r"""[\[{"]                                      # the beginning of an array, object or string
-    |   -?\.?\d[\d_,]*\.?\d*\Z                   # one number, as others write it: 1,5  007  1_000  .5
+    |   -?\.?\d[\d_,]*+\.?\d*+\Z                 # one number, as others write it: 1,5  007  1_000  .5
     |   (true|false|null)\Z                        # in other letters: True""",
     re.VERBOSE | re.IGNORECASE,
 )

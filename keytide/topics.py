@@ -20,7 +20,7 @@ def cluster_name(name: str) -> str:
     Raises:
         ValueError: it cannot.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or len(name) > LONGEST_CLUSTER_NAME:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*+", name) or len(name) > LONGEST_CLUSTER_NAME:
         raise ValueError(
             "a cluster's name begins its topics' names: letters, digits, . _ and -, not first one of the "
             f"signs, at most {LONGEST_CLUSTER_NAME} characters"

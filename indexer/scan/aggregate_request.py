@@ -25,7 +25,7 @@ FunctionName = Literal["count", "sum", "min", "max", "avg"]
 MAX_FUNCTIONS: Final = 64
 """Functions, and expressions to group by, in one request: above any report, below what would hurt."""
 
-_WRITTEN: Final = re.compile(r"\s*([A-Za-z]+)\s*(?:\(\s*(distinct\b)?(.*)\)\s*)?", re.DOTALL | re.IGNORECASE)
+_BEGINNING: Final = re.compile(r"([a-z]++)\s*+(\(\s*+(distinct\b)?+)?+", re.IGNORECASE)
 
 
 class AggregateFunction(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -156,19 +156,22 @@ def _name(function: FunctionName, of: Expression | None, distinct: bool) -> str:
 
 def _written(text: str) -> AggregateFunction:
     """A function as SQL writes it: `count`, `count(*)`, `sum(a + b)`, `count(distinct a)`."""
-    match = _WRITTEN.fullmatch(text)
+    stripped = text.strip()
+    match = _BEGINNING.match(stripped)
     name = match[1].lower() if match else ""
-    if match is None or name not in ("count", "sum", "min", "max", "avg"):
+    inside = stripped[match.end() :] if match else ""
+    closed = inside.endswith(")") if match and match[2] else not inside
+    if match is None or not closed or name not in ("count", "sum", "min", "max", "avg"):
         raise _refusal(
             f"{text[:100]!r} is no function",
             "write one of count, sum, min, max and avg with an expression, as in sum(amount)",
         )
-    inside = (match[3] or "").strip()
-    if name == "count" and inside in ("", "*") and not match[2]:
+    inside = inside.removesuffix(")").strip()
+    if name == "count" and inside in ("", "*") and not match[3]:
         return AggregateFunction(function="count")
     if not inside:
         raise InvalidStatementError("an expression must stand in the parentheses", text, len(text) - 1)
-    return AggregateFunction(function=name, of=inside, distinct=bool(match[2]))  # type: ignore[arg-type]
+    return AggregateFunction(function=name, of=inside, distinct=bool(match[3]))  # type: ignore[arg-type]
 
 
 def _refusal(message: str, next_step: str) -> CallerError:

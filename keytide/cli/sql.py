@@ -30,7 +30,7 @@ HISTORY_LINES: Final = 1_000
 """Lines that a prompt's history keeps."""
 QUERIES: Final = ("SELECT", "EXPLAIN")
 """What indexer nodes answer."""
-_FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|;)*([A-Za-z]*)", re.DOTALL)
+_FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*+(?:\n|\Z)|/\*(?:[^*]|\*(?!/))*+\*/|;)*+([A-Za-z]*+)")
 
 
 def sql(
@@ -230,7 +230,7 @@ def _pipe(run: Callable[[str], None], script: bytes) -> None:
             text = script.decode()
         except UnicodeDecodeError as error:
             raise CallerError(f"the statements are not UTF-8: {error}") from error
-    for statement in re.split(r";[ \t]*(?:\n|$)", text):
+    for statement in re.split(r";[ \t]*+(?:\n|$)", text):
         if statement.strip():
             run(statement.strip())
 

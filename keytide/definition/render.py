@@ -29,7 +29,7 @@ from keytide.definition.expression import (
     Unnest,
 )
 
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*+")
 _RESERVED: Final = frozenset(
     """
     AND ANY ARRAY AS ASC BETWEEN BY CASE CAST COLLATE CREATE DESC DISTINCT DIV ELSE END ESCAPE EXISTS

@@ -198,9 +198,9 @@ def _nothing(*values: Value) -> Value:
     return MISSING if any(value is MISSING for value in values) else None
 
 
-_INTEGER: Final = re.compile(r"[ \t\n\r\f\v]*([+-]?[0-9]+)[ \t\n\r\f\v]*")
+_INTEGER: Final = re.compile(r"[ \t\n\r\f\v]*+([+-]?[0-9]++)[ \t\n\r\f\v]*+")
 _NUMBER: Final = re.compile(
-    r"[ \t\n\r\f\v]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[ \t\n\r\f\v]*"
+    r"[ \t\n\r\f\v]*+([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[ \t\n\r\f\v]*+"
 )
 _WORDS: Final[dict[str, bool]] = {
     word[:size]: truth

@@ -28,7 +28,7 @@ def meant(select: Select, indexes: Sequence[IndexDefinition], keyspaces: Collect
         {path_name(one) for node in select.nodes() for one in walk(node) if isinstance(one, Path)} - known
     )
     for name in unknown:
-        if re.search(rf'[=<>(,]\s*"{re.escape(name)}"', select.text):
+        if re.search(rf'[=<>(,]\s*+"{re.escape(name)}"', select.text):
             return f"\"{name}\" in double quotes is a field; write '{name}' if it is a string."
         if other := nearest(name, known):
             return f"Did you mean the field {other}, not {name}?"

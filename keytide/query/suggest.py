@@ -155,7 +155,7 @@ def _statement(
 
 def _name(parts: list[str], taken: Collection[str]) -> str:
     """A name that says what the key is, and is not taken."""
-    words = [re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_").lower() for part in parts]
+    words = [re.sub(r"[^A-Za-z0-9]++", "_", part).strip("_").lower() for part in parts]
     stem = "_".join(["by", *filter(None, words)])[:_LONGEST_NAME].rstrip("_")
     name, number = stem, 2
     while name in taken:
