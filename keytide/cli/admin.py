@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -24,6 +23,7 @@ from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import err, progress
 from keytide.cli.patience import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
+from keytide.client.requests import in_path
 from keytide.errors import CallerError, RetryableError
 from keytide.health import Verdict, read
 from keytide.tls import trusted
@@ -56,8 +56,8 @@ def find_url(url: str | None, data_dir: Path) -> str:
 
 
 def rest(*parts: str) -> str:
-    """The path of something in the API: a name may hold whatever paths have a meaning for."""
-    return "/v1/" + "/".join(quote(part, safe="", errors="surrogateescape") for part in parts)
+    """The path of something in the API (as `keytide.client.requests.in_path`)."""
+    return "/v1/" + "/".join(map(in_path, parts))
 
 
 def tls_authority(*urls: str) -> str:

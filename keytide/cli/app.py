@@ -80,9 +80,9 @@ def _list(
             table(title, columns, [looks.cells(row, columns) for row in rows])
 
 
-def _show(path: str, title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
+def _show(parts: tuple[str, ...], title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = admin.call("GET", path)
+        document = admin.call("GET", rest(*parts))
         if as_json:
             print_json(document)
         else:
@@ -202,7 +202,7 @@ def build_show(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """One build."""
-    _show(rest("builds", build), f"Build {build}", url, data_dir, as_json)
+    _show(("builds", build), f"Build {build}", url, data_dir, as_json)
 
 
 @build_app.command("cancel")
@@ -236,7 +236,7 @@ def build_pause(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Have a build pause until it is resumed; what is done is kept."""
-    _steer("POST", rest("builds", build, "pause"), None, url, data_dir, as_json)
+    _steer("POST", ("builds", build, "pause"), None, url, data_dir, as_json)
 
 
 @build_app.command("resume")
@@ -244,7 +244,7 @@ def build_resume(
     build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
 ) -> None:
     """Have a build go on."""
-    _steer("POST", rest("builds", build, "resume"), None, url, data_dir, as_json)
+    _steer("POST", ("builds", build, "resume"), None, url, data_dir, as_json)
 
 
 @build_app.command("throttle")
@@ -256,12 +256,14 @@ def build_throttle(
     as_json: Json = False,
 ) -> None:
     """Change how fast a build may read, while it runs."""
-    _steer("PATCH", rest("builds", build), {"rate_limit": rate or None}, url, data_dir, as_json)
+    _steer("PATCH", ("builds", build), {"rate_limit": rate or None}, url, data_dir, as_json)
 
 
-def _steer(method: str, path: str, body: Any, url: str | None, data_dir: Path, as_json: bool) -> None:
+def _steer(
+    method: str, parts: tuple[str, ...], body: Any, url: str | None, data_dir: Path, as_json: bool
+) -> None:
     with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        state = admin.call(method, path, body)
+        state = admin.call(method, rest(*parts), body)
         if as_json:
             print_json(state)
             return

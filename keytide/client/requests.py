@@ -22,7 +22,18 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 def path(index: str, action: str) -> str:
     """Of an index's own routes."""
-    return f"/v1/indexes/{quote(index, safe='', errors='surrogateescape')}/{action}"
+    return f"/v1/indexes/{in_path(index)}/{action}"
+
+
+def in_path(name: str) -> str:
+    """A name as a part of a path, whatever characters it has that mean something there.
+
+    Raises:
+        CallerError: it is empty, so that the path would be of something else.
+    """
+    if not name:
+        raise CallerError("an empty text is no name", next_step="see `keytide index list` and the like")
+    return quote(name, safe="", errors="surrogateescape")
 
 
 def members(request: Mapping[str, Any], session: str | None) -> dict[str, Any]:
@@ -60,7 +71,7 @@ def post(where: str, body: Mapping[str, Any], *, accept: str | None = None, pati
     """
     headers = {**_JSON, "Accept": accept} if accept else _JSON
     seconds = max(_patience(body), patience_s)
-    return Call("POST", where, _json(body).encode(), headers, seconds, stream=accept is not None)
+    return Call("POST", where, _json(body), headers, seconds, stream=accept is not None)
 
 
 def get(where: str, query: Mapping[str, Any]) -> Call:
@@ -103,19 +114,21 @@ def check_topic(index: str, keyspaces: Mapping[str, str], topic: str) -> None:
         )
 
 
-def _json(value: Any) -> str:
+def _json(value: Any) -> bytes:
     try:
-        return json.dumps(value, allow_nan=False)
+        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise CallerError(
             f"the request cannot be written as JSON: {error}",
             problem_type="invalid-request",
-            next_step="use null, booleans, finite numbers, strings, lists and dictionaries",
+            next_step="use null, booleans, finite numbers, strings that are UTF-8, lists and dictionaries",
         ) from error
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)
+def _word(value: Any) -> bytes:
+    """Text as it is, everything else as JSON; of both what cannot be sent is refused."""
+    written = _json(value)
+    return value.encode() if isinstance(value, str) else written
 
 
 def _patience(request: Mapping[str, Any]) -> float:

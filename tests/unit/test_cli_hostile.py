@@ -44,9 +44,10 @@ COMMANDS = [
     ["index", "repair", "{}"],
     ["index", "skipped", "{}"],
     ["index", "violations", "{}"],
-    ["build", "show", "{}"],
-    ["build", "cancel", "{}"],
+    *(["build", action, "{}"] for action in ("show", "wait", "cancel", "pause", "resume")),
+    ["build", "throttle", "{}", "100"],
     ["job", "show", "{}"],
+    ["job", "report", "{}"],
     ["job", "cancel", "{}"],
     ["sql", "CREATE INDEX {} ON k (a)"],
 ]
@@ -118,6 +119,11 @@ def test_a_cluster_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
 
 def test_names_are_quoted_in_paths() -> None:
     assert rest("indexes", "a/b?c#d", "verify") == "/v1/indexes/a%2Fb%3Fc%23d/verify"
+
+
+def test_an_empty_text_is_not_the_path_of_something_else() -> None:
+    with pytest.raises(CallerError, match="no name"):
+        rest("indexes", "")
 
 
 def test_a_folder_without_a_cluster_is_said(tmp_path: Path) -> None:

@@ -182,11 +182,20 @@ def test_a_time_out_is_not_tried_again_and_is_longer_than_the_request_s_own() ->
     assert node.timeouts[1] < 60
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1, 2}, b"bytes"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1, 2}, b"bytes", "\udcff"])
 def test_what_is_not_json_is_not_sent(value: object) -> None:
     node = Node()
     with pytest.raises(CallerError, match="JSON"):
         node.client.page("i", equals=[value])
+    with pytest.raises(CallerError, match="JSON"), node.client.tail("i", equals=[value]) as changes:
+        next(iter(changes))
+    assert node.asked == []
+
+
+def test_an_index_without_a_name_is_not_asked_for() -> None:
+    node = Node()
+    with pytest.raises(CallerError, match="no name"):
+        node.client.page("")
     assert node.asked == []
 
 
