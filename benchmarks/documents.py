@@ -56,6 +56,7 @@ def load(bootstrap: str, topic: str, numbers: Iterable[int], version: int = 0, p
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
             "linger.ms": 20,
             "batch.num.messages": 20_000,
             "batch.size": 1_000_000,

@@ -110,7 +110,9 @@ def _scans(bench: Bench, count: int) -> list[float]:
 
 def probes(bench: Bench, count: int) -> list[float]:
     """Milliseconds from a record's timestamp until a scan that must include it has answered."""
-    producer = Producer({"bootstrap.servers": bench.bootstrap, "linger.ms": 0, "acks": "all"})
+    producer = Producer(
+        {"bootstrap.servers": bench.bootstrap, "enable.idempotence": True, "linger.ms": 0, "acks": "all"}
+    )
     placed: list[tuple[int, int]] = []
 
     def delivered(error: object, message: Message) -> None:

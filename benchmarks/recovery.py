@@ -158,6 +158,7 @@ class Freshness:
         self._producer = Producer(
             {
                 "bootstrap.servers": bench.bootstrap,
+                "enable.idempotence": True,
                 "linger.ms": 0,
                 "log_level": 0,
                 "reconnect.backoff.max.ms": 100,

@@ -26,7 +26,14 @@ def copy_tails(bootstrap: str, cluster: str, kind: str, count: int, index: str =
         index: only queues in whose name this occurs.
     """
     copied = 0
-    producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 40_000_000, "linger.ms": 0})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "message.max.bytes": 40_000_000,
+            "linger.ms": 0,
+        }
+    )
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "chaos-copies", "enable.auto.commit": False}
     )

@@ -132,7 +132,9 @@ class Rig:
         self.admin = admin(self.settings)
         self.logs = logs
         self.children: list[Child] = []
-        self.producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 1})
+        self.producer = Producer(
+            {"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "linger.ms": 1}
+        )
         self.reports: list[Progress | Activated | HistoryLost] = []
         create_topic(self.admin, self.topics.metadata, 1, config={"cleanup.policy": "compact"})
         create_topic(self.admin, self.topics.reports, 1)

@@ -236,7 +236,9 @@ def test_a_topic_made_anew_begins_from_nothing(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, nodes=2, settings=SETTINGS) as cluster, World(cluster) as world:
         world.make_topic("orders", 3)
         world.make_topic("people", 2)
-        producer = Producer({"bootstrap.servers": world.bootstrap, "acks": "all", "log_level": 0})
+        producer = Producer(
+            {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "acks": "all", "log_level": 0}
+        )
 
         def write(start: int, count: int, city: str) -> None:
             for key, value in documents(start, count, city):
@@ -256,7 +258,14 @@ def test_a_topic_made_anew_begins_from_nothing(tmp_path: Path) -> None:
                 admin.delete_topics(["orders"])["orders"].result(30)
                 wait_for(lambda: "orders" not in admin.list_topics(timeout=10).topics, "the topic is gone")
                 world.make_topic("orders", 5)
-                producer = Producer({"bootstrap.servers": world.bootstrap, "acks": "all", "log_level": 0})
+                producer = Producer(
+                    {
+                        "bootstrap.servers": world.bootstrap,
+                        "enable.idempotence": True,
+                        "acks": "all",
+                        "log_level": 0,
+                    }
+                )
                 write(30_000, 900, "new")
                 wait_for(lambda: stability(world, "orders")["incarnation"] == 1, "rolled back")
                 check_both(world, "orders")

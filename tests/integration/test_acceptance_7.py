@@ -148,7 +148,9 @@ class Scene:
         self.topic = phase.replace("-", "_")
         self.options = {**OPTIONS, "ranged": RANGED} if phase == "sampling" else OPTIONS
         self.build = ""
-        self._producer = Producer({"bootstrap.servers": world.bootstrap, "linger.ms": 5})
+        self._producer = Producer(
+            {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "linger.ms": 5}
+        )
 
     def prepare(self) -> None:
         """Documents, and the indexes, not built."""

@@ -212,7 +212,7 @@ def test_18_an_id_that_two_partitioners_send_to_two_partitions_is_shown(world: W
     _create(world, "mixed_city", topic, 4)
     chance = random.Random(18)
     places: dict[str, set[int]] = {}
-    other = Producer({"bootstrap.servers": world.bootstrap})
+    other = Producer({"bootstrap.servers": world.bootstrap, "enable.idempotence": True})
 
     def delivered(_error: Any, message: Any) -> None:
         places.setdefault(message.key().decode(), set()).add(message.partition())

@@ -70,7 +70,11 @@ class Source:
 
     def write(self, records: list[tuple[int, bytes, bytes | None]], *, transaction: str = "") -> None:
         """Write records (partition, id, value); `transaction` is "", "commit" or "abort"."""
-        settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "linger.ms": 5}
+        settings: dict[str, Any] = {
+            "bootstrap.servers": self.bootstrap,
+            "linger.ms": 5,
+            "enable.idempotence": True,
+        }
         if transaction:
             settings["transactional.id"] = f"{self.topic}-{transaction}"
         producer = Producer(settings)
@@ -238,7 +242,7 @@ class Build:
 
     def __post_init__(self) -> None:
         self.topics = Topics(f"bf-{self.source.topic}")
-        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
+        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True})
         self.slices: dict[str, int] = {}
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         new = [NewTopic(name, 1, 1) for name in (self.topics.metadata, self.topics.reports)]

@@ -57,7 +57,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def _fill(world: World, topic: str, documents: int) -> None:
-    producer = Producer({"bootstrap.servers": world.bootstrap, "linger.ms": 20})
+    producer = Producer({"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "linger.ms": 20})
     for number in range(documents):
         producer.produce(topic, json.dumps({"n": number % 977}), f"d{number}")
         producer.poll(0)
@@ -185,7 +185,7 @@ def test_13_cancel_leaves_nothing_behind(world: World) -> None:
 
 def test_a_session_that_read_newest_states_does_not_go_back_over_kill_9(world: World) -> None:
     """What a node finds on its disk is older than what it has shown."""
-    producer = Producer({"bootstrap.servers": world.bootstrap})
+    producer = Producer({"bootstrap.servers": world.bootstrap, "enable.idempotence": True})
     with world.client() as client:
 
         def newest() -> list[Any]:
@@ -220,7 +220,7 @@ def test_9_an_open_transaction_is_waited_for_by_name(world: World) -> None:
         "transactional.id": "holder",
         "transaction.timeout.ms": 600_000,
     }  # Kafka would end it after 60 s
-    producer = Producer({"bootstrap.servers": world.bootstrap, **holder})
+    producer = Producer({"bootstrap.servers": world.bootstrap, "enable.idempotence": True, **holder})
     producer.init_transactions()
     offset = world.ends("held")[1]
     producer.begin_transaction()

@@ -87,7 +87,11 @@ def by_confluent(world: World, documents: Mapping[str, bytes | None]) -> Writes:
     """Write with confluent-kafka; the delivery reports."""
     writes = Writes("people")
     # kafka-python's partitioner is Java's; a document must stay in its partition whoever writes it.
-    config: dict[str, Any] = {"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"}
+    config: dict[str, Any] = {
+        "bootstrap.servers": world.bootstrap,
+        "partitioner": "murmur2_random",
+        "enable.idempotence": True,
+    }
     producer = confluent_kafka.Producer(config)
     for id_, document in documents.items():
         producer.produce("people", document, id_.encode(), on_delivery=writes.on_delivery)

@@ -150,7 +150,7 @@ class Coordinator:
 def coordinator(kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path) -> Iterator[Coordinator]:
     """A running coordinator; its keyspace has 3 and 2 documents in two partitions."""
     keyspace = topic(partitions=2, name="people")
-    source = Producer({"bootstrap.servers": kafka.bootstrap})
+    source = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
     for number in range(5):
         source.produce(keyspace, key=f"u{number}", value=b"{}", partition=number % 2)
     assert source.flush(30) == 0
@@ -378,7 +378,7 @@ def test_kafka_may_go_away_and_come_back(tmp_path: Path) -> None:
 
 
 def produce(coordinator: Coordinator, partition: int, count: int) -> None:
-    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap})
+    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap, "enable.idempotence": True})
     for number in range(count):
         source.produce(coordinator.keyspace, key=f"x{number}", value=b"{}", partition=partition)
     assert source.flush(30) == 0
@@ -554,7 +554,7 @@ def test_queues_are_trimmed_below_what_slices_need(coordinator: Coordinator) -> 
     coordinator.ready_index(fake)
     index = coordinator.get("/v1/indexes/by_city")["id"]
     queue = f"{coordinator.cluster}.mutations.{index}"
-    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap})
+    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap, "enable.idempotence": True})
     for number in range(30):
         source.produce(queue, value=b"x", partition=number % 3)
     assert source.flush(30) == 0
@@ -581,7 +581,7 @@ def test_a_lost_slice_is_rebuilt_by_a_driver_of_its_own(coordinator: Coordinator
     coordinator.ready_index(fake)
     index_id = coordinator.get("/v1/indexes/by_city")["id"]
     queue = f"{coordinator.cluster}.mutations.{index_id}"
-    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap})
+    source = Producer({"bootstrap.servers": coordinator.settings.kafka.bootstrap, "enable.idempotence": True})
     for _ in range(7):
         source.produce(queue, value=b"x", partition=1)
     assert source.flush(30) == 0

@@ -79,7 +79,12 @@ def produce(bootstrap: str, topic: str, values: list[bytes]) -> None:
     """Produce with confluent-kafka, and wait until all is acknowledged."""
     failed: list[KafkaError] = []
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "message.max.bytes": MESSAGE_MAX_BYTES, "acks": "all"}
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "message.max.bytes": MESSAGE_MAX_BYTES,
+            "acks": "all",
+        }
     )
     for value in values:
         producer.produce(
@@ -111,7 +116,7 @@ def test_a_message_of_many_megabytes_goes_through(kafka: EmbeddedKafka, topic: T
 def test_topics_are_not_made_by_accident(kafka: EmbeddedKafka) -> None:
     # librdkafka waits this long for a topic that may be on its way
     patience = {"topic.metadata.propagation.max.ms": 200, "message.timeout.ms": 20_000}
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, **patience})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, **patience})
     codes: list[int | None] = []
     producer.produce(
         "nobody-made-this", b"v", on_delivery=lambda error, _: codes.append(error.code() if error else None)

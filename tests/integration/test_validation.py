@@ -263,7 +263,7 @@ class Topic:
 
     def __init__(self, kafka: EmbeddedKafka, name: str, **settings: Any) -> None:
         self.name = name
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
         loaded = load_settings(
             kafka={"bootstrap": kafka.bootstrap}, primary={name: {"kind": "topic", **settings}}
         )
@@ -312,7 +312,7 @@ def test_newer_records_count_and_the_others_are_proved_at_their_place(
 
 def test_places_far_apart_are_read_in_runs(kafka: EmbeddedKafka, topic: TopicFactory) -> None:
     one = Topic(kafka, topic(3))
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 20})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "linger.ms": 20})
     for number in range(6_000):
         producer.produce(one.name, json.dumps({"n": number}), f"d{number}", number % 3)
         producer.poll(0)
@@ -391,7 +391,9 @@ def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def produce(world: World, topic: str, documents: Mapping[str, Any]) -> dict[str, int]:
     """Write documents (None deletes); what a scan must include to see them."""
-    producer = Producer({"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"})
+    producer = Producer(
+        {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "partitioner": "murmur2_random"}
+    )
     for id_, document in documents.items():
         producer.produce(topic, None if document is None else json.dumps(document), id_)
     assert producer.flush(30) == 0

@@ -213,7 +213,9 @@ class ThreeBrokers:
 
     def write(self, topic: str, partition: int, records: Iterable[tuple[str, bytes | None]]) -> None:
         """Write records that all replicas which are in sync acknowledge."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "log_level": 0})
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "acks": "all", "log_level": 0}
+        )
         errors: list[object] = []
         for key, value in records:
             producer.produce(

@@ -94,6 +94,21 @@ def test_product_code_has_no_bare_assert() -> None:
     assert found == []
 
 
+def test_every_producer_keeps_the_order_of_what_it_writes() -> None:
+    """librdkafka's does so only when it is told: a batch that is tried again, as the first one to a new topic
+    may be, would come after the next. (kafka-python's does, and one of transactions.)"""
+    found = []
+    for path in sources(("benchmarks", "tests")):
+        for function in ast.walk(tree(path)):
+            if isinstance(function, ast.FunctionDef):
+                calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+                text = ast.unparse(function)
+                made = calls & {"Producer", "confluent_kafka.Producer"}
+                if made and "'enable.idempotence': True" not in text and "'transactional.id'" not in text:
+                    found.append(f"{named(path)}:{function.lineno}")
+    assert found == []
+
+
 def test_no_file_of_product_code_is_too_long() -> None:
     lengths = {named(path): path.read_text().count("\n") for path in sources(PRODUCT)}
     assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MAX_LINES)} == {}
