@@ -41,7 +41,7 @@ nodes and clients read included columns, counts the sign."""
 
 _SHORTEST_DEEP: Final = 2 * MAX_DOCUMENT_DEPTH
 """No shorter document can be nested too deeply: every bracket is closed."""
-_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"?', re.DOTALL)
 """Strings, also one that is not closed; never fails after a quote, so it is linear."""
 _REFUSALS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

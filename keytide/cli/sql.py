@@ -30,7 +30,7 @@ HISTORY_LINES: Final = 1_000
 """Lines that a prompt's history keeps."""
 QUERIES: Final = ("SELECT", "EXPLAIN")
 """What indexer nodes answer."""
-_FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*+(?:\n|\Z)|/\*(?:[^*]|\*(?!/))*+\*/|;)*+([A-Za-z]*+)")
+_FIRST_WORD: Final = re.compile(r"(?>(?:\s|--[^\n]*+(?:\n|\Z)|/\*(?>(?:[^*]|\*(?!/))*)\*/|;)*)([A-Za-z]*+)")
 
 
 def sql(

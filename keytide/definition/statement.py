@@ -75,7 +75,8 @@ def unfinished(text: str) -> InvalidStatementError:
     """An error at the quote or comment that is not closed (the tokenizer only says that there is one)."""
     at = 0
     for match in re.finditer(
-        r"--[^\n]*+|/\*(?:[^*]|\*(?!/))*+(\*/|\Z)|'(?:[^']|'')*+('|\Z)|\"(?:[^\"]|\"\")*+(\"|\Z)", text
+        r"--[^\n]*+|/\*(?>(?:[^*]|\*(?!/))*)(\*/|\Z)|'(?>(?:[^']|'')*)('|\Z)|\"(?>(?:[^\"]|\"\")*)(\"|\Z)",
+        text,
     ):
         at = match.start()
         if not match[0].startswith("--") and not any(match.groups()):

@@ -20,13 +20,13 @@ from keytide.definition.values import Dialect
 LONG_LIST: Final = 50
 """Constants from which on it is worth it."""
 
-_STRING: Final = r"'(?:[^']|'')*+'"
-_CONSTANT: Final = rf"(?:{_STRING}|[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+)"
+_STRING: Final = r"'(?>(?:[^']|'')*)'"
+_CONSTANT: Final = rf"(?:{_STRING}|[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?+[0-9]++)?)"
 _BLANK: Final = r"[ \t\r\n]*+"
 _constant: Final = re.compile(_CONSTANT)
 _list: Final = re.compile(  # strings and quoted names are met as a whole, not what is in them
-    rf'{_STRING}|"(?:[^"]|"")*+"'
-    rf"|\b[iI][nN]{_BLANK}\({_BLANK}(?P<first>{_CONSTANT})(?P<others>(?:{_BLANK},{_BLANK}{_CONSTANT})++){_BLANK}\)"
+    rf'{_STRING}|"(?>(?:[^"]|"")*)"'
+    rf"|\b[iI][nN]{_BLANK}\({_BLANK}(?P<first>{_CONSTANT})(?P<others>(?>(?:{_BLANK},{_BLANK}{_CONSTANT})+)){_BLANK}\)"
 )
 _unclear: Final = re.compile(r"[\\$`]|--|/\*")
 """Comments, and strings that end elsewhere than at the next quote."""
