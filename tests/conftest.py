@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,9 @@ from hypothesis import HealthCheck, settings
 from deploy.process import port_range
 from indexer.store.fold_worker import FoldWorker
 
+REPOSITORY = Path(__file__).parents[1]
+CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache"})
+"""What a test run may leave at the top of the repository."""
 NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
 LONGEST_FIRST = (
     *("crash_matrix", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "acceptance_sources"),
@@ -82,9 +86,33 @@ def _skipped(config: pytest.Config) -> list[str]:
     return [f"{report.nodeid}: {report.longrepr}" for report in reports]
 
 
+def entries() -> frozenset[str]:
+    """What stands at the top of the repository, apart from what test runs leave there by right."""
+    return frozenset(os.listdir(REPOSITORY)) - CACHES
+
+
+BEFORE = pytest.StashKey[frozenset[str]]()
+"""`entries()` when the run began; the process that started the workers has it alone."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        session.config.stash[BEFORE] = entries()
+
+
+def _left(config: pytest.Config) -> list[str]:
+    """What this run has left at the top of the repository. A data folder there is found by the next run,
+    which then fails for what the run before did."""
+    if BEFORE not in config.stash:
+        return []
+    before = config.stash[BEFORE]
+    return sorted(entries() - before)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if _skipped(session.config) and session.exitstatus == pytest.ExitCode.OK:
+    failed = _skipped(session.config) or _left(session.config)
+    if failed and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -92,4 +120,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if skipped := _skipped(config):
         terminalreporter.section("skipped tests fail this run (KEYTIDE_NO_SKIPS=1)")
         for line in skipped:
+            terminalreporter.line(line)
+    if left := _left(config):
+        terminalreporter.section("tests leave nothing in the repository; this run has left")
+        for line in left:
             terminalreporter.line(line)

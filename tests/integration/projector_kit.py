@@ -127,7 +127,9 @@ class Rig:
 
     def __init__(self, kafka: EmbeddedKafka | ThreeBrokers, cluster: str, logs: Path) -> None:
         self.kafka = kafka
-        self.settings = load_settings(cluster=cluster, kafka={"bootstrap": kafka.bootstrap})
+        self.settings = load_settings(
+            cluster=cluster, data_dir=logs / "data", kafka={"bootstrap": kafka.bootstrap}
+        )
         self.topics = Topics(cluster)
         self.admin = admin(self.settings)
         self.logs = logs
@@ -189,6 +191,7 @@ class Rig:
         environment = dict(os.environ) | {
             "KEYTIDE_CONFIG": "/nonexistent",
             "KEYTIDE_CLUSTER": self.settings.cluster,
+            "KEYTIDE_DATA_DIR": str(self.settings.data_dir),
             "KEYTIDE_KAFKA__BOOTSTRAP": self.kafka.bootstrap,
             "KEYTIDE_PROJECTOR__COMMIT_INTERVAL_MS": "200",
             "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",

@@ -51,6 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     allowed = {
         "KEYTIDE_BUILD__ORIGIN_PATHS": json.dumps([str(base)]),
         "KEYTIDE_BUILD__ORIGIN_URLS": json.dumps([f"jdbc:derby:{base / DATABASE / 'goods'}"]),
+        "JDK_JAVA_OPTIONS": f"-Dderby.system.home={base}",  # its log would come into the working directory
     }
     with (
         LocalCluster(
