@@ -1,4 +1,4 @@
-"""The admin API (CONTRACT §4) and the web page.
+"""The admin API (docs/reference) and the web page.
 
 Every handler looks at the leader, or changes it, through the service's control loop; nothing here keeps
 state. A change is answered when what it wrote is committed.

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the coordinator (CONTRACT §7), computed when they are asked for."""
+"""Prometheus metrics of the coordinator (docs/reference/metrics.md), computed when they are asked for."""
 
 from __future__ import annotations
 

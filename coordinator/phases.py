@@ -1,6 +1,6 @@
 """In which phase a build is, how many bytes it has read, and how long it will take. Pure.
 
-Phases are for people and programs that watch (CONTRACT §4); nothing is decided by them.
+Phases are for people and programs that watch (`keytide build show`); nothing is decided by them.
 
     sampling                  QUEUED: splits are looked for (`sampling`)
     waiting-for-transactions  BACKFILL: everything that can be read is read, and a producer's open transaction

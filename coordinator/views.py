@@ -1,4 +1,4 @@
-"""What the admin API shows, as JSON documents (CONTRACT §4). Pure: a look at the leader at one moment.
+"""What the admin API shows, as JSON documents (docs/reference). Pure: a look at the leader at one moment.
 
 Times are milliseconds since the epoch, sizes bytes. Where something is not known, null.
 """

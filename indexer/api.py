@@ -1,4 +1,4 @@
-"""The HTTP face of an indexer node: scans for readers (CONTRACT §5), reads for other nodes, health and
+"""The HTTP face of an indexer node: scans for readers (docs/reference), reads for other nodes, health and
 metrics.
 
 Theory of operation

@@ -1,4 +1,4 @@
-"""Metrics of an indexer node's slices (CONTRACT §7)."""
+"""Metrics of an indexer node's slices (docs/reference/metrics.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the topics that a cluster uses (DESIGN §3). Index topics are named by index id, which is never
+"""Names of the topics that a cluster uses. Index topics are named by index id, which is never
 reused (R19)."""
 
 from __future__ import annotations

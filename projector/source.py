@@ -32,7 +32,7 @@ from projector.places import Committed
 log = logging.getLogger(__name__)
 
 QUEUE_KBYTES = 32 * 1024
-"""Records fetched ahead: two or three full polls of TARGETS' documents, and the largest part of this
+"""Records fetched ahead: two or three full polls of documents of 240 bytes, and the largest part of this
 process's memory."""
 
 

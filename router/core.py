@@ -6,7 +6,7 @@ A slice is the hash of the partition key modulo the number of slices, or the ran
 partition key falls into (`keytide.partitioning` has the rules, and answers for single keys). Every slice of
 an index gets a segment for every batch, with the full range of offsets [start, end) and the shared `Heard`
 columns, even when the batch brings it nothing: it hears every document, so that it removes what it holds
-under another key, and it knows how far it has heard (DESIGN §4). A line of the skip ledger goes to the slice
+under another key, and it knows how far it has heard (ADR 2). A line of the skip ledger goes to the slice
 of hash(document id).
 
 The hash, the order of encoded values, and the slice they give, are on the disks of running clusters: they

@@ -1,7 +1,7 @@
 """The scan endpoint: from a reader's request to rows of one snapshot, gathered in key order from all slices
 of an index.
 
-    request   what a reader may ask for (CONTRACT §5)
+    request   what a reader may ask for (docs/reference)
     selection request -> spans of entry keys, slices, limits (pure)
     tokens    session and page tokens: opaque and signed (pure)
     rows      entries -> JSON rows (pure)

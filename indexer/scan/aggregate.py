@@ -282,7 +282,7 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
     """The answer of `POST /v1/indexes/{name}/aggregate`.
 
     Raises:
-        KeytideError: the typed errors of CONTRACT §5, and those of `aggregate`.
+        KeytideError: the typed errors of docs/reference, and those of `aggregate`.
         ReaderGoneError: the reader went away while the request waited.
     """
     index = await shared.ready_index(name, request, gone)

@@ -98,7 +98,7 @@ class Agreement:
                 again.
 
         Raises:
-            KeytideError: the typed errors of CONTRACT §5.
+            KeytideError: the typed errors of docs/reference.
             ReaderGoneError: the reader went away.
         """
         slices = selection.slices

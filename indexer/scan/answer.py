@@ -1,4 +1,4 @@
-"""Answers as readers see them (CONTRACT §5): JSON bytes, put together from parts that are encoded already."""
+"""Answers as readers see them (docs/reference): JSON bytes, put together from encoded parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of the scan endpoint (CONTRACT §7)."""
+"""Metrics of the scan endpoint (docs/reference/metrics.md)."""
 
 from __future__ import annotations
 

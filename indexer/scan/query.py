@@ -57,7 +57,7 @@ class QueryService:
 
         Raises:
             NoIndexError: no index serves; says which CREATE INDEX would.
-            KeytideError: the typed errors of CONTRACT §5; of statements; of sorting and aggregates.
+            KeytideError: the typed errors of docs/reference; of statements; of sorting and aggregates.
             ReaderGoneError: the reader went away while the request waited.
         """
         shared = self._shared

@@ -1,4 +1,4 @@
-"""What a reader may ask of the scan endpoint (CONTRACT §5), decoded and checked in one go.
+"""What a reader may ask of the scan endpoint (docs/reference), decoded and checked in one go.
 
 The OpenAPI page shows the schemas that msgspec derives from these types, so that what is shown and what is
 checked cannot differ.

@@ -81,7 +81,7 @@ class ScanService:
             gone: returns when the reader has gone away.
 
         Raises:
-            KeytideError: the typed errors of CONTRACT §5.
+            KeytideError: the typed errors of docs/reference.
             ReaderGoneError: the reader went away while the request waited.
         """
         shared = self.shared

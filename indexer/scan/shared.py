@@ -149,7 +149,7 @@ class Shared:
             lease_ms: how long the snapshot is to be kept for a page token that may follow.
 
         Raises:
-            KeytideError: the typed errors of CONTRACT §5.
+            KeytideError: the typed errors of docs/reference.
             ReaderGoneError: the reader went away while the request waited.
         """
         if moment.at is not None:

@@ -1,4 +1,4 @@
-"""The coordinator's REST API (CONTRACT §4) for the command, and how the command finds the cluster.
+"""The coordinator's REST API (docs/reference) for the command, and how the command finds the cluster.
 
 Where: `--url`, else `KEYTIDE_URL`, else the cluster that `keytide up` keeps in the data folder, else the
 default port.

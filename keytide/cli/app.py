@@ -1,4 +1,4 @@
-"""The commands (CONTRACT §4). Each is a thin layer over one REST call; `--json` prints what the server
+"""The commands (docs/reference). Each is a thin layer over one REST call; `--json` prints what the server
 said."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What people see of a cluster: keyspaces and their rollbacks, slices that need attention, events.
 
-Each function prints one of the coordinator's documents (CONTRACT §4); members that an older coordinator does
-not have are left out.
+Each function prints one of the coordinator's documents (docs/reference); members that an older coordinator
+does not have are left out.
 """
 
 from __future__ import annotations

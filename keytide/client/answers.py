@@ -1,4 +1,4 @@
-"""What nodes answer (CONTRACT §5), as types, and their problem documents as errors. Pure.
+"""What nodes answer (docs/reference), as types, and their problem documents as errors. Pure.
 
 Unknown members are left out, so that a client can read the answers of later releases.
 """

@@ -1,4 +1,4 @@
-"""What a reader may ask for (CONTRACT §5), as the keyword arguments of both clients. Pure.
+"""What a reader may ask for (docs/reference), as the keyword arguments of both clients. Pure.
 
 The types are for editors and type checkers; what a node does not understand, it refuses by name.
 """

@@ -2,7 +2,7 @@
 
 Theory of operation
 ===================
-`parse_statement` turns one SQL statement (PostgreSQL flavour, CONTRACT §3) into CreateIndex, DropIndex or
+`parse_statement` turns one SQL statement (PostgreSQL flavour, docs/reference) into CreateIndex, DropIndex or
 BuildIndex. A CREATE INDEX holds an `IndexDefinition`: immutable, JSON-serialisable, and complete:
 projection needs nothing else. Its expressions are small trees (`expression`), their meaning is in
 `semantics`, and `render` writes them as SQL again, in a normal form.

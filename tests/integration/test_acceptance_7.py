@@ -1,4 +1,4 @@
-"""Phase x change x option (ACCEPTANCE 7): a build is held in each of its phases, documents are inserted,
+"""Phase x change x option (acceptance 7): a build is held in each of its phases, documents are inserted,
 updated, moved, changed in an included column only and deleted meanwhile, and every kind of index is exact.
 
 One build fills all kinds of index at once. A phase is held at a named place (`keytide.sync_points`) in the

@@ -1,5 +1,5 @@
-"""The bulk path on the real parts: what a kill at 90 percent costs (ACCEPTANCE 10), slices that are filled by
-appending (ACCEPTANCE 11, as counts; the ratio is `python -m benchmarks bulk`).
+"""The bulk path on the real parts: what a kill at 90 percent costs (acceptance 10), slices that are filled by
+appending (acceptance 11, as counts; the ratio is `python -m benchmarks bulk`).
 
 Nothing here is timed: what was done again is counted, by the chunks that each start of the driver sent and by
 the loads that each slice tells of in its node's log.

@@ -1,4 +1,4 @@
-"""The crash matrix (ACCEPTANCE 2): a process dies at a named place in its code, as by kill -9, while
+"""The crash matrix (acceptance 2): a process dies at a named place in its code, as by kill -9, while
 documents are written and scanned, and while an index is built. It is started again; everything finishes, no
 scan differs from the source, and no build begins from its beginning.
 

@@ -1,4 +1,4 @@
-"""Repair on the real parts, ACCEPTANCE 14: with writers racing there are zero differences after, newer data
+"""Repair on the real parts, acceptance 14: with writers racing there are zero differences after, newer data
 is never removed, and a second run finds nothing; a dry run writes nothing; and a node that dies in the middle
 of a round does no harm."""
 

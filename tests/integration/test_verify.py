@@ -1,4 +1,4 @@
-"""Verification on the real parts: a build is READY only verified; ACCEPTANCE 5, the checker sees: 100 planted
+"""Verification on the real parts: a build is READY only verified; acceptance 5, the checker sees: 100 planted
 faults of each class are all found and rightly named, and none is reported on a clean index under live writes,
 compaction included; and what becomes of a verification whose driver dies or that is cancelled."""
 

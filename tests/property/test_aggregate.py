@@ -168,7 +168,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def order(one: Any, other: Any) -> int:
-    """Values of any kind by DESIGN §7, in plain Python."""
+    """Values of any kind by docs/adr/0001, in plain Python."""
     if one is MISSING or other is MISSING:
         return (one is not MISSING) - (other is not MISSING)
     return naive.collate(one, other)

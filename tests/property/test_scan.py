@@ -49,7 +49,7 @@ def rank(value: Part) -> int:
 
 
 def compare(one: Part, other: Part) -> int:
-    """One key part with another, by DESIGN §7, in plain Python."""
+    """One key part with another, by docs/adr/0001, in plain Python."""
     if rank(one) != rank(other):
         return -1 if rank(one) < rank(other) else 1
     if isinstance(one, list):

@@ -1,5 +1,5 @@
-"""What must always hold in the simulated world: one checker for each invariant of DESIGN §5, and one for
-liveness. Each raises `BrokenError` with its name; what the code under test asserts itself comes as
+"""What must always hold in the simulated world: one checker for each invariant of ARCHITECTURE.md, and one
+for liveness. Each raises `BrokenError` with its name; what the code under test asserts itself comes as
 `InvariantViolationError`.
 
     Untorn               every commit, and every scan, is the source at its timestamp: `committed`, `scanned`

@@ -47,7 +47,7 @@ class UnitMutant(NamedTuple):
     """A planted fault that a test of one part sees.
 
     Attributes:
-        rules: of PROTOCOL that it breaks.
+        rules: of docs/protocol.md that it breaks.
         text: what is wrong.
         why: no history can show it.
         plant: makes the change.

@@ -36,7 +36,7 @@ class Mutant(NamedTuple):
     """A planted fault.
 
     Attributes:
-        rules: of PROTOCOL that it breaks, e.g. `R1`; other words for what belongs to no rule.
+        rules: of docs/protocol.md that it breaks, e.g. `R1`; other words for what belongs to no rule.
         text: what is wrong.
         plant: makes the change.
         pipeline: it lies in the real pipeline, which most plans leave out.

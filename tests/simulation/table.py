@@ -36,6 +36,11 @@ NOT_SWITCHED_OFF: Final = (
 """Each has tests, but no planted fault shows that they see."""
 
 
+def faults() -> list[tuple[str, str]]:
+    """(name, the rules that it breaks) of every planted fault."""
+    return [(one.name, one.rules) for one in MUTANTS] + [(one.name, one.rules) for one in UNIT_MUTANTS]
+
+
 def rows(found: dict[str, tuple[int, str]]) -> list[str]:
     """The table, by rule."""
     lines = ["| rule | mutant | what it does | seed | seen as |", "| --- | --- | --- | --- | --- |"]

@@ -1,4 +1,4 @@
-"""Projection of small batches, and of documents that mean harm (ACCEPTANCE 20)."""
+"""Projection of small batches, and of documents that mean harm (acceptance 20)."""
 
 from __future__ import annotations
 

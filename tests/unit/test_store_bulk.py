@@ -80,7 +80,7 @@ def test_appending_gives_what_putting_gives(
 
 
 def test_appended_pages_are_full(tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ACCEPTANCE 11, as counts: entries and back index are written page after page, each full; put one after
+    """acceptance 11, as counts: entries and back index are written page after page, each full; put one after
     the other in the order of documents the same rows split pages and leave them partly empty."""
     versions = documents(3_000)
     store = lmdb_store(tmp_path / "appended", folds)
