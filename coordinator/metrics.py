@@ -26,12 +26,17 @@ class _Families:
 
 def render(leader: Leader, now: int) -> bytes:
     """The metrics page, from the leader at one moment."""
+    return generate_latest(collected(leader, now))
+
+
+def collected(leader: Leader, now: int) -> CollectorRegistry:
+    """Everything that the page shows of a leader at one moment."""
     registry = CollectorRegistry()
     build_info("coordinator", registry)
     registry.register(
         _Families([*_families(leader, now), *_states(leader, now), *health_families(health.of(leader, now))])
     )
-    return generate_latest(registry)
+    return registry
 
 
 def standing_by(verdict: Verdict) -> bytes:

@@ -49,7 +49,9 @@ class BuildSettings(Section):
         ge=0,
         le=19,
         description="how much a driver, with all that it starts, stands back behind other processes of its "
-        "machine: with it live indexing keeps its rate",
+        "machine: with it live indexing keeps its rate. Among processes of one session or service only, as "
+        "Linux does it: where coordinator and nodes are services of their own, give the coordinator's a "
+        "smaller `CPUWeight`",
     )
     rebuild_nice: int = Field(
         5,

@@ -46,6 +46,12 @@ class SecuritySettings(Section):
         description="origins (`https://keytide.example`) whose pages may do more than read, beside "
         "the server's own: needed behind a proxy that changes the header Host",
     )
-    tls_certificate: str = ""
-    tls_key: str = ""
-    tls_authority: str = ""  # PEM of who signed the certificates; then nobody else is trusted
+    tls_certificate: str = Field(
+        default="", description="certificate (PEM) of the HTTP servers; empty serves plain HTTP"
+    )
+    tls_key: str = Field(default="", description="the key of `tls_certificate` (PEM)")
+    tls_authority: str = Field(
+        default="",
+        description="certificates (PEM) of who signed those of the cluster, the only ones that its parts and "
+        "the command trust then; empty for what the machine trusts",
+    )

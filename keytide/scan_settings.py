@@ -17,8 +17,11 @@ class Section(BaseModel):
 class ScanSettings(Section):
     default_limit: int = Field(1_000, description="rows per page when the request names no limit")
     max_limit: int = Field(100_000, description="rows per page at most")
-    default_timeout_ms: int = 5_000
-    max_timeout_ms: int = 120_000
+    default_timeout_ms: int = Field(
+        default=5_000,
+        description="how long a scan waits for its snapshot and its slices when it does not say",
+    )
+    max_timeout_ms: int = Field(default=120_000, description="the longest wait that a scan may ask for")
     first_lease_s: int = Field(
         10,
         description="how long the token of a first page keeps its snapshot: few are ever used, and a kept "

@@ -52,7 +52,8 @@ def check_names(file: Path, sections: Mapping[str, FieldInfo]) -> None:
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"there is no setting {what}", next_step=did_you_mean(name, known, "docs/tune.md lists the settings")
+        f"there is no setting {what}",
+        next_step=did_you_mean(name, known, "docs/reference/settings.md lists the settings"),
     )
 
 
@@ -63,7 +64,7 @@ def unfit(error: ValidationError, sections: Mapping[str, FieldInfo]) -> Configur
     name = ".".join(place)
     if first["type"] != "extra_forbidden":
         return ConfigurationError(
-            f"setting {name}: {first['msg']}", next_step="docs/tune.md says what it takes"
+            f"setting {name}: {first['msg']}", next_step="docs/reference/settings.md says what it takes"
         )
     section = sections.get(place[0])
     fields = getattr(section.annotation, "model_fields", {}) if section is not None else {}

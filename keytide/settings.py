@@ -87,12 +87,12 @@ class ProjectorSettings(Section):
     queue_unavailable_s: int = Field(
         60, description="how long one unavailable queue partition may hold back a keyspace (R18)"
     )
-    metrics_host: str = "127.0.0.1"
+    metrics_host: str = Field(default="127.0.0.1", description="where Prometheus metrics are served")
     metrics_port: int = Field(0, description="where Prometheus metrics are served; 0 serves none")
 
 
 class IndexerSettings(Section):
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="where the scan endpoint listens")
     port: int = Field(8093, description="scan endpoint; 0 picks a free port")
     node_id: str = Field("", description="kept in the data folder when empty")
     slice_queue_documents: int = Field(
@@ -150,12 +150,12 @@ class IndexerSettings(Section):
         None,
         ge=0,
         description="check entries against the back index after a commit, of each slice once in so many "
-        "seconds at most (tests; slow)",
+        "seconds at most; never when null (tests; slow)",
     )
 
 
 class CoordinatorSettings(Section):
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="where the admin API and the web page listen")
     port: int = Field(8091, description="admin API and web page; 0 picks a free port")
     interval_ms: int = Field(10, description="shortest time between stability timestamps when there is news")
     heartbeat_ms: int = Field(

@@ -207,8 +207,8 @@ def test_one_folder_has_one_cluster(tmp_path: Path) -> None:
     [
         ("KEYTIDE_INDEXER__PROT", "1", "Did you mean port?"),
         ("KEYTIDE_INDEXR__PORT", "1", "Did you mean KEYTIDE_INDEXER?"),
-        ("KEYTIDE_INDEXER__PORT", "many", "docs/tune.md"),
-        ("KEYTIDE_CLUSTER", "a b", "docs/tune.md"),
+        ("KEYTIDE_INDEXER__PORT", "many", "docs/reference/settings.md"),
+        ("KEYTIDE_CLUSTER", "a b", "docs/reference/settings.md"),
     ],
 )
 def test_settings_that_there_are_not(

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from keytide.cli import app
 from keytide.definition import parse_statement
 from keytide.errors import CallerError
 from keytide.query import parse_query
-from keytide.settings import Settings
 from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -85,23 +81,6 @@ def test_architecture_lists_the_invariants_that_are_asserted() -> None:
     code = "".join(path.read_text() for path in sources(PRODUCT))
     assert invariant_names() - listed == set(), "asserted, and not in ARCHITECTURE.md"
     assert {name for name in listed if f'"{name}"' not in code} == set(), "listed, and asserted nowhere"
-
-
-def settings() -> Iterator[tuple[str, Any]]:
-    """(name, default) of every setting, as `section.name`."""
-    for name, field in Settings.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel):
-            for inner, of in type(default).model_fields.items():
-                yield f"{name}.{inner}", of.get_default(call_default_factory=True)
-        else:
-            yield name, str(default)
-
-
-def test_the_page_on_tuning_has_every_setting_with_its_default() -> None:
-    page = (ROOT / "docs/tune.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", page, re.MULTILINE))
-    assert rows == {name: json.dumps(default) for name, default in settings()}
 
 
 # --- examples -----------------------------------------------------------------------------------------------

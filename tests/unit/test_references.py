@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from keytide.settings import Settings
+from tests.reference import metrics, rest, settings
 from tests.simulation.table import faults
 from tests.unit.test_style import PACKAGES, PRODUCT, ROOT, named, sources, texts, tracked, tree
 
@@ -149,6 +150,68 @@ def test_symbols_that_pages_name_are_there() -> None:
     assert len(cited) > 10
     known = symbols() | OF_ARROW
     assert [(page, name) for page, name in cited if name not in known and not _is_setting(name)] == []
+
+
+def test_settings_that_pages_name_are_there() -> None:
+    """`section.name`, where the section is one; and names of environment variables."""
+    known = {f"{section}.{name}" for section, fields in settings.sections() for name in fields}
+    known |= {section for section, _ in settings.sections()}
+    names = "|".join(section for section, _ in settings.sections() if section)
+    cited = [
+        (named(page), found.lower().replace("__", "."))
+        for page in pages()
+        for found in re.findall(
+            rf"`((?:{names})\.(?!py`|md`|core|toml`)[a-z_]+)(?= =|`)|KEYTIDE_([A-Z]+__[A-Z_]+)",
+            page.read_text(),
+        )
+        for found in found
+        if found
+    ]
+    assert len(cited) > 100
+    known |= symbols() | {
+        name.removeprefix("indexer.") for name in symbols()
+    }  # as the package's own table says
+    assert [(page, name) for page, name in cited if name not in known and "primary." not in name] == []
+
+
+def test_metrics_that_pages_name_are_there() -> None:
+    known = {one.name for lines in metrics.processes().values() for one in lines}
+    known |= {f"{name}{ending}" for name in known for ending in ("_bucket", "_sum", "_count")}
+    cited = [
+        (named(page), name)
+        for page in pages()
+        for name in re.findall(r"`[^`\n]*\b(keytide_(?!metadata)[a-z_]+)[^`\n]*`", page.read_text())
+    ]
+    assert len(cited) > 20
+    assert [(page, name) for page, name in cited if name not in known] == []
+
+
+def test_routes_that_pages_name_are_there() -> None:
+    """`METHOD /path`, whatever stands for the names in it."""
+    known = {
+        (method.upper(), re.sub(r"\{\w+\}", "*", path))
+        for openapi in rest.documents().values()
+        for path, methods in openapi["paths"].items()
+        for method in methods
+    }
+    cited = [
+        (named(page), method, path)
+        for page in pages()
+        for method, path in re.findall(r"\b(GET|POST|PATCH|DELETE) (/v1/[\w/{}.<>-]+)", page.read_text())
+    ]
+    assert len(cited) > 20
+    wrong = []
+    for page, method, path in cited:
+        parts = path.rstrip("/.").split("/")
+        fits = any(
+            method == of
+            and len(shape) == len(parts)
+            and all(a in ("*", b) for a, b in zip(shape, parts, strict=True))
+            for of, shape in ((of, shape.split("/")) for of, shape in known)
+        )
+        if not fits:
+            wrong.append((page, method, path))
+    assert wrong == []
 
 
 def _is_setting(name: str) -> bool:

@@ -1,0 +1,77 @@
+"""Every route of the coordinator and of the nodes, from their OpenAPI documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+
+from coordinator.api import create_app as coordinator_app
+from coordinator.service import Service
+from indexer.api import create_app as node_app
+from keytide.settings import load_settings
+from tests.browser.scene import busy_day
+from tests.reference.writing import document, kind, table
+from tests.unit.scan_world import World
+
+INTRODUCTION = """Every server shows its routes at `/docs`, where they can be tried. Bodies are JSON; every
+error is a problem document of RFC 9457 ([errors](errors.md)). Where a cluster has tokens, a request bears
+one: `Authorization: Bearer ...` ([secure](../secure.md))."""
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """The OpenAPI documents of both servers."""
+    coordinator = coordinator_app(cast(Service, busy_day()), "http://127.0.0.1:8091")
+    node = node_app(World().views["n0"], load_settings(), CollectorRegistry())
+    return {"Coordinator, port 8091": coordinator.openapi(), "Nodes and gateways": node.openapi()}
+
+
+def page() -> str:
+    """docs/reference/rest.md."""
+    lines: list[str] = []
+    for server, openapi in documents().items():
+        lines += [f"## {server}", ""]
+        for path, methods in sorted(openapi["paths"].items()):
+            for method in METHODS:
+                if method in methods:
+                    lines += _route(method, path, methods[method])
+        lines += [f"### Bodies: {server.partition(',')[0].lower()}", ""]
+        for name, schema in sorted(openapi.get("components", {}).get("schemas", {}).items()):
+            lines += _body(name, schema)
+    return document("REST", INTRODUCTION, lines)
+
+
+def _route(method: str, path: str, route: dict[str, Any]) -> Iterator[str]:
+    yield from (f"### {method.upper()} {path}", "")
+    for text in filter(None, (route.get("summary"), route.get("description"))):
+        yield from (text, "")
+    rows = [
+        (f"`{one['name']}`", one["in"], kind(one.get("schema", {})), one.get("description", ""))
+        for one in route.get("parameters", [])
+    ]
+    if rows:
+        yield from table(("parameter", "in", "type", "what it is"), rows)
+    for media, content in route.get("requestBody", {}).get("content", {}).items():
+        yield from (f"Body, `{media}`: {kind(content.get('schema', {})) or 'any'}.", "")
+    yield from table(("status", "answer"), [_answer(*one) for one in sorted(route["responses"].items())])
+
+
+def _answer(status: str, answer: dict[str, Any]) -> tuple[str, str]:
+    media = ", ".join(f"`{one}`" for one in answer.get("content", {}) if one != "application/problem+json")
+    said = "" if answer["description"] == "Successful Response" else answer["description"]
+    return status, ": ".join(part for part in (media, said) if part)
+
+
+def _body(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    members = schema.get("properties")
+    if not members:
+        return
+    yield from (f"#### {name}", "", schema.get("description", ""), "")
+    required = set(schema.get("required", ()))
+    rows = [
+        (f"`{member}`" + (" (required)" if member in required else ""), kind(of), of.get("description", ""))
+        for member, of in members.items()
+    ]
+    yield from table(("member", "type", "what it is"), rows)

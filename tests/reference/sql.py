@@ -1,0 +1,55 @@
+"""What SQL understands, from the tables of the parser."""
+
+from __future__ import annotations
+
+from keytide.definition import create, index, statement, values
+from keytide.query import expressions
+from tests.reference.writing import document, table
+
+INTRODUCTION = """Statements are PostgreSQL's, as far as they go. What is behind each word: [define an
+index](../define-an-index.md), [query](../query.md), [unique](../unique.md)."""
+GRAMMAR = """```
+CREATE [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace (expression [ASC | DESC], ...)
+    [INCLUDE (path, ...)]
+    [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
+    [WITH (option = value, ...)]
+    [WHERE condition]
+DROP INDEX [IF EXISTS] name
+BUILD INDEX ON keyspace (name, ...)
+[EXPLAIN] SELECT [DISTINCT] expression [AS name], ... | * | aggregates
+    FROM keyspace [WHERE condition] [GROUP BY ...] [ORDER BY ... [ASC | DESC]] [LIMIT n] [OFFSET n]
+```"""
+NODES = {
+    "functions": "in expressions",
+    "types": "of CAST",
+    "operators": "between values",
+    "comparisons": "in conditions, beside AND, OR, NOT, IN, BETWEEN, LIKE, IS [NOT] NULL | MISSING, = ANY",
+    "aggregates": "in SELECT; COUNT also with * and DISTINCT",
+    "options": "of CREATE INDEX, after WITH",
+}
+
+
+def page() -> str:
+    """docs/reference/sql.md."""
+    words: dict[str, list[str]] = {
+        "functions": [f"{name.upper()}" for name in values._CALLABLE],
+        "types": sorted({str(name) for name in values._TYPES.values()}),
+        "operators": list(values._BINARY.values()),
+        "comparisons": list(values.COMPARISONS.values()),
+        "aggregates": list(expressions.FUNCTIONS),
+        "options": list(create._OPTIONS),
+    }
+    rows = [(name, " ".join(f"`{one}`" for one in listed), NODES[name]) for name, listed in words.items()]
+    limits = [
+        ("characters of a statement", f"{statement.MAX_STATEMENT:,}"),
+        ("parts of a key", f"{index.MAX_KEY_PARTS:,}"),
+        ("included paths", f"{index.MAX_INCLUDED:,}"),
+        ("slices", f"{index.MAX_SLICES:,} (default {index.DEFAULT_SLICES})"),
+        ("bytes of a split", f"{index.MAX_SPLIT_BYTES:,}"),
+        ("depth of an expression", f"{create._MAX_DEPTH:,}"),
+    ]
+    refused = [(text,) for text in sorted(dict.fromkeys(values._INSTEAD.values()))]
+    lines = ["## Statements", "", GRAMMAR, "", "## Words", "", *table(("", "words", "where"), rows)]
+    lines += ["## Limits", "", *table(("of", "at most"), limits)]
+    lines += ["## Refused, and what to write instead", "", *table(("what the error says",), refused)]
+    return document("SQL", INTRODUCTION, lines)
