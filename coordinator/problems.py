@@ -46,7 +46,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
         document = {
-            "type": "not-found" if error.status_code == 404 else "error",
+            "type": str(error.detail).lower().replace(" ", "-"),
             "title": str(error.detail),
             "status": error.status_code,
             "detail": f"{request.method} {request.url.path}: {error.detail}",

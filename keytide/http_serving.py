@@ -11,11 +11,16 @@ answered nothing here does.
 
 When there are as many connections as may be, a new one takes the place of the one that has owed something for
 longest; when none does, the new one is closed. So half-open connections never keep out those that ask.
+
+The parser under uvicorn joins the pieces of a header (a trailer of a chunked body, too) as they come, each
+time all of them: one long header would take the event loop from everybody. So what is no body is counted, and
+a request with too much of it is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 from collections.abc import Iterable
@@ -24,6 +29,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from keytide.errors import CallerError
 from keytide.listening import allow_handles
 from keytide.settings import HttpSettings, SecuritySettings
 from keytide.tls import ServedCertificate, trusted
@@ -32,6 +38,12 @@ log = logging.getLogger(__name__)
 
 _TICKS: Final = 10
 """Of uvicorn's main loop, one every tenth of a second, between two looks at all connections."""
+_FRAMING: Final = 16
+"""Bytes around each byte of a body that are no fault: chunks of one byte have five."""
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: application/problem+json\r\ncontent-length: %d\r\n\r\n%s"
+)
 
 
 class ServerConfig(uvicorn.Config):
@@ -61,6 +73,9 @@ class PatientProtocol(HttpToolsProtocol):
 
     owed_since: float | None = None
     owes_body = False
+    _framing = 0
+    """Bytes of this request that are no body, but for those of the read that it began in."""
+    _body = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -70,13 +85,19 @@ class PatientProtocol(HttpToolsProtocol):
             _make_room(self)
 
     def data_received(self, data: bytes) -> None:
+        self._framing += len(data)
         super().data_received(data)
+        limits = getattr(self.config, "limits", None)
+        if limits is not None and self._framing > limits.max_head_bytes + _FRAMING * self._body:
+            self._refuse(limits.max_head_bytes)
+            return
         idle = self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
         if self.owed_since is None and idle and self.timeout_keep_alive_task is None:
             self._owe()  # bytes that begin no request, in place of the silence that uvicorn's timer ends
 
     def on_message_begin(self) -> None:
         self._owe()
+        self._framing = self._body = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -84,8 +105,14 @@ class PatientProtocol(HttpToolsProtocol):
         self.owes_body = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._framing -= len(body)
+        self._body += len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self.owed_since = None
+        self._framing = self._body = 0
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,6 +125,23 @@ class PatientProtocol(HttpToolsProtocol):
     def _owe(self) -> None:
         self.owed_since = self.loop.time()
         self.owes_body = False
+
+    def _refuse(self, limit: int) -> None:
+        """Close the connection, and say why where no answer is on its way."""
+        answering = self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
+        if self.owes_body or answering:
+            self.give_up()
+            return
+        self.owed_since = None
+        told = CallerError(
+            f"the head of the request is larger than {limit} bytes",
+            problem_type="head-too-large",
+            status=431,
+            next_step="send what is long in a body; the limit is http.max_head_bytes",
+        )
+        document = json.dumps(told.problem()).encode()
+        self.transport.write(_TOO_LARGE % (len(document), document))
+        self.transport.close()
 
     def give_up(self) -> None:
         """Close the connection, whatever was sent; an answer that is on its way is lost."""

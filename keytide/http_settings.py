@@ -20,6 +20,12 @@ class HttpSettings(Section):
         description="largest request of another part of the cluster: a place to go on from for each of a "
         "thousand slices, with long keys",
     )
+    max_head_bytes: int = Field(
+        256 << 10,
+        ge=1,
+        description="largest head of a request, about: a thousand spans in an address fit; with each piece "
+        "of a longer one the server would copy all that came before",
+    )
     head_timeout_s: float = Field(
         10.0,
         gt=0,

@@ -253,6 +253,13 @@ def test_every_route_below_v1_needs_a_token_and_changes_need_admin() -> None:
                 assert (reader.status_code == 403) == (method != "GET"), path
 
 
+def test_a_method_that_a_route_does_not_take_has_a_type_of_its_own() -> None:
+    for client in (coordinator(), node()):
+        with client:
+            response = client.put("/v1/indexes", content=b"{}", headers={"Content-Type": "application/json"})
+            assert (response.status_code, response.json()["type"]) == (405, "method-not-allowed")
+
+
 def test_what_curl_sends_is_a_statement() -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     body = b'{"statement": "DROP INDEX no_such_index"}'

@@ -281,3 +281,66 @@ def test_a_server_that_stops_says_so_to_whom_it_still_owes_an_answer() -> None:
     problem = json.loads(answer.read())
     assert (answer.status, problem["type"]) == (503, "stopping")
     assert "try again" in problem["next_step"]
+
+
+@pytest.mark.parametrize("protocol", [PatientProtocol, OneWriteProtocol])
+@pytest.mark.parametrize(
+    ("begun", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-A: ", b"a" * 10_000),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n", b"X-A: b\r\n" * 1_000),
+        (b"GET /", b"a" * 10_000),
+        (b"\r\n", b"\r\n" * 5_000),
+    ],
+    ids=["one header", "headers", "path", "nothing"],
+)
+def test_a_head_without_end_is_refused_at_once(
+    begun: bytes, piece: bytes, protocol: type[PatientProtocol]
+) -> None:
+    """It costs its server the copying of all that came before, again with each piece."""
+    with serving(App(), protocol, head_timeout_s=1_000) as port:
+        said = _told(port, begun, piece, 2_000_000)
+        assert said is None or b" 431 " in said
+        assert ask(port) == 200
+
+
+@pytest.mark.parametrize(
+    ("begun", "piece"),
+    [(b"0\r\nX-A: ", b"a" * 10_000), (b"0\r\n", b"X-A: b\r\n" * 1_000), (b"5;", b"a" * 10_000)],
+    ids=["one trailer", "trailers", "extension of a chunk"],
+)
+def test_what_is_between_the_parts_of_a_body_has_an_end(begun: bytes, piece: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(App(), body_timeout_s=1_000) as port:
+        _told(port, head + begun, piece, 2_000_000)
+        assert ask(port) == 200
+
+
+def test_a_body_of_tiny_chunks_is_none_of_these() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(App()) as port, socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(head + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n")
+        assert one.recv(20).startswith(b"HTTP/1.1 200")
+
+
+def _told(port: int, begun: bytes, piece: bytes, most: int) -> bytes | None:
+    """What the server says when it closes a connection on which a request goes on and on; None when it was
+    closed before that could be read.
+
+    Raises:
+        AssertionError: it has taken `most` bytes.
+    """
+    with socket.create_connection(("127.0.0.1", port), LIMIT_S) as one:
+        try:
+            one.sendall(begun)
+            for _ in range(most // len(piece)):
+                one.sendall(piece)
+                if select.select([one], [], [], 0)[0]:
+                    return one.recv(65_536) or None
+            one.settimeout(1)
+            said = one.recv(65_536)
+        except ConnectionError:
+            return None
+        except TimeoutError:
+            raise AssertionError(f"{most} bytes were taken") from None
+        return said or None
