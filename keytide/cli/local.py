@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from keytide.cli.options import DEFAULT_DATA_DIR, Json
+from keytide.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, DataDir, Json
 from keytide.cli.output import friendly_errors
 
 
 def up(
-    data_dir: Annotated[Path, typer.Option(help="kept across restarts")] = DEFAULT_DATA_DIR,
+    data_dir: Annotated[
+        Path, typer.Option(envvar=DATA_DIR_VARIABLE, help="kept across restarts")
+    ] = DEFAULT_DATA_DIR,
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="a running Kafka instead of the embedded one")
     ] = None,
@@ -59,7 +61,7 @@ def up(
 
 
 def down(
-    data_dir: Annotated[Path, typer.Option(help="of the cluster")] = DEFAULT_DATA_DIR,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
     """Stop the local cluster that runs on a data folder."""
@@ -84,7 +86,7 @@ def demo(
 
 def doctor(
     kafka: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Kafka to check")] = None,
-    data_dir: Annotated[Path, typer.Option(help="data folder of `keytide up`")] = DEFAULT_DATA_DIR,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
     """Check Java, Kafka, topics and the cluster, and say what to do."""

@@ -14,8 +14,9 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
     str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
 ]
+DATA_DIR_VARIABLE: Final = "KEYTIDE_DATA_DIR"
 DataDir = Annotated[
-    Path, typer.Option("--data-dir", envvar="KEYTIDE_DATA_DIR", help="data folder of `keytide up`")
+    Path, typer.Option("--data-dir", envvar=DATA_DIR_VARIABLE, help="data folder of `keytide up`")
 ]
 DEFAULT_DATA_DIR: Final = Path("keytide-data")
 

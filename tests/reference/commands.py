@@ -50,6 +50,7 @@ def _row(parameter: Any) -> tuple[str, str, str] | None:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
         flag = parameter.is_flag or parameter.default in (None, (), [], "", ...)
         default = "" if flag or callable(parameter.default) else f"`{parameter.default}`"
-        return names, default, parameter.help or ""
+        variable = f" [env: {parameter.envvar}]" if parameter.envvar else ""
+        return names, default, (parameter.help or "") + variable
     name = f"`{(parameter.metavar or parameter.name or '').upper()}`"
     return name, "" if parameter.required else "may be left out", parameter.help or ""

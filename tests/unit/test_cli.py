@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 from keytide.cli import app, looks, output
@@ -289,3 +290,22 @@ def test_where_the_cluster_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KEYTIDE_URL", "http://127.0.0.1:6")
     assert find_url(None, tmp_path) == "http://127.0.0.1:6"
     assert find_url("http://127.0.0.1:7", tmp_path) == "http://127.0.0.1:7"
+
+
+def test_every_command_that_takes_a_data_folder_reads_the_variable() -> None:
+    """`keytide down` said that no cluster ran on a folder that `keytide status` talked to."""
+    folders = [
+        (path, option.envvar)
+        for path, command in _commands("keytide", typer.main.get_command(app))
+        for option in command.params
+        if "--data-dir" in option.opts
+    ]
+    assert len(folders) > 20
+    assert {path for path, variable in folders if variable != "KEYTIDE_DATA_DIR"} == set()
+
+
+def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """All commands below one, with what is typed for them."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(f"{path} {name}", inner)
