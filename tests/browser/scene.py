@@ -173,7 +173,7 @@ class Scene:
                 for n, placed in enumerate(i.placement)
                 if node in placed
             ]
-            url = f"http://127.0.0.2:80{NODES.index(node) + 93}"  # a cluster that runs here listens on .1
+            url = f"http://127.0.0.1:280{NODES.index(node) + 93}"  # not 80..: a cluster may run here
             message = NodeHeartbeat(node, url, 1, now_ms(), slices, 214 << 20, 51 << 30, 0)
             self.handle(Reported(message, now_ms()))
 
