@@ -4,6 +4,7 @@
 #   make test    every test                      make check   the fast ones, with linters and types
 #   make up      a local cluster on ./keytide-data (ARGS="--nodes 3")
 #   make bench   benchmarks (ARGS="live --json") make soak    the long fault run
+#   make site    the documentation site              make reference  docs/reference, from the code
 #   make setup   only .venv                      make clean   remove what these made, but no data
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -17,7 +18,7 @@ COMPILE = CUSTOM_COMPILE_COMMAND="make requirements" $(BIN)/pip-compile --quiet 
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars archive check test demo up bench soak requirements format clean
+.PHONY: help setup jars archive check test demo up bench soak site reference requirements format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -71,6 +72,13 @@ soak: jars
 	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration
 	KEYTIDE_MATRIX=all $(PYTEST) tests/integration/test_acceptance_7.py
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
+
+# The documentation site, in build/site (`make check` builds it too, and looks at its links).
+site: $(STAMP)
+	@$(BIN)/python -m tests.site
+
+reference: $(STAMP)
+	@$(BIN)/python -m tests.reference
 
 # Compiles pyproject.toml into the two pinned lists; the only thing that changes versions.
 requirements: $(STAMP)

@@ -35,6 +35,14 @@ def test_each_has_a_lowest_version_that_the_pinned_one_meets(wanted: Requirement
     assert pins[wanted.name.lower()] in wanted.specifier
 
 
+def test_each_has_a_word_on_what_it_is_for() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = text[text.index("dependencies = [") : text.index("[project.scripts]")]
+    lines = [line.strip() for line in listed.splitlines() if line.strip().startswith('"')]
+    assert len(lines) > 30
+    assert [line for line in lines if not re.fullmatch(r'"[^"]+", # .+', line)] == []
+
+
 def test_the_connectors_release_is_said_alike_where_spark_fetches_it_itself() -> None:
     from streaming.spark import _PACKAGES
 
