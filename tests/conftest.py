@@ -26,7 +26,16 @@ LONGEST_FIRST = (
     *("crash_matrix", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "acceptance_sources"),
     *("restarts", "acceptance_7", "verify", "origin", "range", "acceptance", "acceptance_8", "history"),
     *("backfill", "demo", "repair", "catch_up", "bulk", "up", "acceptance_16", "standalone", "gateway"),
-    *("spark_source", "clients", "validation", "coordinator", "projector", "indexer", "scan_rollback"),
+    *(
+        "spark_source",
+        "tour",
+        "clients",
+        "validation",
+        "coordinator",
+        "projector",
+        "indexer",
+        "scan_rollback",
+    ),
     *("page", "kafka_embedded"),
 )
 """Files of `integration/` and `browser/`, by how long they take. A long one that comes last leaves the other

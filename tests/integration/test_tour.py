@@ -1,0 +1,96 @@
+"""The README's tour, as a new user copies it: its blocks in their order, on a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from deploy.process import free_ports
+from tests.unit.test_style import ROOT
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
+
+LIMIT_S = 400
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+UP = "make up ARGS=--detach"
+"""What the tour begins with. `make` would make `.venv`, in which this runs."""
+ENDLESS = "curl -sN"
+"""A stream that a person ends."""
+SHOWN = {
+    "keytide scan by_city --equals Boston": ["u1", "u2"],
+    'keytide sql "SELECT city, COUNT(*)': ["Austin", "Boston"],
+    'keytide sql "EXPLAIN': ["by_city"],
+    "curl -s ": ["Boston"],
+    "curl -sN ": ["event: "],
+    "python own_writes.py": ["u4"],
+    "with Client(": ["u1", "u2"],
+}
+"""Beginning of a command or of a line of a program -> what it must show."""
+
+
+class Step(NamedTuple):
+    argv: list[str]
+    text: str
+
+
+class Tour:
+    """A folder and ports in place of the ones that the page names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port, self.node_port = map(str, free_ports(2))
+        commands = Path(sys.executable).parent
+        self.environment = os.environ | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+        self.environment.pop("KEYTIDE_DATA_DIR", None)
+
+    def steps(self) -> Iterator[Step]:
+        """Every line of a shell block; every program, which is written down where its first line names it."""
+        text = (ROOT / "README.md").read_text()
+        tour = text[text.index("## A tour of five minutes") : text.index("## How it compares")]
+        for language, block in BLOCK.findall(tour):
+            placed = block.replace("8093", self.node_port).replace("8091", self.port)
+            if language == "sh":
+                for line in placed.splitlines():
+                    yield Step(["bash", "-c", self._line(line)], line)
+            elif name := re.match(r"# (\w+\.py)\n", placed):
+                (self.folder / name[1]).write_text(placed)
+            else:
+                yield Step([sys.executable, "-c", placed], placed)
+
+    def _line(self, line: str) -> str:
+        if line.startswith(UP):
+            return f"keytide up --detach --port {self.port} --node-port {self.node_port}"
+        return f"timeout 3 {line}\ntest $? = 124" if line.startswith(ENDLESS) else line
+
+    def run(self, step: Step) -> str:
+        """What a step prints; fails when it does not end well."""
+        done = subprocess.run(
+            step.argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
+        assert done.returncode == 0, f"{step.text}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def tour(tmp_path: Path) -> Iterator[Tour]:
+    made = Tour(tmp_path)
+    yield made
+    made.run(Step(["keytide", "down"], "keytide down"))
+
+
+def test_the_tour_of_the_readme(tour: Tour) -> None:
+    asked: set[str] = set()
+    for step in tour.steps():
+        shown = tour.run(step)
+        for beginning, wanted in SHOWN.items():
+            if step.text.startswith(beginning) or f"\n{beginning}" in step.text:
+                asked.add(beginning)
+                assert [text for text in wanted if text not in shown] == [], f"{step.text}\n{shown}"
+    assert asked == set(SHOWN), "the tour is another one now: say here what it must show"
