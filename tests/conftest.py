@@ -19,8 +19,8 @@ from deploy.process import port_range
 from indexer.store.fold_worker import FoldWorker
 
 REPOSITORY = Path(__file__).parents[1]
-CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache"})
-"""What a test run may leave at the top of the repository."""
+CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache", "build"})
+"""What a test run may leave at the top of the repository, or what `make` puts there meanwhile."""
 NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
 LONGEST_FIRST = (
     *("crash_matrix", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "acceptance_sources"),

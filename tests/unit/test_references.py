@@ -77,7 +77,8 @@ def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
 
 def test_every_rule_says_why_where_and_what_shows_it() -> None:
     rules = sections(PROTOCOL, "R")
-    assert sorted(rules) == list(range(1, 36))
+    assert len(rules) >= 35
+    assert sorted(rules) == list(range(1, len(rules) + 1))
     for number, text in rules.items():
         assert "*Without" in text, number
         assert re.search(r"`\w+/[\w/]+\.py`", text), number
