@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -52,3 +54,17 @@ def test_the_connectors_release_is_said_alike_where_spark_fetches_it_itself() ->
         asked = re.search(rf'name="{re.escape(name)}" rev="([^"]+)"', ivy)
         assert asked is not None
         assert asked[1] == version.replace("{spark}", "${spark.version}")
+
+
+def test_the_configuration_of_pre_commit_can_be_read_and_runs_what_make_check_runs() -> None:
+    file = ROOT / ".pre-commit-config.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "pre_commit", "validate-config", str(file)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    makefile = (ROOT / "Makefile").read_text()
+    tools = re.findall(
+        r"^\t\$\(BIN\)/([a-z-]+(?: (?:format|check))?)", makefile[: makefile.index("\ntest:")], re.M
+    )
+    assert {"ruff format", "ruff check", "mypy", "lint-imports"} <= set(tools)
+    assert [tool for tool in tools if f".venv/bin/{tool}" not in file.read_text()] == []
