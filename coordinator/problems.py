@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from keytide import http_problems
 from keytide.errors import CallerError, KeytideError, RetryableError
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ def add_error_handlers(app: FastAPI) -> None:
         headers = {"Retry-After": "1"} if error.status == 503 else {}
         if error.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return _problem(error.problem(), error.status, headers)
+        return http_problems.response(error.problem(), error.status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -41,19 +40,9 @@ def add_error_handlers(app: FastAPI) -> None:
             "errors": places,
             "next_step": "see /docs for what a request may hold",
         }
-        return _problem(document, 422, {})
+        return http_problems.response(document, 422)
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
-        document = {
-            "type": str(error.detail).lower().replace(" ", "-"),
-            "title": str(error.detail),
-            "status": error.status_code,
-            "detail": f"{request.method} {request.url.path}: {error.detail}",
-            "next_step": "see /docs for what there is",
-        }
-        return _problem(document, error.status_code, dict(error.headers or {}))
-
-
-def _problem(document: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
-    return Response(json.dumps(document, default=str), status, headers, "application/problem+json")
+        document = http_problems.plain(request, error, "see /docs for what there is")
+        return http_problems.response(document, error.status_code, error.headers)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -14,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from indexer.scan.metrics import ScanMetrics
 from indexer.scan.news import ReaderGoneError
+from keytide import http_problems
 from keytide.errors import InvariantViolationError, KeytideError, RetryableError
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ def problem_response(error: Exception, metrics: ScanMetrics, on_bug: OnBug) -> R
     headers = {"Retry-After": str(after_s)} if soon else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return _response(document, status, headers)
+    return http_problems.response(document, status, headers)
 
 
 def add_problem_handlers(app: FastAPI, metrics: ScanMetrics, on_bug: OnBug) -> None:
@@ -69,23 +68,6 @@ def add_problem_handlers(app: FastAPI, metrics: ScanMetrics, on_bug: OnBug) -> N
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        try:
-            title = HTTPStatus(error.status_code).phrase
-        except ValueError:
-            title = "Error"
-        kind = title.lower().replace(" ", "-")
-        metrics.failed(kind)
-        detail = error.detail if error.detail != title else f"{request.method} {request.url.path}: {title}"
-        document = {
-            "type": kind,
-            "title": title,
-            "status": error.status_code,
-            "detail": detail,
-            "next_step": "see /docs for what this node answers",
-        }
-        return _response(document, error.status_code, dict(error.headers or {}))
-
-
-def _response(document: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
-    # Python's JSON, because details may quote what a reader sent, lone surrogates included.
-    return Response(json.dumps(document, default=str), status, headers, "application/problem+json")
+        document = http_problems.plain(request, error, "see /docs for what this node answers")
+        metrics.failed(document["type"])
+        return http_problems.response(document, error.status_code, error.headers)

@@ -260,6 +260,14 @@ def test_a_method_that_a_route_does_not_take_has_a_type_of_its_own() -> None:
             assert (response.status_code, response.json()["type"]) == (405, "method-not-allowed")
 
 
+@pytest.mark.parametrize("body", [b'"\xff"', b'{"statement": "\xff"}'])
+def test_a_body_that_is_no_text_has_the_type_of_its_status(body: bytes) -> None:
+    """The type was made of the framework's words, and a word that programs match on is none of those."""
+    with coordinator() as client:
+        response = client.post("/v1/statements", content=body, headers={"Content-Type": "application/json"})
+        assert (response.status_code, response.json()["type"]) == (400, "bad-request")
+
+
 def test_what_curl_sends_is_a_statement() -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     body = b'{"statement": "DROP INDEX no_such_index"}'
