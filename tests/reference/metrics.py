@@ -53,7 +53,7 @@ def _of(registry: CollectorRegistry) -> list[Line]:
     found: list[Line] = []
     for family in registry.collect():
         if family.name.startswith("keytide_") and not family.name.endswith("_created"):
-            shown = tuple(dict.fromkeys(one for sample in family.samples for one in sample.labels))
+            shown = dict.fromkeys(one for sample in family.samples for one in sample.labels if one != "le")
             said = labels.get(family.name) or getattr(family, "_labelnames", ()) or shown
             ending = "_total" if family.type == "counter" else ""
             found.append(Line(family.name + ending, family.type, tuple(said), family.documentation))
