@@ -73,6 +73,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     owed_since: float | None = None
     owes_body = False
+    _limits: HttpSettings | None = None
     _framing = 0
     """Bytes of this request that are no body, but for those of the read that it began in."""
     _body = 0
@@ -80,19 +81,17 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._owe()
-        limits = getattr(self.config, "limits", None)
-        if limits is not None and len(self.connections) > limits.max_connections:
+        self._limits = getattr(self.config, "limits", None)
+        if self._limits is not None and len(self.connections) > self._limits.max_connections:
             _make_room(self)
 
     def data_received(self, data: bytes) -> None:
         self._framing += len(data)
         super().data_received(data)
-        limits = getattr(self.config, "limits", None)
+        limits = self._limits
         if limits is not None and self._framing > limits.max_head_bytes + _FRAMING * self._body:
             self._refuse(limits.max_head_bytes)
-            return
-        idle = self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
-        if self.owed_since is None and idle and self.timeout_keep_alive_task is None:
+        elif self.owed_since is None and self._idle() and self.timeout_keep_alive_task is None:
             self._owe()  # bytes that begin no request, in place of the silence that uvicorn's timer ends
 
     def on_message_begin(self) -> None:
@@ -126,10 +125,13 @@ class PatientProtocol(HttpToolsProtocol):
         self.owed_since = self.loop.time()
         self.owes_body = False
 
+    def _idle(self) -> bool:
+        """Whether no answer is on its way."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
     def _refuse(self, limit: int) -> None:
         """Close the connection, and say why where no answer is on its way."""
-        answering = self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
-        if self.owes_body or answering:
+        if self.owes_body or not self._idle():
             self.give_up()
             return
         self.owed_since = None

@@ -26,7 +26,7 @@ TOP: Final[Mapping[str, str]] = {
     "CHANGELOG.md": "CHANGELOG.md",
 }
 """Pages at the top of the repository, and their names on the site."""
-LINK: Final = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
+LINK: Final = re.compile(r"(?P<before>!?\[[^\]]*\]\()(?P<target>[^)\s]+)\)")
 
 
 def moved(text: str, page: Path) -> str:
@@ -37,7 +37,7 @@ def moved(text: str, page: Path) -> str:
     """
 
     def link(found: re.Match[str]) -> str:
-        target, hash_, anchor = found[2].partition("#")
+        target, hash_, anchor = found["target"].partition("#")
         if not target or "://" in target or target.startswith("mailto:"):
             return found[0]
         aim = (ROOT / page.parent / target).resolve().relative_to(ROOT)
@@ -45,7 +45,7 @@ def moved(text: str, page: Path) -> str:
         if site is None or here is None:
             return f"`{aim}`"  # a file that is no page: code, the licence
         up = Path(*[".."] * len(here.parent.parts))
-        return f"{found[1]}{(up / site).as_posix()}{hash_}{anchor}{found[3]}"
+        return f"{found['before']}{(up / site).as_posix()}{hash_}{anchor})"
 
     return LINK.sub(link, text)
 

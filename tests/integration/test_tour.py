@@ -15,12 +15,12 @@ from typing import NamedTuple
 import pytest
 
 from deploy.process import free_ports
+from tests.unit.test_pages import BLOCK
 from tests.unit.test_style import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 LIMIT_S = 400
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = ("clients", "scan-consistently")
 """Of docs/: those whose examples are about the tour's index."""
 PRELUDE = """
@@ -66,7 +66,7 @@ class Tour:
         """Every line of a shell block; every program, which is written down where its first line names it."""
         text = (ROOT / "README.md").read_text()
         tour = text[text.index("## A tour of five minutes") : text.index("## How it compares")]
-        for language, block in BLOCK.findall(self._placed(tour)):
+        for language, block in self._blocks(tour):
             if language == "sh":
                 for line in block.splitlines():
                     yield Step(["bash", "-c", self._line(line)], line)
@@ -77,16 +77,21 @@ class Tour:
 
     def page(self, name: str) -> Iterator[Step]:
         """Every block of a page: a shell block as one script, for it may set variables."""
-        for language, block in BLOCK.findall(self._placed((ROOT / "docs" / f"{name}.md").read_text())):
+        for language, block in self._blocks((ROOT / "docs" / f"{name}.md").read_text()):
             if language == "sh":
                 script = "\n".join(map(self._line, block.splitlines()))
                 yield Step(["bash", "-e", "-o", "pipefail", "-c", script], block)
             else:
                 yield self._program(self._placed(PRELUDE) + block)
 
+    def _blocks(self, text: str) -> list[tuple[str, str]]:
+        """(language, text) of what can be run."""
+        found: list[tuple[str, str]] = BLOCK.findall(self._placed(text))
+        return [block for block in found if block[0] in ("sh", "python")]
+
     def _placed(self, text: str) -> str:
-        first, second = self.node_port, str(int(self.node_port) + 1)
-        return text.replace("8093", first).replace("8094", second).replace("8091", self.port)
+        ports = {"8091": self.port, "8093": self.node_port, "8094": str(int(self.node_port) + 1)}
+        return re.sub("809[134]", lambda named: ports[named[0]], text)
 
     def _program(self, text: str) -> Step:
         argv = [sys.executable, "-c", text]

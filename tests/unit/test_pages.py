@@ -16,14 +16,19 @@ from keytide.cli import app
 from keytide.definition import parse_statement
 from keytide.errors import CallerError
 from keytide.query import parse_query
+from tests.site import LINK
 from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
 
-LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[Path]:
     return [path for path in tracked() if path.suffix == ".md"]
+
+
+def targets(page: Path) -> list[str]:
+    """Where a page's links lead."""
+    return [found["target"] for found in LINK.finditer(page.read_text())]
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
@@ -37,7 +42,7 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
 def test_links_point_to_files_that_exist() -> None:
     broken = []
     for page in pages():
-        for target in LINK.findall(page.read_text()):
+        for target in targets(page):
             if target.startswith(("http://", "https://", "#", "mailto:")):
                 continue
             wanted = (page.parent / target.split("#")[0]).resolve()
@@ -49,7 +54,7 @@ def test_links_point_to_files_that_exist() -> None:
 def test_links_point_to_headings_that_exist() -> None:
     broken = []
     for page in pages():
-        for target in LINK.findall(page.read_text()):
+        for target in targets(page):
             file, _, heading = target.partition("#")
             wanted = (page.parent / file).resolve() if file else page
             if heading and wanted.suffix == ".md" and heading not in headings(wanted):
