@@ -24,27 +24,27 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness import say
-from indexer.scan.aggregate_request import plan_of
-from indexer.scan.aggregate_task import (
+from indexer.scan.aggregate.request import plan_of
+from indexer.scan.aggregate.task import (
     Arguments,
     aggregate_slice,
     decode_partial,
     encode_arguments,
     encode_plan,
 )
-from indexer.scan.reading import ReadRequest
-from indexer.scan.tasks import SliceWork, Unfinished
-from indexer.store.fold_worker import FoldWorker
+from indexer.scan.local.tasks import SliceWork, Unfinished
+from indexer.scan.peer.messages import ReadRequest
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied
-from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from keytide.collation import encode_key
-from keytide.columns import lengths_of
 from keytide.definition import CreateIndex, parse_statement
 from keytide.definition.binding import Binding
 from keytide.definition.fragments import parse_predicate
-from keytide.entry import pack_value
-from keytide.messages import PutChunk
+from keytide.model.entry import pack_value
+from keytide.wire.columns import lengths_of
+from keytide.wire.messages import PutChunk
 
 STATEMENT = "CREATE INDEX i ON k (city, amount) INCLUDE (price)"
 WHOLE: list[tuple[bytes, bytes | None]] = [(b"", None)]

@@ -18,13 +18,13 @@ from benchmarks.harness import Bench, Result, machine_state, say
 from benchmarks.store import chunks
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC, check_count
 from indexer.store.environment import open_environment
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
+from indexer.store.formats.records import PUT, pack_record
 from indexer.store.interface import Applied, Held
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.records import PUT, pack_record
+from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from keytide.errors import invariant
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
 
 NAME: Final = "by_city"
 COMMIT: Final = 5_000

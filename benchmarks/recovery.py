@@ -25,8 +25,8 @@ from benchmarks.harness import Bench, Result, machine_state, say
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
 from keytide.client import Client
 from keytide.errors import KeytideError, invariant
-from keytide.messages import StabilityTimestamp, decode
-from keytide.topics import Topics
+from keytide.model.topics import Topics
+from keytide.wire.messages import StabilityTimestamp, decode
 
 LIMIT_S = 180.0
 TIMES = 3

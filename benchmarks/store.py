@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied
-from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
-from keytide.columns import hashes_of, lengths_of, pack_heard, pack_puts
-from keytide.messages import PutChunk, Segment
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.columns import hashes_of, lengths_of, pack_heard, pack_puts
+from keytide.wire.messages import PutChunk, Segment
 
 _random = random.Random(7)
 

@@ -9,16 +9,16 @@ import sys
 import threading
 from types import FrameType
 
-from coordinator.api import create_app
-from coordinator.election import FencedError
-from coordinator.service import Service
+from coordinator.election.claim import FencedError
+from coordinator.http.api import create_app
+from coordinator.process.service import Service
 from keytide.errors import KeytideError
-from keytide.http_security import check_exposure
-from keytide.http_serving import Server, server_of
-from keytide.listening import listen
-from keytide.private_files import private_folder
-from keytide.program import no_arguments, spare_collections
-from keytide.settings import Settings, load_settings
+from keytide.process.private_files import private_folder
+from keytide.process.program import no_arguments, spare_collections
+from keytide.serving.listener import listen
+from keytide.serving.security import check_exposure
+from keytide.serving.server import Server, server_of
+from keytide.settings.settings import Settings, load_settings
 
 log = logging.getLogger("coordinator")
 
@@ -48,7 +48,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     """Lead the cluster, or stand by until nobody else does, and serve the admin API.
 
     Args:
-        driver_command: what runs a Spark driver, `streaming.backfill` when None.
+        driver_command: what runs a Spark driver, `streaming.backfill.__main__` when None.
 
     Raises:
         KeytideError: it cannot begin.

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from coordinator.bounds import Bounds
-from coordinator.buildbook import BuildLimits
-from coordinator.builds import Builds
-from coordinator.core import StabilityCore
-from coordinator.ddl import Ddl, Outcome
-from coordinator.dictionary import Dictionary
-from coordinator.events import (
+from coordinator.builds.builds import Builds
+from coordinator.builds.rebuild import Rebuilds
+from coordinator.builds.registry import BuildLimits
+from coordinator.builds.retirement import Cleaner, give_up
+from coordinator.catalog.dictionary import Dictionary
+from coordinator.core.events import (
     CommonSnapshot,
     Event,
     Instruction,
@@ -32,16 +31,17 @@ from coordinator.events import (
     Tick,
     TopicsDeleted,
 )
-from coordinator.lateness import UNTIL_JUDGED, LatenessWatch
-from coordinator.rebuilding import Rebuilds
-from coordinator.retire import Cleaner, give_up
-from coordinator.rollback import Rollbacks
-from coordinator.stream import Limits, Stream
-from coordinator.trimming import Trimmer
-from keytide.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
+from coordinator.queues.trimming import Trimmer
+from coordinator.rollback.rollback import Rollbacks
+from coordinator.stability.bounds import Bounds
+from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
+from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.stream import Limits, Stream
+from coordinator.statements.ddl import Ddl, Outcome
+from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
-from keytide.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Leader:
         term: the leader's term.
 
     Attributes:
-        foreign: topics named like the cluster's queues that it knows nothing of (`coordinator.orphans`).
+        foreign: topics named like the cluster's queues that it knows nothing of
+        (`coordinator.queues.orphaned_topics`).
     """
 
     def __init__(

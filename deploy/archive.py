@@ -24,9 +24,9 @@ from deploy.jars import cache_folder
 from deploy.java import Java, JavaError, find_java
 from deploy.spark_home import spark_environment, spark_home
 from keytide.errors import KeytideError, RetryableError
-from keytide.parent_death import die_with_parent
-from keytide.settings import Settings
-from streaming.spark import session_options, start_session, warm_up
+from keytide.process.parent_death import die_with_parent
+from keytide.settings.settings import Settings
+from streaming.spark.session import session_options, start_session, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

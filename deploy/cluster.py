@@ -27,14 +27,14 @@ from deploy.kafka import EmbeddedKafka
 from deploy.process import Child, free_ports, holder, is_free
 from deploy.spark_home import spark_environment
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
-from keytide.cli.folder import STATE_FILE, read_state
+from keytide.cli.data_folder import STATE_FILE, read_state
 from keytide.errors import CallerError, KeytideError
-from keytide.http_security import reading_token
-from keytide.kafka_clients import AdminClient
-from keytide.private_files import private_folder
-from keytide.settings import load_settings
-from keytide.tls import trusted
-from streaming.spark import ARCHIVE_VARIABLE
+from keytide.http.tls import trusted
+from keytide.kafka.clients import AdminClient
+from keytide.process.private_files import private_folder
+from keytide.serving.security import reading_token
+from keytide.settings.settings import load_settings
+from streaming.spark.session import ARCHIVE_VARIABLE
 
 READY_LIMIT_S = 60.0
 _RESTART_PAUSE_S = 1.0
@@ -194,8 +194,9 @@ class LocalCluster:
         self._held.discard(name)
 
     def arm(self, name: str, point: str) -> None:
-        """From its next start on, a part ends or waits at a named place in its code (`keytide.sync_points`),
-        and what it starts itself (fold worker, Spark driver) does; "" disarms it (for tests)."""
+        """From its next start on, a part ends or waits at a named place in its code
+        (`keytide.process.sync_points`), and what it starts itself (fold worker, Spark driver) does; ""
+        disarms it (for tests)."""
         environment = self.services[name].env or {}
         environment.pop("KEYTIDE_SYNC_POINT", None)
         if point:

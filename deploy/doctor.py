@@ -24,15 +24,15 @@ from confluent_kafka.admin._resource import ResourceType
 from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
 from keytide.cli.admin import Admin, tls_authority
-from keytide.cli.folder import read_state, running_pid
+from keytide.cli.data_folder import read_state, running_pid
 from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import out, print_json, table
-from keytide.cli.patience import give_up_s
+from keytide.cli.timeouts import give_up_s
 from keytide.errors import KeytideError
-from keytide.health import Verdict
-from keytide.kafka_clients import AdminClient
-from keytide.settings import load_settings
-from keytide.tls import trusted
+from keytide.http.tls import trusted
+from keytide.kafka.clients import AdminClient
+from keytide.model.health import Verdict
+from keytide.settings.settings import load_settings
 
 _LOW_DISK_BYTES = 2 * 1024**3
 _COMPACTION_LAG_MS = 60_000

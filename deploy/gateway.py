@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from indexer.gateway import Gateway
-from indexer.serving import exit_status
+from indexer.serve.gateway import Gateway
+from indexer.serve.process import exit_status
 from keytide.errors import CallerError
-from keytide.program import begin
-from keytide.settings import Settings, load_settings
+from keytide.process.program import begin
+from keytide.settings.settings import Settings, load_settings
 
 
 def run(

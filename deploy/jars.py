@@ -37,7 +37,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from deploy.java import Java, find_java
 from keytide.errors import ConfigurationError, KeytideError, RetryableError
-from keytide.parent_death import die_with_parent
+from keytide.process.parent_death import die_with_parent
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
 CONFIGURATIONS = ("broker", "spark", "replacements")

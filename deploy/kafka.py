@@ -39,8 +39,8 @@ from deploy.jars import broker_classpath
 from deploy.java import find_java
 from deploy.process import Child, ChildDiedError, free_ports, is_free
 from keytide.errors import CallerError, KeytideError
-from keytide.kafka_clients import AdminClient
-from keytide.program import begin
+from keytide.kafka.clients import AdminClient
+from keytide.process.program import begin
 
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0

@@ -32,7 +32,7 @@ from typing import Self
 import psutil
 
 from keytide.errors import CallerError, ConfigurationError, KeytideError, RetryableError
-from keytide.parent_death import die_with_parent
+from keytide.process.parent_death import die_with_parent
 
 _POLL_S = 0.05
 _GUARDIAN = 'read -r _; kill -9 -- "-$0"'  # `read` returns when the pipe breaks: the parent is gone

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from deploy.jars import cache_folder, pyspark_jars, replacement_jars, spark_jars
 from keytide.errors import KeytideError
-from streaming.spark import JARS_VARIABLE
+from streaming.spark.session import JARS_VARIABLE
 
 LEFT_OUT = (
     # Hive: its shell and server, its metastore and what that is mapped onto

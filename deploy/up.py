@@ -23,12 +23,12 @@ from types import FrameType
 from rich.console import Console
 
 from deploy.cluster import LocalCluster
-from keytide import program
-from keytide.cli.folder import read_state, running_pid
+from keytide.cli.data_folder import read_state, running_pid
 from keytide.cli.output import print_json
 from keytide.errors import CallerError, KeytideError, RetryableError
-from keytide.private_files import private_folder
-from keytide.topics import cluster_name
+from keytide.model.topics import cluster_name
+from keytide.process import program
+from keytide.process.private_files import private_folder
 
 _DETACH_LIMIT_S = 180.0
 _DOWN_LIMIT_S = 60.0

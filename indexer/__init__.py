@@ -5,7 +5,7 @@ the store (a durable base and volatile deltas in LMDB), the ring of snapshots, t
 endpoint that picks a timestamp, scatters to slices and gathers in key order.
 
 Who may import it: `deploy`. What it may import: `keytide`; `validation.judging` alone also
-`projector.core` (ADR 16).
+`projector.core.projection` (ADR 16).
 
 Not to be touched lightly: one commit carries entries, back index, ledger, timestamp, number and queue
 position together. Splitting it tears snapshots on the first crash.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-from indexer.service import Service
-from indexer.serving import exit_status
-from keytide.program import no_arguments
-from keytide.settings import load_settings
+from indexer.serve.process import exit_status
+from indexer.serve.service import Service
+from keytide.process.program import no_arguments
+from keytide.settings.settings import load_settings
 
 
 def main() -> int:

@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 from indexer.store.interface import Held as Held
 from indexer.store.interface import SkipLine as SkipLine
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
-from keytide.catalog import Catalog
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
 from keytide.errors import RetryableError
-from keytide.history import History
-from keytide.messages import Duplicate
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Duplicate
 
 
 class DoubtfulReadError(RetryableError):

@@ -15,11 +15,11 @@ from types import FrameType
 
 from confluent_kafka import KafkaException
 
-from keytide import metrics
 from keytide.errors import ConfigurationError, KeytideError
-from keytide.program import no_arguments, spare_collections
-from keytide.settings import load_settings
-from projector.service import Projector
+from keytide.process import metrics
+from keytide.process.program import no_arguments, spare_collections
+from keytide.settings.settings import load_settings
+from projector.service.projector import Projector
 
 log = logging.getLogger("projector")
 

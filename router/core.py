@@ -3,11 +3,11 @@
 Theory of operation
 ===================
 A slice is the hash of the partition key modulo the number of slices, or the range between two splits that the
-partition key falls into (`keytide.partitioning` has the rules, and answers for single keys). Every slice of
-an index gets a segment for every batch, with the full range of offsets [start, end) and the shared `Heard`
-columns, even when the batch brings it nothing: it hears every document, so that it removes what it holds
-under another key, and it knows how far it has heard (ADR 2). A line of the skip ledger goes to the slice
-of hash(document id).
+partition key falls into (`keytide.catalog.partitioning` has the rules, and answers for single keys). Every
+slice of an index gets a segment for every batch, with the full range of offsets [start, end) and the shared
+`Heard` columns, even when the batch brings it nothing: it hears every document, so that it removes what it
+holds under another key, and it knows how far it has heard (ADR 2). A line of the skip ledger goes to the
+slice of hash(document id).
 
 The hash, the order of encoded values, and the slice they give, are on the disks of running clusters: they
 never change.
@@ -20,7 +20,7 @@ slices filter by hash.
 
 R20, limits: `bounded` splits and groups segments into messages of at most about a number of bytes, at
 offset boundaries. One version that is larger alone stays whole here and goes out in parts
-(`keytide.messages.split`).
+(`keytide.wire.messages.split`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from keytide.columns import cut_segment, hashes_of, pack_puts
-from keytide.messages import Heard, Puts, Segment, Skip
+from keytide.wire.columns import cut_segment, hashes_of, pack_puts
+from keytide.wire.messages import Heard, Puts, Segment, Skip
 
 _SEGMENT_BYTES: Final = 100
 """What a segment takes beside its documents."""
@@ -43,7 +43,7 @@ _ENTRY_BYTES: Final = 4 + 2 + 4
 
 
 class Entries(Protocol):
-    """What is routed: one index's part of a projected batch (`projector.core.Projected`)."""
+    """What is routed: one index's part of a projected batch (`projector.core.projection.Projected`)."""
 
     @property
     def ordinals(self) -> npt.NDArray[np.uint32]: ...
@@ -69,7 +69,7 @@ def slices_of(
     """The slice of each partition key. u16[n].
 
     Args:
-        splits: of a RANGE index (`keytide.partitioning`); empty for HASH.
+        splits: of a RANGE index (`keytide.catalog.partitioning`); empty for HASH.
     """
     if splits:
         # Fixed widths compare like the bytes themselves: keys and splits are code words, none of which is a

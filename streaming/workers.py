@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from keytide.program import begin
+from keytide.process.program import begin
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
@@ -40,7 +40,7 @@ def prepare() -> None:
     else:
         for entry in set(given) - set(sys.path):
             sys.path_importer_cache.pop(entry, None)
-    import streaming.tasks
+    import streaming.stages.tasks
     import streaming.verify.tasks  # noqa: F401
 
     gc.freeze()

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from deploy.process import port_range
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 
 REPOSITORY = Path(__file__).parents[1]
 CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache", "build"})

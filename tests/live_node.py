@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from indexer.node import Node
-from indexer.slices import SliceKey
-from indexer.snapshots import SnapshotRing
-from indexer.store.fold_worker import FoldWorker
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.mirror import check_mirror
-from keytide.catalog import (
+from indexer.hosting.node import Node
+from indexer.hosting.slice_runner import SliceKey
+from indexer.hosting.snapshots import SnapshotRing
+from indexer.store.fold.worker import FoldWorker
+from indexer.store.integrity.mirror import check_mirror
+from indexer.store.lmdb.store import LmdbSliceStore
+from keytide.catalog.catalog import (
     Catalog,
     ClusterRecord,
     IndexRecord,
@@ -24,8 +24,8 @@ from keytide.catalog import (
     record_key,
 )
 from keytide.collation.layout import Json
-from keytide.messages import Published, StabilityTimestamp
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Published, StabilityTimestamp
 from tests.store_kit import Version, lmdb_store, segments, state
 from tests.unit.scan_world import Doc, definition_of, slice_of
 

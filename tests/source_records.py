@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from projector.core import SourceBatch
+from projector.core.projection import SourceBatch
 
 RecordOf = tuple[int, int, bytes | None, bytes | None]
 """Offset, time (milliseconds), id and value."""

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.store.fold_worker import Folder
+from indexer.store.fold.worker import Folder
+from indexer.store.formats.pages import PageFile
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.pages import PageFile
+from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import MIB, StoreSettings
-from keytide.columns import hashes_of, lengths_of, pack_heard, pack_puts
-from keytide.messages import PutChunk, RemovalChunk, Segment, Skip
-from keytide.timestamp import Timestamp
-from keytide.types import TABLE_PARTITION
+from keytide.model.timestamp import Timestamp
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire.columns import hashes_of, lengths_of, pack_heard, pack_puts
+from keytide.wire.messages import PutChunk, RemovalChunk, Segment, Skip
 
 SMALL = StoreSettings(
     base_map_bytes=256 * MIB,

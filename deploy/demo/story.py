@@ -24,7 +24,7 @@ from deploy.demo.feed import TimeLapse, send_all
 from deploy.demo.oracle import Row, differences, expected_rows, read_versions
 from keytide.cli.admin import Admin
 from keytide.client import Client
-from keytide.kafka_clients import AdminClient
+from keytide.kafka.clients import AdminClient
 
 TOPIC = "flights"
 PARTITIONS = 4

@@ -32,5 +32,6 @@ of an index.
     routes    the routes of scans, counts and held snapshots
     shown     what the OpenAPI page says of answers (pure)
 
-May be imported by `indexer.api` and the node's shell only; imports `keytide` and the seam `indexer.view`.
+May be imported by `indexer.serve.api` and the node's shell only; imports `keytide` and the seam
+`indexer.view`.
 """

@@ -25,12 +25,12 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from indexer.store.fold import LMDB_DAMAGE
+from indexer.store.fold.fold import LMDB_DAMAGE
+from indexer.store.formats.pages import DamagedError
 from indexer.store.interface import StoreDamagedError
-from indexer.store.pages import DamagedError
 from indexer.store.settings import MIB, StoreSettings
 from keytide.errors import RetryableError
-from keytide.private_files import FILE_MODE
+from keytide.process.private_files import FILE_MODE
 
 FORMAT: Final = b"keytide-slice-1"
 """Names the layout of tables and records."""

@@ -30,8 +30,8 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from keytide.errors import KeytideError
-from keytide.messages import Corrections, PutChunk, RemovalChunk, Segment
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Corrections, PutChunk, RemovalChunk, Segment
 
 UNNUMBERED: Final = -1
 """In place of a snapshot number: a commit that no stable scan may read (R4)."""
@@ -237,7 +237,7 @@ class SliceStore(Protocol):
         ...
 
     def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
-        """Bring corrections of a repair, in one volatile commit (`indexer.store.correcting`).
+        """Bring corrections of a repair, in one volatile commit (`indexer.store.resolve.corrections`).
 
         Args:
             corrections: as of a timestamp that the present state covers. The same may come again.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexer.validation.judging import BEHIND, STALE, VALID, Entry, Judge
 from indexer.validation.primary import Asked, Found, Primary, PrimaryUnreachableError
-from keytide.timestamp import Timestamp
+from indexer.validation.verdicts import BEHIND, STALE, VALID, Entry, Judge
+from keytide.model.timestamp import Timestamp
 
 
 @dataclass(slots=True)

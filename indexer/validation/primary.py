@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from keytide.errors import CallerError, RetryableError
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
 
 UNKNOWN_OFFSET: Final = -1
 """In place of an offset: the slice holds no version of the document (any more)."""

@@ -18,12 +18,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from indexer.scan.choose import UnknownIndexError
-from indexer.scan.directory import Scannable
-from indexer.scan.reading import Nodes
-from indexer.scan.scatter import Entry, Target
-from indexer.validation.asking import PrimaryThreads
-from indexer.validation.judging import Judge
+from indexer.scan.gather.scatter import Entry, Target
+from indexer.scan.peer.messages import Nodes
+from indexer.scan.plan.choose import UnknownIndexError
+from indexer.scan.plan.directory import Scannable
+from indexer.validation.executor import PrimaryThreads
 from indexer.validation.page import Judged, Page
 from indexer.validation.primary import (
     Asked,
@@ -32,13 +31,14 @@ from indexer.validation.primary import (
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
 )
+from indexer.validation.verdicts import Judge
 from indexer.validation.versions import ask_versions
 from indexer.view import NodeView
-from keytide.catalog import IndexRecord
+from keytide.catalog.catalog import IndexRecord
 from keytide.definition import IndexDefinition
 from keytide.errors import CallerError
-from keytide.settings import PrimarySettings, Settings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import PrimarySettings, Settings
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.1

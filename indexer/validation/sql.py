@@ -33,8 +33,8 @@ import sqlalchemy as sql
 from sqlalchemy import exc
 
 from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
-from keytide.settings import PrimarySettings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import PrimarySettings
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from typing import Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from indexer.validation.primary import UNKNOWN_OFFSET, Asked, Found, PrimaryUnreachableError
-from keytide.kafka import KafkaUnavailableError, consumer, drain
-from keytide.kafka_clients import Consumer
-from keytide.settings import Settings
-from keytide.timestamp import Timestamp
+from keytide.kafka.clients import Consumer
+from keytide.kafka.topics import KafkaUnavailableError, consumer, drain
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import Settings
 
 TOO_FAR: Final = "log-end-too-far"
 RECORD_GONE: Final = "record-gone"

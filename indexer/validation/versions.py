@@ -1,9 +1,9 @@
 """Which version of its document a row comes from: (partition, offset) as the back index of a slice has it.
 
 Entries do not hold it. A page's ids are asked of the slices that the entries lie in (a task of
-`indexer.scan.tasks`, one request per node), from the same snapshot and while it is still held. Which slice
-that is follows from the key or the id, as the router had it; where the partitioning goes by something else,
-every slice of the page is asked.
+`indexer.scan.local.tasks`, one request per node), from the same snapshot and while it is still held. Which
+slice that is follows from the key or the id, as the router had it; where the partitioning goes by something
+else, every slice of the page is asked.
 
 Of a tip scan slices may have moved on meanwhile: then there is a later version, or none. Both are honest: the
 later one is what the primary must have, and of a row without a version nothing is concluded.
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from indexer.scan.reading import Nodes
-from indexer.scan.scatter import Asked as Answered
-from indexer.scan.scatter import Target, ask_task
+from indexer.scan.gather.scatter import Asked as Answered
+from indexer.scan.gather.scatter import Target, ask_task
+from indexer.scan.peer.messages import Nodes
 from indexer.validation.primary import UNKNOWN_OFFSET, Asked
+from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition import IndexDefinition
-from keytide.entry import MAX_ID_BYTES
-from keytide.partitioning import Partitioning
+from keytide.model.entry import MAX_ID_BYTES
 
 if TYPE_CHECKING:
-    from indexer.scan.tasks import SliceWork
+    from indexer.scan.local.tasks import SliceWork
 
 TASK: Final = "versions"
 

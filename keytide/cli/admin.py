@@ -17,16 +17,16 @@ import httpx
 import msgspec
 from rich.markup import escape
 
-from keytide.bearer import bearer
-from keytide.cli.folder import running_state
+from keytide.cli.data_folder import running_state
 from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import err, progress
-from keytide.cli.patience import WAIT_LONGER, give_up_s
+from keytide.cli.timeouts import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
-from keytide.client.requests import in_path
+from keytide.client.protocol.requests import in_path
 from keytide.errors import CallerError, RetryableError
-from keytide.health import Verdict, read
-from keytide.tls import trusted
+from keytide.http.bearer import bearer
+from keytide.http.tls import trusted
+from keytide.model.health import Verdict, read
 
 CERTIFICATE_STEP = (
     "name who signed it in `security.tls_authority` (KEYTIDE_SECURITY__TLS_AUTHORITY), renew it when it has "
@@ -56,7 +56,7 @@ def find_url(url: str | None, data_dir: Path) -> str:
 
 
 def rest(*parts: str) -> str:
-    """The path of something in the API (as `keytide.client.requests.in_path`)."""
+    """The path of something in the API (as `keytide.client.protocol.requests.in_path`)."""
     return "/v1/" + "/".join(map(in_path, parts))
 
 
@@ -69,7 +69,7 @@ def tls_authority(*urls: str) -> str:
     """
     if not any(url.lower().startswith("https:") for url in urls):
         return ""
-    from keytide.settings import load_settings
+    from keytide.settings.settings import load_settings
 
     return load_settings().security.tls_authority
 

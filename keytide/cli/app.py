@@ -10,15 +10,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from keytide.cli import jobs, lists, local, looks
+from keytide.cli import jobs, lists, local
+from keytide.cli import rendering as looks
 from keytide.cli.admin import coordinator, rest
 from keytide.cli.gateway import gateway
 from keytide.cli.nodes import indexes
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
 from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
-from keytide.cli.patience import look_s, set_patience
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
+from keytide.cli.timeouts import look_s, set_patience
 from keytide.errors import CallerError, KeytideError, RetryableError
 
 app = typer.Typer(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keytide.cli import looks
+from keytide.cli import rendering as looks
 from keytide.cli.admin import AWAY, Admin, coordinator, rest
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import facts, friendly_errors, out, print_json, progress, table

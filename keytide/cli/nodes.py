@@ -15,12 +15,12 @@ from typing import Final
 import httpx
 
 from keytide.cli.admin import api_token, coordinator, tls_authority
-from keytide.cli.folder import running_state
+from keytide.cli.data_folder import running_state
 from keytide.cli.options import DEFAULT_DATA_DIR
-from keytide.cli.patience import give_up_s, look_s
+from keytide.cli.timeouts import give_up_s, look_s
 from keytide.client import Client, IndexName
 from keytide.errors import KeytideError, RetryableError
-from keytide.tls import trusted
+from keytide.http.tls import trusted
 
 _READY_S: Final = 1.0
 """For a node to say that it can answer."""

@@ -24,7 +24,7 @@ from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, TypeChangedError
 from keytide.errors import CallerError
-from keytide.loose_json import BrokenJsonError, json_or_text
+from keytide.http.loose_json import BrokenJsonError, json_or_text
 
 DEFAULT_LIMIT = 20
 """Rows of a table, unless asked otherwise."""

@@ -33,7 +33,7 @@ back (`Scan`, `Query`, `Tail`, held snapshots) belongs to the one that asked for
 
 from keytide.client.aio import AsyncClient
 from keytide.client.aio_results import AsyncHeldSnapshot, AsyncQuery, AsyncScan, AsyncTail
-from keytide.client.answers import (
+from keytide.client.protocol.answers import (
     Aggregate,
     Count,
     Event,
@@ -46,7 +46,7 @@ from keytide.client.answers import (
     TypeChangedError,
     problem_error,
 )
-from keytide.client.calling import LONGEST_PAUSE_S
+from keytide.client.protocol.calls import LONGEST_PAUSE_S
 from keytide.client.results import HeldSnapshot, Query, Scan, Tail
 from keytide.client.sync import Client
 from keytide.client.writes import UndeliveredError, Writes

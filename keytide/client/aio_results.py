@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from keytide.client import streams, tailing
-from keytide.client.answers import Aggregate, Count, Event, Page, Row
-from keytide.client.arrow import frame_of, table_of_rows
-from keytide.client.holding import Held, HeldReader
-from keytide.client.options import (
+from keytide.client.protocol import streams
+from keytide.client.protocol import tails as tailing
+from keytide.client.protocol.answers import Aggregate, Count, Event, Page, Row
+from keytide.client.protocol.arrow import frame_of, table_of_rows
+from keytide.client.protocol.held_snapshot import Held, HeldReader
+from keytide.client.protocol.options import (
     AggregateOptions,
     ColumnType,
     CountOptions,
@@ -19,8 +20,8 @@ from keytide.client.options import (
     PageOptions,
     ScanOptions,
 )
-from keytide.client.shells import AsyncShell
-from keytide.client.states import QueryState, Result, ScanState, TailState
+from keytide.client.protocol.states import QueryState, Result, ScanState, TailState
+from keytide.client.transports import AsyncShell
 
 if TYPE_CHECKING:
     import pandas as pd

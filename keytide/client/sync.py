@@ -9,10 +9,10 @@ from typing import Any, Self, Unpack
 
 import httpx
 
-from keytide.client.answers import Aggregate, Count, IndexName, Page
-from keytide.client.flows import Core
-from keytide.client.holding import Held
-from keytide.client.options import (
+from keytide.client.protocol.answers import Aggregate, Count, IndexName, Page
+from keytide.client.protocol.flows import Core
+from keytide.client.protocol.held_snapshot import Held
+from keytide.client.protocol.options import (
     AggregateOptions,
     CountOptions,
     Moment,
@@ -20,10 +20,10 @@ from keytide.client.options import (
     ScanOptions,
     TailOptions,
 )
+from keytide.client.protocol.states import QueryState, ScanState, TailState
 from keytide.client.results import HeldSnapshot, Query, Scan, Tail
 from keytide.client.session import Session
-from keytide.client.shells import Shell
-from keytide.client.states import QueryState, ScanState, TailState
+from keytide.client.transports import Shell
 
 
 class Client:
@@ -106,7 +106,7 @@ class Client:
             index: its name.
             page_size: rows fetched at once.
             limit: rows at most; None for all.
-            request: see `keytide.client.options.ScanOptions`.
+            request: see `keytide.client.protocol.options.ScanOptions`.
 
         Reading raises:
             HistoryChangedError: a rollback took back what the session or an earlier page saw (see

@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Final, Self
 
-from keytide.client.answers import MisuseError
+from keytide.client.protocol.answers import MisuseError
 from keytide.errors import CallerError
 
 _FLUSH_FIRST: Final = "call the producer's flush() and look at the reports before you scan"

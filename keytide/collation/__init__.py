@@ -24,7 +24,7 @@ replaces their decimal and per-type number forms, so that the usual number is on
 
 An *entry key* is the canonical key followed by the document id as raw UTF-8. 5 and 5.0 are one number and
 have one canonical key; which numbers were written as floats is in the key's *forms* (`forms`), which travel
-in the entry's value (`keytide.entry`).
+in the entry's value (`keytide.model.entry`).
 
 Errors: `NotIndexableError` (a CallerError and a ValueError) for a value that has no place in the order: a
 non-finite float, a lone surrogate, nesting beyond MAX_DEPTH, something that is not JSON. Bytes that are no

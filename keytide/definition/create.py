@@ -36,7 +36,7 @@ from keytide.definition.names import index_name, keyspace_name, refuse
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
-from keytide.hints import did_you_mean
+from keytide.model.hints import did_you_mean
 
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50

@@ -2,8 +2,8 @@
 cluster's metadata.
 
 Every node is a msgspec struct tagged by `node`, so `msgspec.json` writes and reads the tree. What a node
-means is in `semantics`; how it becomes Python code is in `projector.compile`; how it becomes text again is
-in `render`.
+means is in `semantics`; how it becomes Python code is in `projector.core.compile`; how it becomes text again
+is in `render`.
 """
 
 from __future__ import annotations

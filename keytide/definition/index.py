@@ -58,7 +58,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         defer_build: CREATE INDEX only writes the definition; BUILD INDEX starts the build.
         partition_kind: by the hash of that value, or by the range that it falls into.
         given_splits: of a RANGE index, where its slices part, ascending (one less than slices); empty when
-            they are found from the data by the build. `keytide.partitioning` says what they mean.
+            they are found from the data by the build. `keytide.catalog.partitioning` says what they mean.
     """
 
     name: str
@@ -101,7 +101,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     def partition_part(self) -> int | None:
         """Which key part the partitioning goes by; None when it is none of them.
 
-        A scan that fixes this part with `equals` needs one slice only (`keytide.partitioning`).
+        A scan that fixes this part with `equals` needs one slice only (`keytide.catalog.partitioning`).
         """
         for ordinal, part in enumerate(self.keys):
             if same(part.expression, self.partition):

@@ -24,7 +24,7 @@ from keytide.definition.expression import (
     TypeName,
     Unnest,
 )
-from keytide.hints import did_you_mean
+from keytide.model.hints import did_you_mean
 
 
 class Dialect(Postgres):

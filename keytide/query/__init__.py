@@ -21,13 +21,13 @@ meaning of every expression is `keytide.definition.semantics`'; what is said her
 Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-index`).
 """
 
-from keytide.query.choose import NoIndexError, choose, described
-from keytide.query.expressions import Aggregate, column_name
-from keytide.query.grouping import Grouping, grouping
-from keytide.query.normal import is_constant
-from keytide.query.plan import Candidate, Plan, Refusal, plan_on
-from keytide.query.select import Ordering, Output, Select
-from keytide.query.statement import parse_query
+from keytide.query.parse.expressions import Aggregate, column_name
+from keytide.query.parse.normal import is_constant
+from keytide.query.parse.select import Ordering, Output, Select
+from keytide.query.parse.statement import parse_query
+from keytide.query.plan.choose import NoIndexError, choose, described
+from keytide.query.plan.grouping import Grouping, grouping
+from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 
 __all__ = [
     "Aggregate",

@@ -2,5 +2,5 @@
 
 Public: what is corrected (`composing`), the way of a repair (`repairing`), its messages to slices and what
 they answer (`slices`), and the driver (`python -m streaming.repair --job ID`). What a slice does with
-corrections, and why nothing newer is lost: `indexer.correcting`, docs/adr/0019.
+corrections, and why nothing newer is lost: `indexer.slice.corrections`, docs/adr/0019.
 """

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from streaming.drivers.process import run_driver
 from streaming.repair.driver import RepairDriver
-from streaming.running import run_driver
 
 
 def main(arguments: list[str] | None = None) -> int:

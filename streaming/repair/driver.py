@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Final
 
-from keytide.catalog import IndexRecord, JobRecord
-from keytide.clock import now_ms
-from keytide.kafka import admin
-from streaming.repair.composing import Planned, count_actions
-from streaming.repair.looking import LiveLooks
-from streaming.repair.repairing import NotRepairedError, Repair, Repaired, summary
+from keytide.catalog.catalog import IndexRecord, JobRecord
+from keytide.kafka.topics import admin
+from keytide.process.clock import now_ms
+from streaming.repair.comparison import LiveLooks
+from streaming.repair.corrections import Planned, count_actions
+from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import SliceChannel
 from streaming.verify import report
-from streaming.verify.difference import is_clean
+from streaming.verify.core.difference import is_clean
+from streaming.verify.documents import Scene
 from streaming.verify.driver import Following, Source, VerifyDriver, has_origin, indexes_of
-from streaming.verify.judging import Scene
 from streaming.verify.slices import Slices
 from streaming.verify.source import SourceReader
 from streaming.verify.verification import Verification

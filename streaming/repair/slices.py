@@ -14,10 +14,12 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Message
 
-from keytide.catalog import IndexRecord
+from keytide.catalog.catalog import IndexRecord
 from keytide.errors import RetryableError
-from keytide.kafka import TopicReader, admin, list_offsets, producer
-from keytide.messages import (
+from keytide.kafka.topics import TopicReader, admin, list_offsets, producer
+from keytide.model.topics import Topics
+from keytide.settings.settings import Settings
+from keytide.wire.messages import (
     Corrections,
     NodeHeartbeat,
     RepairEnd,
@@ -28,8 +30,6 @@ from keytide.messages import (
     encode,
     split,
 )
-from keytide.settings import Settings
-from keytide.topics import Topics
 
 POLL_S: Final = 0.2
 SEND_LIMIT_S: Final = 60.0

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from keytide.client.options import Column as Group
+from keytide.client.protocol.options import Column as Group
 from streaming.source.options import OptionError
 
 if TYPE_CHECKING:

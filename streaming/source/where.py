@@ -32,7 +32,7 @@ from keytide.definition import (
 )
 from keytide.definition.semantics import compare
 from keytide.query import parse_query
-from keytide.query.normal import FALSE, TRUE, normal
+from keytide.query.parse.normal import FALSE, TRUE, normal
 from streaming.source.options import OptionError
 
 MAX_SPANS: Final = 1_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from streaming.running import run_driver
+from streaming.drivers.process import run_driver
 from streaming.verify.driver import VerifyDriver
 
 

@@ -22,20 +22,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from keytide.catalog import Catalog, IndexRecord, JobRecord
-from keytide.clock import now_ms
+from keytide.catalog.catalog import Catalog, IndexRecord, JobRecord
 from keytide.errors import RetryableError
-from keytide.kafka import CatalogReader, admin, describe_topics, list_offsets, topic_config
-from keytide.kafka_clients import AdminClient
-from keytide.kafka_identity import KafkaIdentity
-from keytide.messages import JobProgress
-from keytide.settings import Settings
-from keytide.sync_points import reach
-from keytide.timestamp import Timestamp
-from streaming import core, failures
-from streaming.progress import Reporter, StoppedError
+from keytide.kafka.clients import AdminClient
+from keytide.kafka.identity import KafkaIdentity
+from keytide.kafka.topics import CatalogReader, admin, describe_topics, list_offsets, topic_config
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from keytide.process.sync_points import reach
+from keytide.settings.settings import Settings
+from keytide.wire.messages import JobProgress
+from streaming.core import micro_batches as core
+from streaming.drivers import failures
+from streaming.drivers.progress import Reporter, StoppedError
 from streaming.verify import report
-from streaming.verify.judging import Outcome, Scene
+from streaming.verify.documents import Outcome, Scene
 from streaming.verify.slices import Pin, Slices
 from streaming.verify.source import Engine, LocalReader, SourceReader, SparkReader
 from streaming.verify.verification import Verification
@@ -110,7 +111,7 @@ class Following:
 
 
 class Source:
-    """What Kafka says of a keyspace (`streaming.verify.judging.SourceFacts`)."""
+    """What Kafka says of a keyspace (`streaming.verify.documents.SourceFacts`)."""
 
     def __init__(self, client: AdminClient, following: Following, keyspace: str) -> None:
         self._admin = client
@@ -172,7 +173,7 @@ class VerifyDriver:
         self._rate: Callable[[], int] = lambda: 0
 
     def run(self) -> int:
-        """Run to the end; returns the exit status (`streaming.core`)."""
+        """Run to the end; returns the exit status (`streaming.core.micro_batches`)."""
         reporter = Reporter(self._settings, self._report)
         try:
             self._work()

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
-from keytide.catalog import IndexRecord, JobRecord
+from keytide.catalog.catalog import IndexRecord, JobRecord
 from keytide.collation import decode_key, to_json_value
-from keytide.entry import unpack_value
 from keytide.errors import InvariantViolationError
-from keytide.timestamp import Timestamp
-from streaming.verify.difference import Difference, Entry, Version, is_clean
-from streaming.verify.judging import Outcome
+from keytide.model.entry import unpack_value
+from keytide.model.timestamp import Timestamp
+from streaming.verify.core.difference import Difference, Entry, Version, is_clean
+from streaming.verify.documents import Outcome
 
 REPORT_NAME: Final = "report.json"
 DIFFERENCES_NAME: Final = "differences.ndjson"

@@ -1,4 +1,4 @@
-"""Asking nodes what their slices hold, for verification (`keytide.digests`).
+"""Asking nodes what their slices hold, for verification (`keytide.wire.digests`).
 
 Theory of operation
 ===================
@@ -25,11 +25,14 @@ from typing import Final, TypeVar, get_args
 import httpx
 import numpy as np
 
-from keytide import digests
-from keytide.catalog import Catalog, IndexRecord
-from keytide.clock import now_ms
-from keytide.cluster_credential import credential
-from keytide.digests import (
+from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.errors import UNDECODABLE, RetryableError
+from keytide.http.tls import trusted
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from keytide.serving.cluster_credential import credential
+from keytide.wire import digests
+from keytide.wire.digests import (
     VERIFY_PATH,
     Answer,
     Ask,
@@ -45,9 +48,6 @@ from keytide.digests import (
     Stage,
     Sums,
 )
-from keytide.errors import UNDECODABLE, RetryableError
-from keytide.timestamp import Timestamp
-from keytide.tls import trusted
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ ends are the snapshot's timestamp (or, for a second look, the end of the log), s
 index was made of. Offsets that retention removes meanwhile are left out: whoever judges looks at the first
 offsets once more afterwards.
 
-Spark's tasks get *extents*, parts of partitions, and read them as those of builds do (`streaming.reading`).
-Starting Spark takes some seconds; a source with few records is read, projected and summed up by the driver
-itself within that time, by the very same functions.
+Spark's tasks get *extents*, parts of partitions, and read them as those of builds do
+(`streaming.stages.source_reader`). Starting Spark takes some seconds; a source with few records is read,
+projected and summed up by the driver itself within that time, by the very same functions.
 
 A job has one Spark session at most (`Engine`), for all its readings. Whatever is waited for, the rate limit
 of the build that waits for the job is followed, and a driver that is asked to end is heard: it still has to
@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from keytide.settings import SecuritySettings, Settings
-from projector.core import SourceBatch
-from streaming import spark
-from streaming.checkpoint import Extent
-from streaming.meter import gate_of
-from streaming.pacing import Bucket
-from streaming.progress import StoppedError
-from streaming.reading import read_extent
+from keytide.settings.settings import SecuritySettings, Settings
+from projector.core.projection import SourceBatch
+from streaming.core.rate import Bucket
+from streaming.drivers.progress import StoppedError
+from streaming.drivers.rate_gate import gate_of
+from streaming.spark import session as spark
+from streaming.spark.checkpoint import Extent
+from streaming.stages.source_reader import read_extent
 from streaming.verify.tasks import (
     ROW,
     Found,

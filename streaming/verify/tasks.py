@@ -26,15 +26,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from keytide import digests
-from keytide.columns import hashes_of
-from keytide.settings import Settings
-from projector.core import SourceBatch
-from streaming.checkpoint import Extent
-from streaming.meter import Meter
-from streaming.reading import read_extent
-from streaming.tasks import amount, chosen
-from streaming.verify.newest import (
+from keytide.settings.settings import Settings
+from keytide.wire import digests
+from keytide.wire.columns import hashes_of
+from projector.core.projection import SourceBatch
+from streaming.drivers.rate_gate import Meter
+from streaming.spark.checkpoint import Extent
+from streaming.stages.source_reader import read_extent
+from streaming.stages.tasks import amount, chosen
+from streaming.stages.work import plan_of
+from streaming.verify.core.newest import (
     IndexPlan,
     Versions,
     by_range,
@@ -47,7 +48,6 @@ from streaming.verify.newest import (
     sums_of,
     versions_of,
 )
-from streaming.work import plan_of
 
 PORTION_BYTES = 64 << 20
 """What a task holds, about, before it thins out and hands on."""
@@ -65,7 +65,7 @@ class VerifyWork:
         indexes: in the same order.
         bits: of the buckets.
         range_bits: of the ranges; not more than `bits`.
-        routes: route of each shuffle partition (`streaming.core.exact_routes`).
+        routes: route of each shuffle partition (`streaming.core.micro_batches.exact_routes`).
         until: source partition -> the snapshot's next offset: records from there on came later.
         buckets: with `find`: those that are looked for.
         ids: further documents that are looked for.

@@ -25,13 +25,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from keytide import digests
-from keytide.digests import Duplicate, Sums
-from keytide.types import TABLE_PARTITION
-from streaming import core
-from streaming.verify.difference import Kind
-from streaming.verify.judging import IndexOutcome, Judging, Outcome, Scene
-from streaming.verify.newest import IndexPlan
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire import digests
+from keytide.wire.digests import Duplicate, Sums
+from streaming.core import micro_batches as core
+from streaming.verify.core.difference import Kind
+from streaming.verify.core.newest import IndexPlan
+from streaming.verify.documents import IndexOutcome, Judging, Outcome, Scene
 from streaming.verify.slices import Pin, Place
 from streaming.verify.source import Reading, SourceReader
 from streaming.verify.tasks import VerifyWork

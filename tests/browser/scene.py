@@ -13,10 +13,8 @@ from typing import Any, TypeVar, cast
 import uvicorn
 from fastapi.responses import HTMLResponse
 
-from coordinator.api import create_app
-from coordinator.buildbook import BuildLimits
-from coordinator.ddl import Outcome
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import (
     BoundWritten,
     Broadcast,
     BuildPrepared,
@@ -32,14 +30,18 @@ from coordinator.events import (
     Tick,
     TopicSeen,
 )
-from coordinator.history import EventRing
+from coordinator.http.api import create_app
 from coordinator.leader import Answer, Leader
-from coordinator.service import Service
-from coordinator.stream import Limits
-from keytide.catalog import Catalog, TermRecord
-from keytide.clock import now_ms
+from coordinator.process.event_log import EventRing
+from coordinator.process.service import Service
+from coordinator.stability.stream import Limits
+from coordinator.statements.ddl import Outcome
+from keytide.catalog.catalog import Catalog, TermRecord
 from keytide.definition import parse_statement
-from keytide.messages import (
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from keytide.settings.settings import Settings, load_settings
+from keytide.wire.messages import (
     Acknowledged,
     Activated,
     BuildProgress,
@@ -49,8 +51,6 @@ from keytide.messages import (
     SliceStatus,
     StabilityTimestamp,
 )
-from keytide.settings import Settings, load_settings
-from keytide.timestamp import Timestamp
 
 _T = TypeVar("_T")
 FLIGHTS = 336_776

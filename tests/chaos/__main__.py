@@ -19,7 +19,7 @@ from pathlib import Path
 
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
-from keytide.cli.folder import read_state, running_pid
+from keytide.cli.data_folder import read_state, running_pid
 from keytide.errors import KeytideError
 from tests.chaos.driver import Driver, Plan
 from tests.chaos.faults import KINDS

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from keytide.cli.admin import Admin
 from keytide.errors import KeytideError
-from keytide.kafka_admin import list_offsets
+from keytide.kafka.admin import list_offsets
 from tests.chaos.copies import copy_tails
 from tests.chaos.processes import Processes, family, send, stopped
 from tests.chaos.run import Run

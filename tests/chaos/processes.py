@@ -54,11 +54,11 @@ class Processes:
         return found
 
     def fold_workers(self) -> list[psutil.Process]:
-        return self.below("indexer.store.fold_process")
+        return self.below("indexer.store.fold.process")
 
     def spark(self) -> list[psutil.Process]:
         """Spark drivers, their JVMs and Python workers."""
-        drivers = self.below("streaming.backfill")
+        drivers = self.below("streaming.backfill.__main__")
         return list(dict.fromkeys(p for driver in drivers for p in (driver, *_children(driver.pid))))
 
     @contextmanager

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
-from keytide.messages import BatchEnd, UnreadableMessageError, decode
+from keytide.wire.messages import BatchEnd, UnreadableMessageError, decode
 from tests.chaos.building import Builder
 from tests.chaos.faults import fresh_again
 from tests.chaos.reading import WAITS, Reader

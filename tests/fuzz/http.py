@@ -19,10 +19,10 @@ from typing import Final, Self
 
 from prometheus_client import CollectorRegistry
 
-from indexer.api import create_app
-from indexer.one_write import OneWriteProtocol
-from keytide.http_serving import server_of
-from keytide.settings import load_settings
+from indexer.serve.api import create_app
+from indexer.serve.one_write import OneWriteProtocol
+from keytide.serving.server import server_of
+from keytide.settings.settings import load_settings
 from tests.live_node import LiveNode
 
 LIMIT_S: Final = 30.0

@@ -19,16 +19,18 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from indexer.api import create_app
-from indexer.scan import aggregate_task, streaming_block, tail_changes
-from indexer.scan.aggregate_request import Function, Plan
-from indexer.scan.aggregate_task import Arguments, encode_plan
-from indexer.scan.peers import LEASE_PATH, READ_PATH
+from indexer.scan.aggregate import task as aggregate_task
+from indexer.scan.aggregate.request import Function, Plan
+from indexer.scan.aggregate.task import Arguments, encode_plan
+from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
+from indexer.scan.stream import block as streaming_block
+from indexer.scan.tail import changes as tail_changes
+from indexer.serve.api import create_app
 from indexer.validation import versions
-from keytide.digests import VERIFY_PATH
 from keytide.errors import InvariantViolationError
-from keytide.lists import LISTS_PATH
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
+from keytide.wire.digests import VERIFY_PATH
+from keytide.wire.index_lists import LISTS_PATH
 from tests.live_node import NUMBER, LiveNode
 from tests.unit.scan_world import of_the_cluster
 

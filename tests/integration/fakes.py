@@ -10,9 +10,12 @@ import threading
 import time
 from pathlib import Path
 
-from keytide.clock import now_ms
-from keytide.kafka import CatalogReader, TopicReader, producer
-from keytide.messages import (
+from keytide.kafka.topics import CatalogReader, TopicReader, producer
+from keytide.model.timestamp import Timestamp
+from keytide.model.topics import Topics
+from keytide.process.clock import now_ms
+from keytide.settings.settings import Settings
+from keytide.wire.messages import (
     Acknowledged,
     Activated,
     BuildProgress,
@@ -26,9 +29,6 @@ from keytide.messages import (
     decode,
     encode,
 )
-from keytide.settings import Settings
-from keytide.timestamp import Timestamp
-from keytide.topics import Topics
 
 HEARTBEAT_S = 0.1
 

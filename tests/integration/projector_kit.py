@@ -24,14 +24,21 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child
-from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord, Record, encode_record, record_key
+from keytide.catalog.catalog import (
+    BuildRecord,
+    IndexRecord,
+    KeyspaceRecord,
+    Record,
+    encode_record,
+    record_key,
+)
 from keytide.collation import decode_key
 from keytide.definition import CreateIndex, parse_statement
-from keytide.kafka import TopicReader, admin, create_topic, describe_topics, list_offsets
-from keytide.messages import Activated, Assembler, HistoryLost, Progress, Segment, SegmentBatch, decode
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
-from keytide.topics import Topics
+from keytide.kafka.topics import TopicReader, admin, create_topic, describe_topics, list_offsets
+from keytide.model.timestamp import Timestamp
+from keytide.model.topics import Topics
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import Activated, Assembler, HistoryLost, Progress, Segment, SegmentBatch, decode
 from tests.integration.three_brokers import ThreeBrokers
 
 LIMIT_S = 180.0

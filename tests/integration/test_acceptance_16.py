@@ -21,7 +21,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.client import Client
-from keytide.client.answers import Row
+from keytide.client.protocol.answers import Row
 from tests.integration.world import World, Writer
 from tests.unit.scan_world import Doc, definition_of, slice_of
 

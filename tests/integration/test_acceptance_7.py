@@ -1,9 +1,9 @@
 """Phase x change x option (acceptance 7): a build is held in each of its phases, documents are inserted,
 updated, moved, changed in an included column only and deleted meanwhile, and every kind of index is exact.
 
-One build fills all kinds of index at once. A phase is held at a named place (`keytide.sync_points`) in the
-code of the process that it takes place in, or by an open transaction; it is let go when the changes have been
-sent to the queues of the indexes, as far as projectors send already.
+One build fills all kinds of index at once. A phase is held at a named place (`keytide.process.sync_points`)
+in the code of the process that it takes place in, or by an open transaction; it is let go when the changes
+have been sent to the queues of the indexes, as far as projectors send already.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ import pytest
 
 from deploy.archive import make
 from deploy.spark_home import spark_environment
-from streaming.spark import ARCHIVE_VARIABLE
+from streaming.spark.session import ARCHIVE_VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(400)]
 
 START = """
 import sys
 from pathlib import Path
-from keytide.settings import load_settings
-from streaming.spark import session_options, start_session
+from keytide.settings.settings import load_settings
+from streaming.spark.session import session_options, start_session
 options = session_options(load_settings(build={"spark_master": "local[1]"}), Path(sys.argv[1]))
 options["spark.driver.extraJavaOptions"] += f" -Xlog:class+load:file={sys.argv[1]}/classes.log"
 start_session(options).stop()

@@ -33,13 +33,20 @@ from kafka import TopicPartition as Place
 
 from deploy.kafka import EmbeddedKafka
 from deploy.spark_home import spark_environment
-from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord, Record, encode_record, record_key
+from keytide.catalog.catalog import (
+    BuildRecord,
+    IndexRecord,
+    KeyspaceRecord,
+    Record,
+    encode_record,
+    record_key,
+)
 from keytide.collation import encode_key
-from keytide.columns import heard_ids, heard_offsets, unpack
 from keytide.definition import CreateIndex, parse_statement
-from keytide.messages import Assembler, BatchEnd, BuildProgress, PutChunk, RemovalChunk, decode
-from keytide.timestamp import Timestamp
-from keytide.topics import Topics
+from keytide.model.timestamp import Timestamp
+from keytide.model.topics import Topics
+from keytide.wire.columns import heard_ids, heard_offsets, unpack
+from keytide.wire.messages import Assembler, BatchEnd, BuildProgress, PutChunk, RemovalChunk, decode
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -285,7 +292,7 @@ class Build:
         }
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "streaming.backfill", "--build", BUILD],
+                [sys.executable, "-m", "streaming.backfill.__main__", "--build", BUILD],
                 env=environment,
                 stderr=log,
                 stdout=log,

@@ -18,17 +18,17 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from coordinator.events import ConfirmTopic, ExamineHistory, TopicSeen
-from coordinator.examine import examine
-from coordinator.topic_ids import TopicIds
+from coordinator.core.events import ConfirmTopic, ExamineHistory, TopicSeen
+from coordinator.kafka.log_examination import examine
+from coordinator.kafka.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child, free_ports, is_free
-from keytide.catalog import Catalog
-from keytide.history import History
-from keytide.kafka import CatalogReader, TopicReader, list_offsets
-from keytide.messages import BuildEnd, HistoryLost, decode
-from keytide.settings import Settings, load_settings
-from keytide.topics import Topics
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
+from keytide.kafka.topics import CatalogReader, TopicReader, list_offsets
+from keytide.model.topics import Topics
+from keytide.settings.settings import Settings, load_settings
+from keytide.wire.messages import BuildEnd, HistoryLost, decode
 from tests.integration.conftest import TopicFactory
 from tests.integration.fakes import DRIVER, FakeCluster, started_drivers
 
@@ -40,7 +40,7 @@ LAUNCH = """
 import logging, sys
 from coordinator.__main__ import run
 from keytide.errors import KeytideError
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 try:
     sys.exit(run(load_settings(), sys.argv[1:]))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from deploy.cluster import LocalCluster
-from keytide.sync_points import POINTS
+from keytide.process.sync_points import POINTS
 from tests.chaos.run import Target
 from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES

@@ -19,8 +19,8 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from deploy.process import Child, free_ports
-from indexer.scan.request import ScanRequest
-from indexer.scan.selection import Shape, slices_of
+from indexer.scan.plan.selection import Shape, slices_of
+from indexer.scan.request.request import ScanRequest
 from keytide.client import Client
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import KeytideError

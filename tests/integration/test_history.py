@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from coordinator.events import ConfirmTopic, TopicSeen
-from coordinator.topic_ids import TopicIds
-from keytide.kafka_admin import KafkaUnavailableError, admin, delete_topic, describe_topics
-from keytide.kafka_history import diverging, log_history
-from keytide.messages import HistoryLost
-from keytide.settings import Settings, load_settings
-from keytide.timestamp import Place
-from projector.events import Key
-from projector.source import Source
+from coordinator.core.events import ConfirmTopic, TopicSeen
+from coordinator.kafka.topic_ids import TopicIds
+from keytide.kafka.admin import KafkaUnavailableError, admin, delete_topic, describe_topics
+from keytide.kafka.history import diverging, log_history
+from keytide.model.timestamp import Place
+from keytide.settings.settings import Settings, load_settings
+from keytide.wire.messages import HistoryLost
+from projector.progress.events import Key
+from projector.service.source import Source
 from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 

@@ -19,9 +19,9 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message, TopicPartitio
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import Child
-from indexer.scan.peers import READ_PATH
-from indexer.scan.reading import ReadReply, ReadRequest
-from keytide.catalog import (
+from indexer.scan.gather.peers import READ_PATH
+from indexer.scan.peer.messages import ReadReply, ReadRequest
+from keytide.catalog.catalog import (
     BuildRecord,
     BuildState,
     ClusterRecord,
@@ -35,9 +35,12 @@ from keytide.catalog import (
     record_key,
 )
 from keytide.definition import CreateIndex, parse_statement
-from keytide.kafka import TopicReader, producer
-from keytide.kafka_admin import admin, create_topic, list_offsets
-from keytide.messages import (
+from keytide.kafka.admin import admin, create_topic, list_offsets
+from keytide.kafka.topics import TopicReader, producer
+from keytide.model.timestamp import Timestamp
+from keytide.model.topics import Topics
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import (
     Acknowledged,
     BatchEnd,
     BuildEnd,
@@ -49,12 +52,7 @@ from keytide.messages import (
     encode,
     split,
 )
-from keytide.messages import (
-    Message as WireMessage,
-)
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
-from keytide.topics import Topics
+from keytide.wire.messages import Message as WireMessage
 from tests.simulation.oracle import entries_at, skips_at
 from tests.simulation.wire import (
     TOPIC_ID,

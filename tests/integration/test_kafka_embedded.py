@@ -24,8 +24,8 @@ from kafka import KafkaProducer
 
 from deploy.kafka import MESSAGE_MAX_BYTES, EmbeddedKafka
 from keytide.errors import CallerError
-from keytide.kafka_identity import KafkaIdentity, WrongKafkaError
-from keytide.settings import load_settings
+from keytide.kafka.identity import KafkaIdentity, WrongKafkaError
+from keytide.settings.settings import load_settings
 from tests.integration.conftest import TopicFactory
 
 pytestmark = pytest.mark.integration

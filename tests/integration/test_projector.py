@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import free_ports
-from keytide.catalog import BuildRecord, IndexRecord, KeyspaceRecord, RollbackRecord
-from keytide.kafka import consumer, create_topic, delete_topic, describe_topics, topic_config
-from keytide.messages import HistoryLost
-from keytide.timestamp import Timestamp
+from keytide.catalog.catalog import BuildRecord, IndexRecord, KeyspaceRecord, RollbackRecord
+from keytide.kafka.topics import consumer, create_topic, delete_topic, describe_topics, topic_config
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import HistoryLost
 from tests.integration.projector_kit import Rig, Slice, eventually
 
 pytestmark = pytest.mark.integration

@@ -18,8 +18,8 @@ from kafka import KafkaConsumer, TopicPartition
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.errors import KeytideError, RetryableError
-from keytide.settings import load_settings
-from keytide.topics import Topics
+from keytide.model.topics import Topics
+from keytide.settings.settings import load_settings
 from tests.chaos.processes import send
 from tests.integration.world import World, Writer, wait_for
 

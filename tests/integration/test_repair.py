@@ -17,7 +17,7 @@ import pytest
 from deploy.cluster import LocalCluster
 from indexer.store.interface import Held
 from keytide.collation import encode_key
-from keytide.entry import pack_value
+from keytide.model.entry import pack_value
 from tests.integration.planting import Base, durable_timestamp, planting
 from tests.integration.world import World, Writer, wait_for
 

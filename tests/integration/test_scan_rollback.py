@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from deploy.kafka import EmbeddedKafka
-from indexer.scan.request import ScanRequest
-from indexer.scan.selection import Shape, slices_of
+from indexer.scan.plan.selection import Shape, slices_of
+from indexer.scan.request.request import ScanRequest
 from keytide.client import Client, Page
 from keytide.collation import encode_key
 from keytide.definition import CreateIndex, parse_statement

@@ -21,8 +21,8 @@ from deploy.kafka import EmbeddedKafka
 from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
 from indexer.validation.sql import SqlPrimary
 from indexer.validation.topic import NO_VERSION, RECORD_GONE, TOO_FAR, TWO_PARTITIONS, TopicPrimary
-from keytide.settings import PrimarySettings, load_settings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import PrimarySettings, load_settings
 from tests.integration.conftest import TopicFactory
 from tests.integration.postgres import PASSWORD, Postgres
 from tests.integration.world import World

@@ -18,10 +18,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan import aggregate, aggregate_columns
-from indexer.scan.aggregate_request import AggregateRequest
-from indexer.scan.aggregate_sums import Accumulator, Wants
-from indexer.scan.request import Question
+from indexer.scan.aggregate import aggregates as aggregate
+from indexer.scan.aggregate import columns as aggregate_columns
+from indexer.scan.aggregate.accumulators import Accumulator, Wants
+from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.request.request import Question
 from keytide.collation import MISSING
 from keytide.definition.expression import Predicate
 from keytide.definition.fragments import parse_expression, parse_predicate

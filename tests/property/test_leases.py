@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.scan.leases import TAIL, LeaseBook, TooManyLeasesError
-from keytide.clock import now_ms
+from indexer.scan.plan.leases import TAIL, LeaseBook, TooManyLeasesError
+from keytide.process.clock import now_ms
 from tests.unit.scan_world import FakeSnapshot, FakeView, World
 
 INDEX = "i-1"

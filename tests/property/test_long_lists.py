@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.definition import InvalidStatementError
-from keytide.query import Select, long_lists, parse_query
+from keytide.query import Select, parse_query
+from keytide.query.parse import long_lists
 
 constants = st.one_of(
     st.integers(0, 10**25).map(str),

@@ -12,12 +12,19 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytide.columns import cut_segment, heard_hashes, heard_ids, heard_offsets, heard_times, puts_columns
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.entry import unpack_value
-from keytide.messages import Segment
-from projector.core import KeyspacePlan, SourceBatch, project
-from projector.decoding import DocumentReader
+from keytide.model.entry import unpack_value
+from keytide.wire.columns import (
+    cut_segment,
+    heard_hashes,
+    heard_ids,
+    heard_offsets,
+    heard_times,
+    puts_columns,
+)
+from keytide.wire.messages import Segment
+from projector.core.decoding import DocumentReader
+from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import segments, slices_of, split_segment
 from tests.property.naive_projection import LeaveOut, SkipDocument, entries
 

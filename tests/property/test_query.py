@@ -22,9 +22,8 @@ import xxhash
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.query import QueryService
-from indexer.scan.query_request import QueryRequest
-from keytide.clock import now_ms
+from indexer.scan.query.queries import QueryService
+from indexer.scan.query.request import QueryRequest
 from keytide.collation import MISSING, decode_key
 from keytide.definition import (
     And,
@@ -52,10 +51,11 @@ from keytide.definition import (
     walk,
 )
 from keytide.definition.binding import Binding
-from keytide.entry import pack_value
+from keytide.model.entry import pack_value
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
 from keytide.query import Aggregate, Candidate, Plan, Select, parse_query, plan_on
-from keytide.query.suggest import suggest
-from keytide.timestamp import Timestamp
+from keytide.query.plan.suggest import suggest
 from tests.property import naive_projection as naive
 from tests.unit.scan_world import FakeSnapshot, World
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan import gather as gathering
-from indexer.scan.reading import HOLDER
-from indexer.scan.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
-from indexer.store.fold_worker import FoldWorker
-from keytide.clock import now_ms
+from indexer.scan.gather import gather as gathering
+from indexer.scan.peer.messages import HOLDER
+from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
+from indexer.store.fold.worker import FoldWorker
 from keytide.collation import encode_key
 from keytide.definition.expression import Predicate
+from keytide.process.clock import now_ms
 from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, slice_of, stores
 
 Part = Any
@@ -279,9 +279,9 @@ def expected_of(case: Case, world: World) -> list[Doc]:
 def check(case: Case, world: World) -> None:
     world.examined = case.examined
     with (
-        mock.patch("indexer.scan.gather._even_share", return_value=case.share),
-        mock.patch("indexer.scan.gather.SKIP_BLOCK", case.block),
-        mock.patch("indexer.scan.gather.COUNT_BLOCK", case.block),
+        mock.patch("indexer.scan.gather.gather._even_share", return_value=case.share),
+        mock.patch("indexer.scan.gather.gather.SKIP_BLOCK", case.block),
+        mock.patch("indexer.scan.gather.gather.COUNT_BLOCK", case.block),
     ):
         taken = asyncio.run(take_pages(world, case))
     expected = expected_of(case, world)
@@ -401,9 +401,9 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
         return entries, counted.gathered.count
 
     with (
-        mock.patch("indexer.scan.gather._even_share", return_value=case.share),
-        mock.patch("indexer.scan.gather.SKIP_BLOCK", case.block),
-        mock.patch("indexer.scan.gather.COUNT_BLOCK", case.block),
+        mock.patch("indexer.scan.gather.gather._even_share", return_value=case.share),
+        mock.patch("indexer.scan.gather.gather.SKIP_BLOCK", case.block),
+        mock.patch("indexer.scan.gather.gather.COUNT_BLOCK", case.block),
     ):
         entries, counted = asyncio.run(read())
     expected = [doc for doc in expected_of(case, world) if CONDITIONS[text](doc)]

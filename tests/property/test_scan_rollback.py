@@ -15,11 +15,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.request import CountRequest, ScanRequest
-from indexer.scan.service import ScanService
-from indexer.scan.tokens import PageToken, SessionToken, tip_of, verify
+from indexer.scan.gather.service import ScanService
+from indexer.scan.plan.tokens import PageToken, SessionToken, tip_of, verify
+from indexer.scan.request.request import CountRequest, ScanRequest
 from keytide.errors import KeytideError
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
 from tests.unit.scan_world import KEYSPACE, SECRET, Doc, FakeSnapshot, World, definition_of, sliced
 
 STATEMENT = "CREATE INDEX i ON users (k) WITH (slices=3)"

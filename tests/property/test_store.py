@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from indexer.store import merge, snapshot
-from indexer.store.fold_worker import Folder, FoldWorker
+from indexer.store.fold.worker import Folder, FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.memory import MemorySliceStore
-from keytide.entry import pack_value
-from keytide.types import TABLE_PARTITION
+from indexer.store.lmdb import merge, snapshot
+from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.store.memory.store import MemorySliceStore
+from keytide.model.entry import pack_value
+from keytide.model.types import TABLE_PARTITION
 from tests.store_kit import (
     Model,
     Version,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from keytide.catalog import (
+from keytide.catalog.catalog import (
     BuildRecord,
     Catalog,
     IndexRecord,
@@ -28,13 +28,22 @@ from keytide.catalog import (
     encode_record,
     record_key,
 )
+from keytide.catalog.history import History
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import KeytideError
-from keytide.history import History
-from keytide.log_history import LogHistory, PartitionHistory
-from keytide.timestamp import Place, Timestamp
-from projector import places
-from projector.events import (
+from keytide.model.log_history import LogHistory, PartitionHistory
+from keytide.model.timestamp import Place, Timestamp
+from projector.progress import commits as places
+from projector.progress.commits import (
+    Committed,
+    beginning,
+    check,
+    decode_metadata,
+    encode_metadata,
+    first_place,
+    take_over,
+)
+from projector.progress.events import (
     Check,
     Commit,
     CommitDone,
@@ -54,17 +63,8 @@ from projector.events import (
     TakeOver,
     Tick,
 )
-from projector.partition import PartitionState
-from projector.places import (
-    Committed,
-    beginning,
-    check,
-    decode_metadata,
-    encode_metadata,
-    first_place,
-    take_over,
-)
-from projector.tracker import Tracker
+from projector.progress.partition import PartitionState
+from projector.progress.tracker import Tracker
 
 KEYSPACE = "orders"
 KEYS = (Key(KEYSPACE, 0), Key(KEYSPACE, 1))
@@ -301,7 +301,9 @@ class World:
         limit = History.of(self.catalog, KEYSPACE).limit(segment.incarnation)
         if limit is not None:  # before every other test (R30)
             entries = entries[: max(0, limit.offset(segment.key.partition) - segment.start)]
-        if self.settles:  # what an election has lost, whose sender died before it told (indexer.queue)
+        if (
+            self.settles
+        ):  # what an election has lost, whose sender died before it told (indexer.slice.mutation_queue)
             overlap = zip(range(segment.start, at), entries, strict=False)
             lost = next((offset for offset, entry in overlap if entry[0] > heard[offset][0]), at)
             del heard[lost:]

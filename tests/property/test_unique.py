@@ -9,14 +9,14 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, SliceStore
-from indexer.store.memory import MemorySliceStore
-from indexer.unique import UniqueLimits
-from indexer.unique_watch import KeyShape, UniqueWatch
+from indexer.store.memory.store import MemorySliceStore
+from indexer.unique.suspects import UniqueLimits
+from indexer.unique.watch import KeyShape, UniqueWatch
 from keytide.collation import MISSING, decode_key, encode_key
-from keytide.messages import StabilityTimestamp
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import StabilityTimestamp
 from tests.store_kit import Version, all_rows, lmdb_store, segments
 
 IDS = [b"d1", b"d2", b"d3", b"d10", b"e" * 250]

@@ -20,25 +20,25 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.digests import digest, rows
-from indexer.scan.pace import UNHURRIED
+from indexer.scan.local.pace import UNHURRIED
+from indexer.serve.digests import digest, rows
 from indexer.store.interface import Held
-from indexer.store.resolve import step
-from keytide import digests
-from keytide.catalog import IndexRecord
+from indexer.store.resolve.resolve import step
+from keytide.catalog.catalog import IndexRecord
 from keytide.collation import encode_key, encode_part
 from keytide.definition import CreateIndex, parse_statement
-from keytide.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
-from keytide.entry import pack_value
-from keytide.timestamp import Timestamp
-from keytide.types import TABLE_PARTITION
-from projector.core import SourceBatch
-from streaming.repair.looking import LiveLooks
-from streaming.verify import judging
-from streaming.verify.comparing import CHANGES_TOO_FAST, NOTHING, judge
-from streaming.verify.difference import Difference, Kind, is_clean
-from streaming.verify.judging import Outcome, Scene
-from streaming.verify.newest import decode
+from keytide.model.entry import pack_value
+from keytide.model.timestamp import Timestamp
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire import digests
+from keytide.wire.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
+from projector.core.projection import SourceBatch
+from streaming.repair.comparison import LiveLooks
+from streaming.verify import documents as judging
+from streaming.verify.core.comparing import CHANGES_TOO_FAST, NOTHING, judge
+from streaming.verify.core.difference import Difference, Kind, is_clean
+from streaming.verify.core.newest import decode
+from streaming.verify.documents import Outcome, Scene
 from streaming.verify.slices import Pin, Place, Slices
 from streaming.verify.source import Counted, Reading
 from streaming.verify.tasks import Found, VerifyWork, decode_counted, decode_found, find, gather, sum_up

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from coordinator import metrics
-from indexer.api import create_app
-from indexer.metrics import NodeMetrics
-from keytide.metrics import build_info
-from keytide.settings import load_settings
-from projector import report
+from coordinator.http import metrics
+from indexer.hosting.metrics import NodeMetrics
+from indexer.serve.api import create_app
+from keytide.process.metrics import build_info
+from keytide.settings.settings import load_settings
+from projector.service import reports as report
 from tests.browser.scene import busy_day
 from tests.reference.writing import document, table
 from tests.unit.scan_world import World

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.api import create_app as coordinator_app
-from coordinator.service import Service
-from indexer.api import create_app as node_app
-from keytide.settings import load_settings
+from coordinator.http.api import create_app as coordinator_app
+from coordinator.process.service import Service
+from indexer.serve.api import create_app as node_app
+from keytide.settings.settings import load_settings
 from tests.browser.scene import busy_day
 from tests.reference.writing import document, kind, table
 from tests.unit.scan_world import World

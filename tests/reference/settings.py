@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from keytide.settings import Settings
+from keytide.settings.settings import Settings
 from tests.reference.writing import document, table
 
 INTRODUCTION = """Settings come from `keytide.toml` in the working folder (`KEYTIDE_CONFIG` names another

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keytide.definition import create, index, statement, values
-from keytide.query import expressions
+from keytide.query.parse import expressions
 from tests.reference.writing import document, table
 
 INTRODUCTION = """Statements are PostgreSQL's, as far as they go. What is behind each word: [define an

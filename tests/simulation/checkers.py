@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Set
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from indexer.slices import SliceRunner
+from indexer.hosting.slice_runner import SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
-from keytide.catalog import TableOrigin
-from keytide.history import History
-from keytide.timestamp import Timestamp
+from keytide.catalog.catalog import TableOrigin
+from keytide.catalog.history import History
+from keytide.model.timestamp import Timestamp
 from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
 from tests.simulation.tables import place_of
 

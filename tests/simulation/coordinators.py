@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coordinator.buildbook import BuildLimits
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import (
     BoundWritten,
     Broadcast,
     BuildPrepared,
@@ -42,13 +42,13 @@ from coordinator.events import (
     TrimQueues,
     Write,
 )
-from coordinator.examine import holds, newest_on_log, standing
+from coordinator.kafka.log_examination import holds, newest_on_log, standing
 from coordinator.leader import Answer, Leader
-from coordinator.queue_bounds import stays_from
-from coordinator.stream import Limits
-from keytide.catalog import TermRecord
-from keytide.messages import Published, StabilityTimestamp, encode
-from keytide.timestamp import Timestamp
+from coordinator.queues.bounds import stays_from
+from coordinator.stability.stream import Limits
+from keytide.catalog.catalog import TermRecord
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Published, StabilityTimestamp, encode
 from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.source import PARTITIONS
 
@@ -262,7 +262,7 @@ class SimCoordinator:
                 raise TypeError(job)
 
     def _examined(self, job: ExamineHistory, now: int) -> HistoryExamined:
-        """As `coordinator.examine`, of the simulated Kafka."""
+        """As `coordinator.kafka.log_examination`, of the simulated Kafka."""
         source = self.world.kafka.source
         if job.topic_id and job.topic_id != source.topic_id:
             return HistoryExamined(job.keyspace, source.topic_id, PARTITIONS, -1, Timestamp(), {}, "", now)
@@ -282,7 +282,7 @@ class SimCoordinator:
         return HistoryExamined(job.keyspace, source.topic_id, PARTITIONS, *found, "", now)
 
     def _trimmed(self, limits: Sequence[QueueLimit], now: int) -> QueuesTrimmed:
-        """As `coordinator.queue_trimming`, on the simulated queues."""
+        """As `coordinator.kafka.queue_trimming`, on the simulated queues."""
         reached: dict[tuple[str, int], int] = {}
         expired: list[tuple[str, int]] = []
         removed = 0

@@ -1,20 +1,21 @@
 """The Spark driver of a build: micro-batches, winning and losing attempts, zombies, restarts, reports.
-When it has passed is decided by `streaming.core.passed`, as in the real one."""
+When it has passed is decided by `streaming.core.micro_batches.passed`, as in the real one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.events import DriverTask
-from keytide.catalog import BuildRecord
-from keytide.log_history import LogHistory
-from keytide.messages import BatchEnd, BuildProgress, BuildSampled, encode
-from keytide.timestamp import Timestamp
-from streaming import footing, pieces
-from streaming.core import EXIT_NEVER, EXIT_READ_LOST, passed
-from streaming.origin import begins_at
-from streaming.pieces import Sizing
+from coordinator.core.events import DriverTask
+from keytide.catalog.catalog import BuildRecord
+from keytide.model.log_history import LogHistory
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import BatchEnd, BuildProgress, BuildSampled, encode
+from streaming.backfill.table_origin import begins_at
+from streaming.core import log_identity as footing
+from streaming.core import sizing as pieces
+from streaming.core.micro_batches import EXIT_NEVER, EXIT_READ_LOST, passed
+from streaming.core.sizing import Sizing
 from tests.simulation.kafka import Reader
 from tests.simulation.packing import put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
@@ -46,7 +47,7 @@ class Checkpoint:
         zombies: what tasks of drivers that died may still send.
         read: the end of the last micro-batch whose ends may have been sent, with leader epochs.
         settled: ends of how many micro-batches may have been sent: they stay as they are.
-        size: documents of the next driver's first micro-batch (`streaming.pieces`).
+        size: documents of the next driver's first micro-batch (`streaming.core.sizing`).
     """
 
     begin: Timestamp | None = None

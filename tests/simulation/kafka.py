@@ -6,10 +6,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from keytide.catalog import Catalog, Record
+from keytide.catalog.catalog import Catalog, Record
 from keytide.errors import RetryableError
-from keytide.messages import Message, Published, StabilityTimestamp
-from projector.places import Committed
+from keytide.wire.messages import Message, Published, StabilityTimestamp
+from projector.progress.commits import Committed
 from tests.simulation.source import PARTITIONS, Source
 
 CLUSTER = "sim"

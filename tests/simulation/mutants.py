@@ -9,25 +9,29 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator import backfilling, bounds, core, leader
-from coordinator.dictionary import Dictionary
-from coordinator.holdings import Holdings
-from indexer import following, slices
-from indexer.building import Building
-from indexer.events import Apply, LoadBatch
-from indexer.following import Following
-from indexer.node import Node
-from indexer.queue import Hearing, HeldQueue
-from indexer.scan import scatter
-from indexer.snapshots import SnapshotRing
-from indexer.stamps import PendingStamps
-from indexer.store import memory
+from coordinator import leader
+from coordinator.builds import backfill as backfilling
+from coordinator.catalog.dictionary import Dictionary
+from coordinator.stability import bounds
+from coordinator.stability import rounds as core
+from coordinator.stability.acknowledgements import Holdings
+from indexer.hosting import slice_runner as slices
+from indexer.hosting.node import Node
+from indexer.hosting.snapshots import SnapshotRing
+from indexer.scan.gather import scatter
+from indexer.slice import following
+from indexer.slice.building import Building
+from indexer.slice.events import Apply, LoadBatch
+from indexer.slice.following import Following
+from indexer.slice.mutation_queue import Hearing, HeldQueue
+from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
-from keytide.messages import Assembler, Segment
-from keytide.timestamp import Timestamp
-from projector.core import SourceBatch
-from projector.tracker import Tracker
-from streaming import pieces
+from indexer.store.memory import store as memory
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Assembler, Segment
+from projector.core.projection import SourceBatch
+from projector.progress.tracker import Tracker
+from streaming.core import sizing as pieces
 from tests.simulation import coordinators, drivers, kafka, nodes, projectors, readers
 from tests.simulation.planting import Mutant, Patches
 
@@ -222,7 +226,7 @@ def forget_to_split(patches: Patches) -> None:
 
 @mutant("R12", "a version that cannot be projected is left out, and not heard", pipeline=True)
 def leave_out_the_bad(patches: Patches) -> None:
-    from projector import pipeline
+    from projector.core import pipeline
 
     def project(batch: SourceBatch, plan: Any, ids: Any = None, **more: Any) -> Any:
         good = [n for n, value in enumerate(batch.values) if value is None or value.startswith(b"{")]
@@ -452,7 +456,7 @@ def show_what_was_durable(patches: Patches) -> None:
 
 @mutant("Monotonic", "a scan does not ask what its session has seen")
 def forget_sessions(patches: Patches) -> None:
-    from indexer.scan import agree
+    from indexer.scan.plan import agreement as agree
 
     def unmet(stamp: Any, question: Any, seen: Any, *rest: Any) -> Any:
         return _unmet(stamp, question, None, *rest)

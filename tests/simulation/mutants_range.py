@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import sampling
-from indexer.scan import gather
+from coordinator.builds import sampling
+from indexer.scan.gather import gather
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from indexer.correcting import Correcting
-from keytide.timestamp import Timestamp
+from indexer.slice.corrections import Correcting
+from keytide.model.timestamp import Timestamp
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 from tests.simulation.repairs import Repairs

@@ -8,26 +8,29 @@ from typing import Any
 
 import msgspec
 
-from coordinator import confirming, rebuilding, rollback, trimming
-from coordinator.builds import Builds
-from coordinator.core import StabilityCore
-from coordinator.finishing import Finishing
-from indexer import queue
-from indexer.core import SliceCore
-from indexer.events import DataLost, SteppedBack
-from indexer.following import Following
-from indexer.queue import HeldQueue, _Lane
-from indexer.scan import agree
-from indexer.snapshots import SnapshotRing
-from indexer.stamps import PendingStamps
-from indexer.store import memory
-from keytide.history import History
-from keytide.messages import BatchEnd, decode, encode
-from keytide.timestamp import Place, Timestamp
-from projector.partition import PartitionState
-from projector.places import Beginning, decode_metadata
-from projector.tracker import Tracker
-from streaming import footing
+from coordinator.builds import rebuild as rebuilding
+from coordinator.builds.builds import Builds
+from coordinator.builds.completion import Finishing
+from coordinator.queues import trimming
+from coordinator.rollback import rollback
+from coordinator.stability import topic_confirmation as confirming
+from coordinator.stability.rounds import StabilityCore
+from indexer.hosting.snapshots import SnapshotRing
+from indexer.scan.plan import agreement as agree
+from indexer.slice import mutation_queue as queue
+from indexer.slice.core import SliceCore
+from indexer.slice.events import DataLost, SteppedBack
+from indexer.slice.following import Following
+from indexer.slice.mutation_queue import HeldQueue, _Lane
+from indexer.slice.pending_timestamps import PendingStamps
+from indexer.store.memory import store as memory
+from keytide.catalog.history import History
+from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.messages import BatchEnd, decode, encode
+from projector.progress.commits import Beginning, decode_metadata
+from projector.progress.partition import PartitionState
+from projector.progress.tracker import Tracker
+from streaming.core import log_identity as footing
 from tests.simulation import drivers, projectors
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
@@ -159,7 +162,7 @@ def keep_commits(patches: Patches) -> None:
 
 @mutant("R31, progreset", "progress of before the rollback counts after it", faults=LOST)
 def keep_progress(patches: Patches) -> None:
-    from coordinator.progress import Progresses
+    from coordinator.stability.progress import Progresses
 
     def begin(self: Progresses, timestamp: Timestamp, before: Progresses | None) -> None:
         _begin(self, timestamp.merge_max(before.timestamp()) if before else timestamp, before)
@@ -211,7 +214,7 @@ def keep_what_cannot_step_back(patches: Patches) -> None:
             outcome = SteppedBack(kept.applied, -1)
         return kept, outcome
 
-    from indexer import slices
+    from indexer.hosting import slice_runner as slices
 
     _step_back = patches.put(slices, "step_back", step_back)
     patches.put(SliceCore, "_holds", lambda self, applied: True)

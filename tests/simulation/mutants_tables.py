@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import starting
-from indexer.store import resolve
-from keytide.timestamp import Timestamp
-from keytide.types import TABLE_PARTITION
+from coordinator.builds import admission as starting
+from indexer.store.resolve import resolve
+from keytide.model.timestamp import Timestamp
+from keytide.model.types import TABLE_PARTITION
 from tests.simulation import drivers
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.settling import Settling
-from indexer.unique import Suspects
-from indexer.unique_watch import UniqueWatch
+from coordinator.unique.settlement import Settling
+from indexer.unique.suspects import Suspects
+from indexer.unique.watch import UniqueWatch
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 

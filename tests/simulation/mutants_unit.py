@@ -16,25 +16,26 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from coordinator import backfilling, source
-from coordinator.builds import Builds
-from coordinator.events import BuildPrepared, SourceSampled
-from coordinator.finishing import Finishing
-from coordinator.lateness import Lateness, LatenessWatch
-from coordinator.retire import Cleaner
-from coordinator.starting import Starting
-from coordinator.stream import Stream
-from indexer.building import Building
-from indexer.core import SliceCore
-from indexer.events import Instruction, MutationData
-from indexer.following import Following
-from indexer.queue import HeldQueue
-from indexer.store import resolve
-from indexer.store.base import Base
-from keytide import digests
-from keytide.history import History
-from keytide.timestamp import Timestamp
-from streaming.verify.comparing import Evidence
+from coordinator.builds import backfill as backfilling
+from coordinator.builds import source_checks as source
+from coordinator.builds.admission import Starting
+from coordinator.builds.builds import Builds
+from coordinator.builds.completion import Finishing
+from coordinator.builds.retirement import Cleaner
+from coordinator.core.events import BuildPrepared, SourceSampled
+from coordinator.stability.projector_lag import Lateness, LatenessWatch
+from coordinator.stability.stream import Stream
+from indexer.slice.building import Building
+from indexer.slice.core import SliceCore
+from indexer.slice.events import Instruction, MutationData
+from indexer.slice.following import Following
+from indexer.slice.mutation_queue import HeldQueue
+from indexer.store.lmdb.base import Base
+from indexer.store.resolve import resolve
+from keytide.catalog.history import History
+from keytide.model.timestamp import Timestamp
+from keytide.wire import digests
+from streaming.verify.core.comparing import Evidence
 from tests.property import test_verify
 from tests.simulation.planting import Patches
 from tests.unit import test_builds, test_coordinator_bounds, test_slice_core, test_store, test_store_bulk

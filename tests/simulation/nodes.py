@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from indexer import hosting
-from indexer.events import BackfillData, CaughtUp, ChunkKey, DataLost, MutationData, Stamped, Turn
-from indexer.following import Limits
-from indexer.hosting import Hosting
-from indexer.metrics import NodeMetrics
-from indexer.node import Node
-from indexer.slices import SliceKey, SliceRunner
+from indexer.hosting import hosting
+from indexer.hosting.hosting import Hosting
+from indexer.hosting.metrics import NodeMetrics
+from indexer.hosting.node import Node
+from indexer.hosting.slice_runner import SliceKey, SliceRunner
+from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, MutationData, Stamped, Turn
+from indexer.slice.following import Limits
 from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
-from keytide.messages import (
+from keytide.settings.settings import IndexerSettings
+from keytide.wire.messages import (
     Acknowledged,
     Corrections,
     NodeHeartbeat,
@@ -27,7 +28,6 @@ from keytide.messages import (
     SliceStatus,
     StabilityTimestamp,
 )
-from keytide.settings import IndexerSettings
 from tests.simulation.coordinators import number_of
 from tests.simulation.kafka import DiskFullError, Queue, Reader
 from tests.simulation.projectors import TOPICS

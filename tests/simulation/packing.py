@@ -1,5 +1,6 @@
-"""Messages made quickly: what `projector.core`, `router.core` and `keytide.columns` make, without numpy
-(which costs more than all else for the two or three documents of a simulated poll). A test compares the two.
+"""Messages made quickly: what `projector.core.projection`, `router.core` and `keytide.wire.columns` make,
+without numpy (which costs more than all else for the two or three documents of a simulated poll). A test
+compares the two.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from keytide.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, Skip
+from keytide.wire.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, Skip
 from tests.simulation.source import HASHES, SLICES, Version
 
 

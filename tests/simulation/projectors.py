@@ -6,29 +6,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from keytide.messages import Activated, HistoryLost, PartitionProgress, Progress, SegmentBatch, encode, split
-from keytide.timestamp import Place
-from keytide.topics import Topics
-from projector import events
-from projector.events import Key
-from projector.partition import PartitionState
-from projector.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
-from projector.places import (
-    Committed,
-    beginning,
-    check,
-    encode_metadata,
-    first_place,
-    take_over,
+from keytide.model.timestamp import Place
+from keytide.model.topics import Topics
+from keytide.wire.messages import (
+    Activated,
+    HistoryLost,
+    PartitionProgress,
+    Progress,
+    SegmentBatch,
+    encode,
+    split,
 )
-from projector.report import awaited_by_a_build
-from projector.tracker import Tracker
+from projector.core.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
+from projector.progress import events
+from projector.progress.commits import Committed, beginning, check, encode_metadata, first_place, take_over
+from projector.progress.events import Key
+from projector.progress.partition import PartitionState
+from projector.progress.tracker import Tracker
+from projector.service.reports import awaited_by_a_build
 from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.packing import segments_of
 from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Log, Version
 
 if TYPE_CHECKING:
-    from projector.core import SourceBatch
+    from projector.core.projection import SourceBatch
     from tests.simulation.world import World
 
 _NEVER = 1 << 60
@@ -111,7 +112,7 @@ class SimProjector:
         self._take_over(life, partition)
 
     def _take_over(self, life: Life, partition: int) -> None:
-        """Look up the commit and the log, as `projector.lookups` does."""
+        """Look up the commit and the log, as `projector.service.lookups` does."""
         kafka, key = self.world.kafka, Key(KEYSPACE, partition)
         catalog, history = life.reader.catalog, kafka.source.history()
         begin = beginning(key, kafka.committed[partition], catalog)

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from indexer.scan import gather as gathering
-from indexer.scan import scatter
-from indexer.scan.agree import Agreement
-from indexer.scan.choose import IndexNotReadyError
-from indexer.scan.directory import Directory, Scannable
-from indexer.scan.effort import Lanes
-from indexer.scan.leases import LeaseBook
-from indexer.scan.local import LocalReader
-from indexer.scan.reading import LeaseReply, LeaseRequest, ReadReply, ReadRequest
-from indexer.scan.request import Question
-from indexer.scan.scatter import SnapshotMissingError, Target
-from indexer.scan.service import _check_page
-from indexer.scan.tokens import PageToken, Seen, SessionToken, newest, saw_tip, sign, verify
-from indexer.slices import SliceRunner
+from indexer.hosting.slice_runner import SliceRunner
+from indexer.scan.gather import gather as gathering
+from indexer.scan.gather import scatter
+from indexer.scan.gather.scatter import SnapshotMissingError, Target
+from indexer.scan.gather.service import _check_page
+from indexer.scan.local.effort import Lanes
+from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.messages import LeaseReply, LeaseRequest, ReadReply, ReadRequest
+from indexer.scan.plan.agreement import Agreement
+from indexer.scan.plan.choose import IndexNotReadyError
+from indexer.scan.plan.directory import Directory, Scannable
+from indexer.scan.plan.leases import LeaseBook
+from indexer.scan.plan.tokens import PageToken, Seen, SessionToken, newest, saw_tip, sign, verify
+from indexer.scan.request.request import Question
 from keytide.collation import Span
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
 from tests.simulation.source import KEYSPACE, SLICES
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Pages:
 
 
 class Endpoint:
-    """The scan endpoint of one node (`indexer.scan.reading.Nodes`)."""
+    """The scan endpoint of one node (`indexer.scan.peer.messages.Nodes`)."""
 
     def __init__(self, world: World, node: SimNode) -> None:
         self.world = world

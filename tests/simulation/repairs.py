@@ -16,13 +16,13 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from indexer.slices import SliceKey
+from indexer.hosting.slice_runner import SliceKey
 from indexer.store.interface import UNNUMBERED, Applied, Held
-from indexer.store.memory import MemorySliceStore
-from indexer.store.memory_snapshot import MemoryState
-from keytide.correction import Correction, Round, pack_corrections, pack_watch
-from keytide.messages import Message, RepairEnd, RepairStatus, encode
-from keytide.timestamp import Timestamp
+from indexer.store.memory.snapshot import MemoryState
+from indexer.store.memory.store import MemorySliceStore
+from keytide.model.timestamp import Timestamp
+from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
+from keytide.wire.messages import Message, RepairEnd, RepairStatus, encode
 from tests.simulation.checkers import Rows
 from tests.simulation.kafka import Queue
 from tests.simulation.projectors import TOPICS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator import rebuilding, rollback, trimming
+from coordinator.builds import rebuild as rebuilding
+from coordinator.queues import trimming
+from coordinator.rollback import rollback
 
 
 def install() -> None:

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import xxhash
 from msgspec.structs import replace
 
-from coordinator.events import SourceFacts
+from coordinator.core.events import SourceFacts
+from keytide.catalog.partitioning import encode_splits
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.log_history import LogHistory, PartitionHistory
-from keytide.partitioning import encode_splits
-from keytide.timestamp import Place
-from projector.core import KeyspacePlan, SourceBatch, project
+from keytide.model.log_history import LogHistory, PartitionHistory
+from keytide.model.timestamp import Place
+from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
 from tests.simulation.chance import Chance
 
@@ -297,7 +297,7 @@ class Source:
         return LogHistory(self.topic_id, {log.partition: log.history() for log in self.logs})
 
     def parting(self, partition: int, place: Place, tail: int) -> Place | None:
-        """Where the log and `place` part, None when it is on the log (`keytide.kafka_history.partings`).
+        """Where the log and `place` part, None when it is on the log (`keytide.kafka.history.partings`).
 
         Args:
             tail: offsets below `place` without a record.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.events import RoomSeen
-from keytide.catalog import BuildRecord
+from coordinator.core.events import RoomSeen
+from keytide.catalog.catalog import BuildRecord
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

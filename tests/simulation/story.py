@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keytide.errors import KeytideError
-from keytide.messages import Part, SegmentBatch, decode
+from keytide.wire.messages import Part, SegmentBatch, decode
 from tests.simulation.checkers import BrokenError
 from tests.simulation.source import Version
 

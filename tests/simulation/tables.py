@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from keytide.catalog import TableOrigin
-from keytide.types import TABLE_PARTITION
+from keytide.catalog.catalog import TableOrigin
+from keytide.model.types import TABLE_PARTITION
 from tests.simulation.chance import Chance
 from tests.simulation.source import Source, Version
 

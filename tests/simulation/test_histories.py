@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.slices import SliceKey
-from indexer.store.fold import FoldJob, FoldOutcome, run_fold
+from indexer.hosting.slice_runner import SliceKey
+from indexer.store.fold.fold import FoldJob, FoldOutcome, run_fold
 from indexer.store.interface import Applied
-from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from tests.simulation.chance import FAULTS, Plan, plan
 from tests.simulation.regressions import REGRESSIONS

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.bulk import NotInOrderError
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied
-from indexer.store.memory import MemorySliceStore
-from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
-from keytide.messages import SegmentBatch, encode
-from projector.events import Key
-from projector.pipeline import Limits, Pipeline, batches_of
+from indexer.store.lmdb.bulk import NotInOrderError
+from indexer.store.memory.store import MemorySliceStore
+from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
+from keytide.wire.messages import SegmentBatch, encode
+from projector.core.pipeline import Limits, Pipeline, batches_of
+from projector.progress.events import Key
 from tests.simulation import (  # noqa: F401 - add their own
     mutants_range,
     mutants_repair,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from indexer.slices import SliceRunner
+from indexer.hosting.slice_runner import SliceRunner
 from keytide.collation import decode_key
-from keytide.messages import Duplicate
+from keytide.wire.messages import Duplicate
 from tests.simulation.checkers import BrokenError
 from tests.simulation.source import Source, Version
 

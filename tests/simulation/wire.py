@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keytide.columns import hashes_of, pack_heard, pack_puts
-from keytide.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, SegmentBatch, Skip
+from keytide.wire.columns import hashes_of, pack_heard, pack_puts
+from keytide.wire.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, SegmentBatch, Skip
 
 TOPIC_ID = "source-1"
 

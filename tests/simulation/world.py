@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from coordinator.events import DriverExited, DriverTask, SourceFacts
-from indexer.scan.scatter import SnapshotMissingError
-from indexer.slices import SliceKey, SliceRunner
+from coordinator.core.events import DriverExited, DriverTask, SourceFacts
+from indexer.hosting.slice_runner import SliceKey, SliceRunner
+from indexer.scan.gather.scatter import SnapshotMissingError
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
-from indexer.store.memory import MemorySliceStore
-from keytide.catalog import (
+from indexer.store.memory.store import MemorySliceStore
+from keytide.catalog.catalog import (
     BuildRecord,
     ClusterRecord,
     IndexRecord,
@@ -27,11 +27,11 @@ from keytide.catalog import (
     TableOrigin,
     record_key,
 )
+from keytide.catalog.history import History
 from keytide.errors import CallerError
-from keytide.history import History
-from keytide.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
-from keytide.timestamp import Timestamp
-from projector.places import Committed, encode_metadata
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
+from projector.progress.commits import Committed, encode_metadata
 from tests.simulation import nodes as node_parts
 from tests.simulation import readers as reader_parts
 from tests.simulation import scales, steering

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.buildbook import BuildLimits
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import (
     BoundWritten,
     Broadcast,
     BuildPrepared,
@@ -28,8 +28,8 @@ from coordinator.events import (
     Write,
 )
 from coordinator.leader import Leader
-from coordinator.stream import Limits
-from keytide.catalog import (
+from coordinator.stability.stream import Limits
+from keytide.catalog.catalog import (
     BuildRecord,
     Catalog,
     IndexRecord,
@@ -39,7 +39,8 @@ from keytide.catalog import (
     encode_record,
 )
 from keytide.definition import parse_statement
-from keytide.messages import (
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import (
     Acknowledged,
     Activated,
     BuildProgress,
@@ -49,7 +50,6 @@ from keytide.messages import (
     Published,
     StabilityTimestamp,
 )
-from keytide.timestamp import Timestamp
 
 
 def facts(

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import xxhash
 
-from indexer.scan.local import EXAMINED, LocalReader
-from indexer.scan.reading import (
+from indexer.scan.gather.service import ScanService
+from indexer.scan.local.reader import EXAMINED, LocalReader
+from indexer.scan.peer.messages import (
     LeaseReply,
     LeaseRequest,
     NodeUnavailableError,
@@ -29,12 +30,11 @@ from indexer.scan.reading import (
     read_decoder,
     read_reply_decoder,
 )
-from indexer.scan.service import ScanService
-from indexer.store.fold_worker import Folder
+from indexer.store.fold.worker import Folder
 from indexer.store.interface import Applied, Held, Row, SkipLine, SliceStore, StoreSnapshot
-from indexer.store.memory import MemorySliceStore
+from indexer.store.memory.store import MemorySliceStore
 from indexer.view import Trouble
-from keytide.catalog import (
+from keytide.catalog.catalog import (
     Catalog,
     ClusterRecord,
     IndexRecord,
@@ -44,15 +44,15 @@ from keytide.catalog import (
     encode_record,
     record_key,
 )
-from keytide.clock import now_ms
-from keytide.cluster_credential import credential
+from keytide.catalog.history import History
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.entry import pack_value
-from keytide.history import History
-from keytide.messages import Duplicate
-from keytide.settings import ScanSettings
-from keytide.timestamp import Place, Timestamp
+from keytide.model.entry import pack_value
+from keytide.model.timestamp import Place, Timestamp
+from keytide.process.clock import now_ms
+from keytide.serving.cluster_credential import credential
+from keytide.settings.settings import ScanSettings
+from keytide.wire.messages import Duplicate
 from tests.store_kit import Version, lmdb_store, segments
 
 MESSAGE = "application/msgpack"
@@ -197,7 +197,7 @@ class FakeView:
         return None if number is None or self.stamp(KEYSPACE, number) is None else number
 
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
-        """As `indexer.control` keeps it: of the node's history only."""
+        """As `indexer.hosting.control` keeps it: of the node's history only."""
         stamp = self.world.stamps.get(number) if keyspace == KEYSPACE else None
         history = self.history("")
         known = (

@@ -13,10 +13,10 @@ from unittest import mock
 import msgspec
 import pytest
 
-from indexer.scan import aggregate
-from indexer.scan.aggregate_request import AggregateFunction, AggregateRequest, plan_of
-from indexer.scan.aggregate_sums import Accumulator, Wants
-from indexer.scan.aggregate_task import (
+from indexer.scan.aggregate import aggregates as aggregate
+from indexer.scan.aggregate.accumulators import Accumulator, Wants
+from indexer.scan.aggregate.request import AggregateFunction, AggregateRequest, plan_of
+from indexer.scan.aggregate.task import (
     Arguments,
     Partial,
     aggregate_slice,
@@ -24,10 +24,10 @@ from indexer.scan.aggregate_task import (
     encode_arguments,
     encode_plan,
 )
-from indexer.scan.news import ReaderGoneError, unless_gone
-from indexer.scan.reading import ReadRequest
-from indexer.scan.tasks import SliceWork, Unfinished
-from indexer.store.fold_worker import FoldWorker
+from indexer.scan.local.tasks import SliceWork, Unfinished
+from indexer.scan.peer.messages import ReadRequest
+from indexer.scan.plan.waiting import ReaderGoneError, unless_gone
+from indexer.store.fold.worker import FoldWorker
 from indexer.view import DoubtfulReadError, ReadableSnapshot
 from keytide.collation import encode_key
 from keytide.definition.binding import Binding

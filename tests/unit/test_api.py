@@ -22,17 +22,17 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from deploy.demo.story import STATEMENTS
-from indexer.api import create_app
-from indexer.scan.asking import EXAMPLE_INDEX
-from indexer.scan.peers import LEASE_PATH, READ_PATH
-from indexer.scan.reading import ReadRequest, encoder, read_reply_decoder
-from indexer.scan.request import ScanRequest
-from indexer.scan.selection import Shape, slices_of
+from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
+from indexer.scan.peer.messages import ReadRequest, encoder, read_reply_decoder
+from indexer.scan.plan.selection import Shape, slices_of
+from indexer.scan.request.parsing import EXAMPLE_INDEX
+from indexer.scan.request.request import ScanRequest
+from indexer.serve.api import create_app
 from keytide.client import Client
 from keytide.collation import MISSING
 from keytide.errors import InvariantViolationError, KeytideError
-from keytide.settings import Settings, load_settings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import Settings, load_settings
 from tests.unit.scan_world import Doc, FakeView, World, of_the_cluster
 
 SCAN = "/v1/indexes/by_city/scan"

@@ -9,7 +9,7 @@ import pytest
 
 from deploy import archive
 from deploy.java import Java, JavaError
-from streaming.spark import ARCHIVE_VARIABLE, sharing
+from streaming.spark.session import ARCHIVE_VARIABLE, sharing
 
 JAVA = Java(Path("/usr/bin/java"), "17.0.15", "PATH")
 NAME = "spark.driver.extraJavaOptions"

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.arrow_columns import BatchMaker
-from indexer.scan.arrow_keys import split_keys
-from indexer.scan.arrow_schema import Column, TypeChangedError, columns_of, inferred, typed
-from indexer.scan.request import ColumnType
-from indexer.scan.selection import Shape
+from indexer.scan.plan.selection import Shape
+from indexer.scan.request.request import ColumnType
+from indexer.scan.shape.arrow_columns import BatchMaker
+from indexer.scan.shape.arrow_keys import split_keys
+from indexer.scan.shape.arrow_schema import Column, TypeChangedError, columns_of, inferred, typed
+from keytide.catalog.partitioning import Partitioning
 from keytide.collation import MISSING, Value, encode_key, key_forms
-from keytide.entry import pack_value
 from keytide.errors import CallerError, InvariantViolationError
-from keytide.partitioning import Partitioning
+from keytide.model.entry import pack_value
 from tests.unit.scan_world import definition_of
 
 Row = tuple[list[Value], str, bytes | None]

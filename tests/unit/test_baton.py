@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.scan.baton import Baton
-from indexer.scan.effort import HELD_S, OTHERS_S, PART_S, REST_S, Effort, Lanes
+from indexer.scan.local.effort import HELD_S, OTHERS_S, PART_S, REST_S, Effort, Lanes
+from indexer.scan.local.fair_lock import Baton
 
 LIMIT_S = 20.0
 
@@ -116,7 +116,7 @@ def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytes
         lanes.short()
         work_a_part()
 
-    monkeypatch.setattr("indexer.scan.effort.time.sleep", rests.append)
+    monkeypatch.setattr("indexer.scan.local.effort.time.sleep", rests.append)
     working(lanes, 2, 10, look)
     assert rests.count(REST_S) >= 2
     rests.clear()
@@ -131,8 +131,8 @@ def test_who_has_hardly_worked_does_not_rest(monkeypatch: pytest.MonkeyPatch) ->
     lanes = Lanes()
     rests: list[float] = []
     cpu = 0.0
-    monkeypatch.setattr("indexer.scan.effort.time.sleep", rests.append)
-    monkeypatch.setattr("indexer.scan.effort.thread_time", lambda: cpu)
+    monkeypatch.setattr("indexer.scan.local.effort.time.sleep", rests.append)
+    monkeypatch.setattr("indexer.scan.local.effort.thread_time", lambda: cpu)
     effort = Effort(lanes=lanes)
     for _ in range(10):
         lanes.short()
@@ -185,7 +185,7 @@ def test_rests_are_not_of_the_turn() -> None:
 
 
 def test_what_is_loaded_is_out_of_the_reach_of_the_collector() -> None:
-    code = "import gc, keytide.program as it\nit.spare_collections(7)\n"
+    code = "import gc, keytide.process.program as it\nit.spare_collections(7)\n"
     code += "print(gc.get_freeze_count(), *gc.get_threshold())"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     frozen, young, *_ = map(int, said.split())

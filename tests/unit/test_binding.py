@@ -17,10 +17,10 @@ from keytide.definition.binding import Binding, Needs, NotHeldError
 from keytide.definition.expression import Comparison, In, Literal, Not, Or, Path, Predicate
 from keytide.definition.fragments import MAX_FRAGMENT, parse_expression, parse_predicate
 from keytide.definition.render import render_expression
-from keytide.entry import unpack_value
-from keytide.query.normal import normal
-from projector.compile import compile_index
-from projector.decoding import DocumentReader
+from keytide.model.entry import unpack_value
+from keytide.query.parse.normal import normal
+from projector.core.compile import compile_index
+from projector.core.decoding import DocumentReader
 from tests.property import naive_projection as naive
 from tests.property.test_projection import _compound, definitions, exact, ordinary, scalars
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import metrics, views
-from coordinator.buildbook import BuildLimits
-from coordinator.ddl import ConflictError
-from coordinator.dictionary import NoSuchBuildError
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.catalog.dictionary import NoSuchBuildError
+from coordinator.core.events import (
     DriverExited,
     Instruction,
     Note,
@@ -23,9 +21,12 @@ from coordinator.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.silence import SILENT_MS, START_MS
-from keytide.messages import NodeHeartbeat, SliceStatus
-from keytide.timestamp import Timestamp
+from coordinator.core.silence import SILENT_MS, START_MS
+from coordinator.http import metrics
+from coordinator.statements.ddl import ConflictError
+from coordinator.views import views
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import NodeHeartbeat, SliceStatus
 from tests.unit.leader_world import CREATE, World, backfilled, facts, started
 
 SECOND = 1_000

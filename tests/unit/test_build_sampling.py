@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import views
-from coordinator.buildbook import BuildLimits
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.builds.sampling import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM_PAUSE_MS
+from coordinator.core.events import (
     NO_ROOM,
     DriverExited,
     Instruction,
@@ -24,16 +24,16 @@ from coordinator.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.sampling import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM_PAUSE_MS
+from coordinator.views import views
+from keytide.catalog.partitioning import Partitioning, encode_splits, readable_splits
 from keytide.collation import encode_part
 from keytide.definition.index import MAX_SPLIT_BYTES
-from keytide.messages import BuildSampled
-from keytide.partitioning import Partitioning, encode_splits, readable_splits
-from keytide.types import TABLE_PARTITION
-from projector.core import KeyspacePlan, SourceBatch
-from streaming.checkpoint import Extent
-from streaming.quantiles import KEY_BYTES, separator, splits_of
-from streaming.sampling import Found, _encode, sampled, spread
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire.messages import BuildSampled
+from projector.core.projection import KeyspacePlan, SourceBatch
+from streaming.core.quantiles import KEY_BYTES, separator, splits_of
+from streaming.sample.sampling import Found, _encode, sampled, spread
+from streaming.spark.checkpoint import Extent
 from tests.unit.leader_world import World, facts
 from tests.unit.test_range import definition_of
 

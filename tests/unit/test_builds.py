@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.backfilling import BEGIN_AGAIN, CHECKPOINT_LOST, READ_LOST
-from coordinator.buildbook import FINAL, TRANSITIONS, BuildLimits, Run
-from coordinator.ddl import ConflictError, NoSuchKeyspaceError
-from coordinator.dictionary import NoSuchIndexError
-from coordinator.events import (
+from coordinator.builds.backfill import BEGIN_AGAIN, CHECKPOINT_LOST, READ_LOST
+from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, Run
+from coordinator.catalog.dictionary import NoSuchIndexError
+from coordinator.catalog.placement import TooFewNodesError, counts, place
+from coordinator.core.events import (
     NO_ROOM,
     DeleteTopics,
     DriverExited,
@@ -30,22 +30,16 @@ from coordinator.events import (
     TopicsDeleted,
 )
 from coordinator.leader import Leader
-from coordinator.orphans import orphans
-from coordinator.placement import TooFewNodesError, counts, place
-from coordinator.stream import Limits
-from keytide.catalog import Catalog
+from coordinator.queues.orphaned_topics import orphans
+from coordinator.stability.stream import Limits
+from coordinator.statements.ddl import ConflictError, NoSuchKeyspaceError
+from keytide.catalog.catalog import Catalog
 from keytide.definition import parse_statement
 from keytide.errors import CallerError
-from keytide.messages import (
-    QUEUE_UNAVAILABLE,
-    BuildEnd,
-    BuildProgress,
-    PartitionProgress,
-    Progress,
-)
-from keytide.timestamp import Place, Timestamp
-from keytide.topics import Topics
-from streaming.core import EXIT_CHECKPOINT_LOST, EXIT_READ_LOST
+from keytide.model.timestamp import Place, Timestamp
+from keytide.model.topics import Topics
+from keytide.wire.messages import QUEUE_UNAVAILABLE, BuildEnd, BuildProgress, PartitionProgress, Progress
+from streaming.core.micro_batches import EXIT_CHECKPOINT_LOST, EXIT_READ_LOST
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 MINUTE = 60_000

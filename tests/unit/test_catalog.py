@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from keytide.catalog import Catalog, KeyspaceRecord, NodeRecord, Record, encode_record, record_key
+from keytide.catalog.catalog import Catalog, KeyspaceRecord, NodeRecord, Record, encode_record, record_key
 
 
 def _some(chance: random.Random) -> Record:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from keytide import kafka
-from keytide.kafka import CatalogReader, KafkaUnavailableError
-from keytide.settings import load_settings
+from keytide.kafka import topics as kafka
+from keytide.kafka.topics import CatalogReader, KafkaUnavailableError
+from keytide.settings.settings import load_settings
 
 
 def test_all_tries_use_one_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner, Result
 
-from keytide.cli import app, looks, output
+from keytide.cli import app, output
+from keytide.cli import rendering as looks
 from keytide.cli.admin import Admin, find_url
 from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import out, readable, size

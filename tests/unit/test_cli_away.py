@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from keytide.cli import app
 from keytide.cli.output import err, out
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 

@@ -14,9 +14,9 @@ from deploy.up import UpOptions, only_one, remembered
 from keytide.cli import app
 from keytide.cli.admin import rest
 from keytide.errors import CallerError, ConfigurationError
-from keytide.private_files import private_folder
-from keytide.setting_names import OTHER_VARIABLES
-from keytide.settings import load_settings
+from keytide.process.private_files import private_folder
+from keytide.settings.names import OTHER_VARIABLES
+from keytide.settings.settings import load_settings
 
 NASTY = [
     "a/b?c#d",

@@ -18,7 +18,7 @@ from keytide.cli import app
 from keytide.cli.output import out
 from keytide.cli.scan import _key
 from keytide.errors import CallerError
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 

@@ -13,7 +13,7 @@ import pytest
 
 from keytide.client import AsyncClient, Client, MisuseError, SnapshotGoneError, TypeChangedError, Writes
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.client import AsyncClient, MisuseError, TypeChangedError
-from keytide.client.arrow import ArrowParts
-from keytide.client.requests import ARROW, NDJSON
+from keytide.client.protocol.arrow import ArrowParts
+from keytide.client.protocol.requests import ARROW, NDJSON
 from keytide.errors import CallerError, RetryableError
 from tests.unit.client_kit import (
     HEADERS,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.client import MisuseError, SnapshotGoneError
-from keytide.client.sse import EventParser
+from keytide.client.protocol.server_sent_events import EventParser
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from tests.unit.client_kit import HEADERS, Answer, Chunks, Face, event, refusal, stream
 
@@ -147,7 +147,7 @@ def test_events_of_something_else(face: MakeFace, content: bytes) -> None:
 
 
 def test_an_event_that_is_too_large_is_said(face: MakeFace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keytide.client.sse.MAX_EVENT_BYTES", 1_000)
+    monkeypatch.setattr("keytide.client.protocol.server_sent_events.MAX_EVENT_BYTES", 1_000)
     fine = event("changes", moment(8, pad="x" * 800), "t8")
     node = face(stream(fine, fine, fine, b"id: t9\ndata: {", b"x" * 600, b"y" * 600))
     tail = node.client.tail("i")

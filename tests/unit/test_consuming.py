@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from indexer import consuming
-from indexer.consuming import PAST_END_MS, REASSIGN_MS, Kind, Lost, NodeConsumer, Record
-from keytide.kafka import KafkaUnavailableError
-from keytide.log_history import LogHistory, PartitionHistory
-from keytide.settings import load_settings
+from indexer.ingest import consumer as consuming
+from indexer.ingest.consumer import PAST_END_MS, REASSIGN_MS, Kind, Lost, NodeConsumer, Record
+from keytide.kafka.topics import KafkaUnavailableError
+from keytide.model.log_history import LogHistory, PartitionHistory
+from keytide.settings.settings import load_settings
 
 KEY = ("i-1", 0)
 QUEUE = ("keytide.mutations.i-1", 0)

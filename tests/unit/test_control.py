@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from indexer.control import Control
-from keytide.catalog import RollbackRecord
-from keytide.history import History
-from keytide.messages import Published, StabilityTimestamp
-from keytide.timestamp import Timestamp
+from indexer.hosting.control import Control
+from keytide.catalog.catalog import RollbackRecord
+from keytide.catalog.history import History
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Published, StabilityTimestamp
 
 
 def history(*numbers: int) -> History:

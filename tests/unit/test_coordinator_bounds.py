@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.events import Broadcast, ConfirmBound, SourceSampled, Tick, Write
-from coordinator.lateness import UNTIL_JUDGED
-from keytide.catalog import KeyspaceRecord
-from keytide.messages import StabilityTimestamp
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
+from coordinator.core.events import Broadcast, ConfirmBound, SourceSampled, Tick, Write
+from coordinator.stability.projector_lag import UNTIL_JUDGED
+from keytide.catalog.catalog import KeyspaceRecord
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import StabilityTimestamp
 from tests.unit.leader_world import World, facts
 from tests.unit.test_coordinator_rollback import examined, serving
 

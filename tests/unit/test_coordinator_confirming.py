@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace as replaced
 from itertools import pairwise
 
-from coordinator.confirming import LOST_MS, RETRY_MS
-from coordinator.core import StabilityCore
-from coordinator.events import (
+from coordinator.core.events import (
     CommonSnapshot,
     ConfirmTopic,
     ExamineHistory,
@@ -17,9 +15,11 @@ from coordinator.events import (
     Tick,
     TopicSeen,
 )
-from keytide.catalog import RollbackRecord
-from keytide.messages import StabilityTimestamp
-from keytide.timestamp import Timestamp
+from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.topic_confirmation import LOST_MS, RETRY_MS
+from keytide.catalog.catalog import RollbackRecord
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import StabilityTimestamp
 from tests.unit.leader_world import World, backfilled
 from tests.unit.test_coordinator_core import LIMITS, TERM, catalog, index_record, progress, stamps
 

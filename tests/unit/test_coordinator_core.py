@@ -8,8 +8,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core import StabilityCore
-from coordinator.events import (
+from coordinator.core.events import (
     Broadcast,
     CommonSnapshot,
     ConfirmTopic,
@@ -23,12 +22,14 @@ from coordinator.events import (
     Tick,
     TopicSeen,
 )
-from coordinator.holdings import Holdings
-from coordinator.stream import Limits
-from keytide import landmarks
-from keytide.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
+from coordinator.stability.acknowledgements import Holdings
+from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.stream import Limits
+from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition import CreateIndex, parse_statement
-from keytide.messages import (
+from keytide.model import landmarks
+from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.messages import (
     Acknowledged,
     NodeHeartbeat,
     PartitionProgress,
@@ -37,7 +38,6 @@ from keytide.messages import (
     SliceStatus,
     StabilityTimestamp,
 )
-from keytide.timestamp import Place, Timestamp
 
 LIMITS = Limits(interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000)
 TERM = 3

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import lane as lane_module
-from coordinator.events import (
+from coordinator.core.events import (
     BuildPrepared,
     DeleteTopics,
     Event,
@@ -21,11 +20,12 @@ from coordinator.events import (
     SourceSampled,
     TopicsDeleted,
 )
-from coordinator.lane import Lane, Reply
-from keytide.kafka import KafkaUnavailableError
-from keytide.messages import BuildEnd, RepairEnd
-from keytide.settings import load_settings
-from keytide.timestamp import Place, Timestamp
+from coordinator.process import executor as lane_module
+from coordinator.process.executor import Lane, Reply
+from keytide.kafka.topics import KafkaUnavailableError
+from keytide.model.timestamp import Place, Timestamp
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import BuildEnd, RepairEnd
 
 LIMIT_S = 10.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator import metrics
+from coordinator.http import metrics
 from tests.unit.leader_world import World
 from tests.unit.test_jobs import ready, report, verify
 

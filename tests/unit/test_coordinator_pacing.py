@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.events import Issued, Note, Tick
-from coordinator.stream import Limits
-from keytide.messages import StabilityTimestamp
+from coordinator.core.events import Issued, Note, Tick
+from coordinator.stability.stream import Limits
+from keytide.wire.messages import StabilityTimestamp
 from tests.unit.test_coordinator_core import (
     TERM,
     Core,

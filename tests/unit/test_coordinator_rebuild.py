@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import metrics, views
-from coordinator.buildbook import BuildLimits
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import (
     BuildPrepared,
     DeleteTopics,
     DriverExited,
@@ -20,9 +19,11 @@ from coordinator.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.orphans import orphans
-from keytide.messages import BuildEnd, NodeHeartbeat, Published, SliceStatus
-from keytide.timestamp import Timestamp
+from coordinator.http import metrics
+from coordinator.queues.orphaned_topics import orphans
+from coordinator.views import views
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import BuildEnd, NodeHeartbeat, Published, SliceStatus
 from tests.unit.leader_world import MUTATIONS, World, backfilled, facts
 
 LIMITS = BuildLimits(rebuild_wait_ms=1_000, restarts=2)

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator import metrics, views
-from coordinator.buildbook import BuildLimits
-from coordinator.ddl import ConflictError
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import (
     Broadcast,
     BuildPrepared,
     ConfirmRollback,
@@ -33,10 +31,14 @@ from coordinator.events import (
     TopicSeen,
     Write,
 )
-from coordinator.examine import holds, newest_on_log, standing
-from keytide.catalog import RollbackRecord, decode_record
-from keytide.history import History
-from keytide.messages import (
+from coordinator.http import metrics
+from coordinator.kafka.log_examination import holds, newest_on_log, standing
+from coordinator.statements.ddl import ConflictError
+from coordinator.views import views
+from keytide.catalog.catalog import RollbackRecord, decode_record
+from keytide.catalog.history import History
+from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.messages import (
     Acknowledged,
     HistoryLost,
     NodeHeartbeat,
@@ -46,7 +48,6 @@ from keytide.messages import (
     SliceStatus,
     StabilityTimestamp,
 )
-from keytide.timestamp import Place, Timestamp
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from coordinator import supervisor as module
-from coordinator.events import NO_ROOM, DriverExited, DriverTask
-from coordinator.jobs import NOT_STARTED
-from coordinator.supervisor import Supervisor, environment
-from keytide.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
+from coordinator.core.events import NO_ROOM, DriverExited, DriverTask
+from coordinator.jobs.jobs import NOT_STARTED
+from coordinator.process import driver_supervisor as module
+from coordinator.process.driver_supervisor import Supervisor, environment
+from keytide.catalog.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
 
 LIMIT_S = 20.0
 

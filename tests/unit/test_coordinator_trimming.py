@@ -7,14 +7,14 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from coordinator.buildbook import BuildLimits
-from coordinator.events import Instruction, QueuesTrimmed, Reported, TrimQueues
-from coordinator.instructions import QueueCopy, QueueLimit
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import Instruction, QueuesTrimmed, Reported, TrimQueues
+from coordinator.core.instructions import QueueCopy, QueueLimit
 from coordinator.leader import Leader
-from coordinator.queue_bounds import because, stays_from
-from coordinator.stream import Limits
+from coordinator.queues.bounds import because, stays_from
+from coordinator.stability.stream import Limits
 from keytide.errors import InvariantViolationError
-from keytide.messages import NodeHeartbeat
+from keytide.wire.messages import NodeHeartbeat
 from tests.unit.leader_world import MUTATIONS, World, backfilled
 from tests.unit.test_coordinator_rebuild import NODES, in_catchup, live, queued, status
 

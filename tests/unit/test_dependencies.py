@@ -46,7 +46,7 @@ def test_each_has_a_word_on_what_it_is_for() -> None:
 
 
 def test_the_connectors_release_is_said_alike_where_spark_fetches_it_itself() -> None:
-    from streaming.spark import _PACKAGES
+    from streaming.spark.session import _PACKAGES
 
     ivy = (ROOT / "deploy" / "ivy.xml").read_text()
     for package in _PACKAGES:

@@ -15,7 +15,7 @@ import pytest
 from deploy import doctor
 from deploy.doctor import Finding, cluster_findings, last_word, source_topic
 from keytide.cli.options import DEFAULT_DATA_DIR
-from keytide.health import Reason, verdict
+from keytide.model.health import Reason, verdict
 
 GOOD = {"cleanup.policy": "compact", "min.compaction.lag.ms": "60000", "delete.retention.ms": "86400000"}
 

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from indexer.scan.effort import PART_S, REST_S, TURN_S, Effort, GivenUpError, Lanes
-from indexer.scan.local import LocalReader
-from indexer.scan.news import ReaderGoneError
-from indexer.scan.reading import OutOfTimeError, ReadRequest
-from keytide.settings import load_settings
+from indexer.scan.local.effort import PART_S, REST_S, TURN_S, Effort, GivenUpError, Lanes
+from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.messages import OutOfTimeError, ReadRequest
+from indexer.scan.plan.waiting import ReaderGoneError
+from keytide.settings.settings import load_settings
 from tests.unit.scan_world import Doc, FakeSnapshot, World
 from tests.unit.test_api import serving
 
@@ -76,7 +76,7 @@ def work(seconds: float) -> None:
 
 def test_a_block_is_worked_on_in_parts_whatever_an_entry_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("indexer.scan.effort.thread_time", lambda: now)
+    monkeypatch.setattr("indexer.scan.local.effort.thread_time", lambda: now)
     effort = Effort()
     for cost, least, most in ((0.0005, 1, 1), (1e-7, 1_000, 8_192), (1e-5, 20, 30)):
         for _ in range(30):

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from coordinator import election
-from coordinator.election import FencedError, MetadataWriter
-from keytide.catalog import Catalog, TermRecord
-from keytide.kafka import KafkaUnavailableError
-from keytide.settings import Settings, load_settings
+from coordinator.election import claim as election
+from coordinator.election.claim import FencedError, MetadataWriter
+from keytide.catalog.catalog import Catalog, TermRecord
+from keytide.kafka.topics import KafkaUnavailableError
+from keytide.settings.settings import Settings, load_settings
 
 LOST = KafkaError(KafkaError.INVALID_TXN_STATE, "no", fatal=True)
 """A broker that is killed in the middle of a commit answers so (seen with Kafka 4.1)."""

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.collation import encode_key
-from keytide.entry import INLINE_LIMIT, MAX_ID_BYTES, is_long, long_group, long_key, pack_value, unpack_value
 from keytide.errors import InvariantViolationError
+from keytide.model.entry import (
+    INLINE_LIMIT,
+    MAX_ID_BYTES,
+    is_long,
+    long_group,
+    long_key,
+    pack_value,
+    unpack_value,
+)
 
 LMDB_LIMIT = 511
 

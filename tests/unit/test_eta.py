@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.eta import LOAD_PART, SORT_PART, Pace
+from coordinator.builds.eta import LOAD_PART, SORT_PART, Pace
 
 SECOND = 1_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from indexer.scan.filtering import Conditions
+from indexer.scan.local.filtering import Conditions
 from keytide.collation import Value
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.definition.expression import Comparison, Literal, Path

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.fold import FoldJob
-from indexer.store.fold_worker import WORKER_DIED, WORKER_STALLED, FoldWorker, _Ticket
+from indexer.store.fold.fold import FoldJob
+from indexer.store.fold.watched_process import Child, StalledError
+from indexer.store.fold.worker import WORKER_DIED, WORKER_STALLED, FoldWorker, _Ticket
 from indexer.store.interface import Applied
-from indexer.store.watched import Child, StalledError
 from keytide.errors import RetryableError
 from tests.store_kit import SMALL, all_rows, lmdb_store, segments, state
 from tests.unit.test_store_fold import alive, documents, wait_for
@@ -242,7 +242,7 @@ def test_a_stopped_worker_dies_with_its_node(tmp_path: Path) -> None:
     code = (
         "import os, sys, signal\n"
         "from pathlib import Path\n"
-        "from indexer.store.fold_worker import FoldWorker\n"
+        "from indexer.store.fold.worker import FoldWorker\n"
         "from tests.unit.test_fold_worker import job\n"
         "folds = FoldWorker()\n"
         "folds.submit(job(Path(sys.argv[1]))).outcome(30)\n"

@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.errors import RetryableError
-from keytide.log_history import LogHistory, PartitionHistory
-from keytide.settings import load_settings
-from keytide.timestamp import Place, Timestamp
-from streaming import batches, core, footing
-from streaming.batches import Batches, BuildPlan
-from streaming.checkpoint import Checkpoint, Range
-from streaming.progress import Journal, Status
-from streaming.work import Work
+from keytide.model.log_history import LogHistory, PartitionHistory
+from keytide.model.timestamp import Place, Timestamp
+from keytide.settings.settings import load_settings
+from streaming.backfill import batches
+from streaming.backfill.batches import Batches, BuildPlan
+from streaming.core import log_identity as footing
+from streaming.core import micro_batches as core
+from streaming.drivers.progress import Journal, Status
+from streaming.spark.checkpoint import Checkpoint, Range
+from streaming.stages.work import Work
 
 
 def log(*branches: tuple[int, int], leader: int | None = None) -> LogHistory:

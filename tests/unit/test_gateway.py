@@ -21,21 +21,21 @@ import httpx
 import psutil
 import pytest
 
-from indexer import gateway
-from indexer.consuming import Kind, Record
-from indexer.gateway import Listener
-from indexer.hearing import Hearing
-from indexer.hosting import placed_here
-from indexer.node import Node
-from indexer.scan.request import ScanRequest
-from indexer.scan.selection import Shape, slices_of
-from keytide.catalog import Catalog, KeyspaceRecord, NodeRecord, RollbackRecord
+from indexer.hosting.hosting import placed_here
+from indexer.hosting.node import Node
+from indexer.ingest.consumer import Kind, Record
+from indexer.ingest.metadata import Hearing
+from indexer.scan.plan.selection import Shape, slices_of
+from indexer.scan.request.request import ScanRequest
+from indexer.serve import gateway
+from indexer.serve.gateway import Listener
+from keytide.catalog.catalog import Catalog, KeyspaceRecord, NodeRecord, RollbackRecord
 from keytide.client import Client
 from keytide.errors import KeytideError
-from keytide.kafka import KafkaUnavailableError
-from keytide.messages import Leading, Published, StabilityTimestamp, encode
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
+from keytide.kafka.topics import KafkaUnavailableError
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import Leading, Published, StabilityTimestamp, encode
 from tests.unit.scan_world import KEYSPACE, World
 from tests.unit.test_api import serving, world_of_cities
 

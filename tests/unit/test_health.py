@@ -10,22 +10,16 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator import health, metrics
-from coordinator.events import (
-    Instruction,
-    KafkaAnswered,
-    Reported,
-    RoomSeen,
-    SourceAway,
-    SourceSampled,
-)
-from coordinator.silence import BEATS, GRACE_MS, Vigil
-from indexer import health as node_health
-from indexer.node import Node
+from coordinator.core.events import Instruction, KafkaAnswered, Reported, RoomSeen, SourceAway, SourceSampled
+from coordinator.core.silence import BEATS, GRACE_MS, Vigil
+from coordinator.http import metrics
+from coordinator.views import health
+from indexer.hosting.node import Node
+from indexer.serve import health as node_health
 from indexer.view import Trouble
-from keytide.catalog import Catalog, ClusterRecord
-from keytide.health import KINDS, LEVELS, Reason, Status, Verdict, read, single, verdict, worst
-from keytide.messages import NodeHeartbeat
+from keytide.catalog.catalog import Catalog, ClusterRecord
+from keytide.model.health import KINDS, LEVELS, Reason, Status, Verdict, read, single, verdict, worst
+from keytide.wire.messages import NodeHeartbeat
 from tests.unit.leader_world import World, facts
 from tests.unit.test_coordinator_rebuild import LIMITS, NODES, serving, status
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from keytide.definition import InvalidStatementError, parse_statement
-from keytide.hints import did_you_mean, nearest
+from keytide.model.hints import did_you_mean, nearest
 from keytide.query import parse_query
-from keytide.query.choose import NoIndexError, choose
-from keytide.query.plan import Candidate
+from keytide.query.plan.choose import NoIndexError, choose
+from keytide.query.plan.plan import Candidate
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,24 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
-from indexer import folder as folder_module
-from indexer import unique_watch
-from indexer.events import BackfillData, DataLost, MutationData, RolledBack, Stamped, Turn
-from indexer.folder import NodeFolder
-from indexer.following import Limits
-from indexer.hearing import histories_complete
-from indexer.hosting import Hosting, SliceNews, placed_here
-from indexer.metrics import NodeMetrics
-from indexer.node import Node
-from indexer.slices import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
-from indexer.spool import ChunkSpool
-from indexer.store.fold_worker import FoldWorker
+from indexer.hosting import node_folder as folder_module
+from indexer.hosting.hosting import Hosting, SliceNews, placed_here
+from indexer.hosting.metrics import NodeMetrics
+from indexer.hosting.node import Node
+from indexer.hosting.node_folder import NodeFolder
+from indexer.hosting.slice_runner import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
+from indexer.hosting.spool import ChunkSpool
+from indexer.ingest.metadata import histories_complete
+from indexer.slice.events import BackfillData, DataLost, MutationData, RolledBack, Stamped, Turn
+from indexer.slice.following import Limits
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.memory import MemorySliceStore
-from indexer.unique import UniqueLimits
-from indexer.unique_watch import KeyShape, UniqueWatch
-from keytide.catalog import (
+from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.store.memory.store import MemorySliceStore
+from indexer.unique import watch as unique_watch
+from indexer.unique.suspects import UniqueLimits
+from indexer.unique.watch import KeyShape, UniqueWatch
+from keytide.catalog.catalog import (
     BuildRecord,
     BuildState,
     Catalog,
@@ -41,12 +41,20 @@ from keytide.catalog import (
     encode_record,
     record_key,
 )
+from keytide.catalog.history import History
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import ConfigurationError, RetryableError
-from keytide.history import History
-from keytide.messages import BatchEnd, BuildEnd, PutChunk, Segment, SliceStatus, StabilityTimestamp, encode
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import (
+    BatchEnd,
+    BuildEnd,
+    PutChunk,
+    Segment,
+    SliceStatus,
+    StabilityTimestamp,
+    encode,
+)
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, segment
 
 KEY = ("i-1", 0)
@@ -429,7 +437,7 @@ def test_a_sound_base_passes_its_checks(place: Place, caplog: pytest.LogCaptureF
     follow(runner, 0, 0, 30)
     fold(runner)
     interval = load_settings().indexer.scrub_interval_s * 1_000
-    caplog.set_level("INFO", "indexer.scrubbing")
+    caplog.set_level("INFO", "indexer.hosting.scrubber")
     now, deadline = 0, time.monotonic() + 10
     while caplog.text.count("as it was written") < 2:
         assert time.monotonic() < deadline

@@ -13,11 +13,11 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from coordinator.api import create_app as coordinator_app
-from coordinator.service import Service
-from indexer.api import create_app as node_app
-from keytide.http_gate import Gate, Message, Need, is_of_host
-from keytide.settings import Settings, load_settings
+from coordinator.http.api import create_app as coordinator_app
+from coordinator.process.service import Service
+from indexer.serve.api import create_app as node_app
+from keytide.serving.gate import Gate, Message, Need, is_of_host
+from keytide.settings.settings import Settings, load_settings
 from tests.browser.scene import busy_day
 from tests.unit.test_api import world_of_cities
 
@@ -124,7 +124,7 @@ def test_a_client_that_goes_away_is_one_line_in_the_log(caplog: pytest.LogCaptur
     caplog.set_level("INFO")
     asked = Asked(headers=CHUNKED, pieces=[b"{", b"}"], gone=True)
     assert (asked.status, asked.answer) == (0, b"")
-    assert [record.getMessage() for record in caplog.records if record.name == "keytide.http_gate"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "keytide.serving.gate"] == [
         "192.0.2.7 went away in the middle of its POST /v1/x"
     ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from keytide.errors import ConfigurationError
-from keytide.http_security import (
+from keytide.serving.listener import listen
+from keytide.serving.security import (
     Guard,
     NotAllowedError,
     TokenScope,
@@ -13,8 +14,7 @@ from keytide.http_security import (
     is_loopback,
     reading_token,
 )
-from keytide.listening import listen
-from keytide.settings import SecuritySettings
+from keytide.settings.settings import SecuritySettings
 
 TOKENS = {"r": ["read"], "a": ["admin"], "schlüssel": ["read"]}
 

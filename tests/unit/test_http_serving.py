@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from indexer.one_write import OneWriteProtocol
-from keytide import metrics
-from keytide.http_gate import Gate, Need
-from keytide.http_serving import PatientProtocol, server_of
-from keytide.listening import allow_handles
-from keytide.settings import HttpSettings, SecuritySettings, load_settings
+from indexer.serve.one_write import OneWriteProtocol
+from keytide.process import metrics
+from keytide.serving.gate import Gate, Need
+from keytide.serving.listener import allow_handles
+from keytide.serving.server import PatientProtocol, server_of
+from keytide.settings.settings import HttpSettings, SecuritySettings, load_settings
 from tests.fuzz.http import HttpFuzz
 from tests.live_node import LiveNode
 
@@ -234,7 +234,7 @@ def test_no_bytes_harm_the_server(tmp_path: Path, seed: int) -> None:
 
 
 def test_half_a_request_for_metrics_ends(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "keytide.metrics")
+    caplog.set_level("INFO", "keytide.process.metrics")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = metrics.serve(port, registry=CollectorRegistry(), patience_s=0.2)

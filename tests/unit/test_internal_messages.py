@@ -10,14 +10,14 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from indexer.api import create_app
-from indexer.node import Node
-from indexer.scan.peers import LEASE_PATH, READ_PATH
-from keytide.clock import now_ms
-from keytide.cluster_credential import PERIOD_MS, credential, opens
-from keytide.digests import VERIFY_PATH
-from keytide.lists import LISTS_PATH
-from keytide.settings import load_settings
+from indexer.hosting.node import Node
+from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
+from indexer.serve.api import create_app
+from keytide.process.clock import now_ms
+from keytide.serving.cluster_credential import PERIOD_MS, credential, opens
+from keytide.settings.settings import load_settings
+from keytide.wire.digests import VERIFY_PATH
+from keytide.wire.index_lists import LISTS_PATH
 from tests.fuzz.internal import InternalFuzz
 from tests.live_node import NUMBER, SECRET, LiveNode
 from tests.unit.scan_world import of_the_cluster

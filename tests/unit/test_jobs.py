@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator import job_views, views
-from coordinator.buildbook import BuildLimits
-from coordinator.ddl import ConflictError
-from coordinator.dictionary import NoSuchIndexError
-from coordinator.events import (
+from coordinator.builds.registry import BuildLimits
+from coordinator.catalog.dictionary import NoSuchIndexError
+from coordinator.core.events import (
     NO_ROOM,
     CommonSnapshot,
     DeleteTopics,
@@ -26,7 +24,9 @@ from coordinator.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.jobbook import (
+from coordinator.core.silence import SILENT_MS, START_MS
+from coordinator.jobs.jobs import NOT_STARTED
+from coordinator.jobs.registry import (
     FINAL,
     GONE_MS,
     TRANSITIONS,
@@ -35,11 +35,12 @@ from coordinator.jobbook import (
     NoSuchJobError,
     faults_of,
 )
-from coordinator.jobs import NOT_STARTED
-from coordinator.silence import SILENT_MS, START_MS
-from keytide.catalog import JobRecord
-from keytide.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
-from keytide.timestamp import Timestamp
+from coordinator.statements.ddl import ConflictError
+from coordinator.views import jobs as job_views
+from coordinator.views import views
+from keytide.catalog.catalog import JobRecord
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
 from tests.unit.leader_world import BACKFILL, MUTATIONS, World, backfilled, facts, started
 
 VERIFIED = BuildLimits(verify=True)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, TopicCollection
 
-from keytide import kafka_clients
 from keytide.errors import InvariantViolationError
-from keytide.kafka import admin, consumer, producer
-from keytide.kafka_clients import AdminClient
-from keytide.settings import load_settings
+from keytide.kafka import clients as kafka_clients
+from keytide.kafka.clients import AdminClient
+from keytide.kafka.topics import admin, consumer, producer
+from keytide.settings.settings import load_settings
 from tests.unit.test_style import PRODUCT, named, sources, tree
 
 NOWHERE = load_settings(kafka={"bootstrap": "127.0.0.1:1"})

@@ -14,9 +14,9 @@ import pytest
 
 ASKING = """
 import sys
-from keytide.kafka import KafkaUnavailableError, admin, describe_topics
-from keytide.kafka_identity import cluster_id
-from keytide.settings import load_settings
+from keytide.kafka.topics import KafkaUnavailableError, admin, describe_topics
+from keytide.kafka.identity import cluster_id
+from keytide.settings.settings import load_settings
 
 with admin(load_settings(kafka={"bootstrap": sys.argv[1]})) as client:
     print(cluster_id(client, None, 10), flush=True)

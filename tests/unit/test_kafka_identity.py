@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from keytide import kafka_identity
-from keytide.clock import now_ms
-from keytide.kafka import KafkaUnavailableError, TopicInfo
-from keytide.kafka_identity import KafkaIdentity, Memory, Seen, WrongKafkaError
-from keytide.settings import Settings, load_settings
+from keytide.kafka import identity as kafka_identity
+from keytide.kafka.identity import KafkaIdentity, Memory, Seen, WrongKafkaError
+from keytide.kafka.topics import KafkaUnavailableError, TopicInfo
+from keytide.process.clock import now_ms
+from keytide.settings.settings import Settings, load_settings
 
 
 class Kafka:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator import kafka_work
-from coordinator.kafka_work import KafkaWork
-from keytide.kafka_admin import KafkaUnavailableError, TopicInfo
-from keytide.settings import load_settings
+from coordinator.kafka import admin as kafka_work
+from coordinator.kafka.admin import KafkaWork
+from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
+from keytide.settings.settings import load_settings
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, unknown: int) -> tuple[KafkaWork, list[str]]:

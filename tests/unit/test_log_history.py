@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytide.kafka_python import python_client
-from keytide.log_history import LogHistory, PartitionHistory
-from keytide.settings import load_settings
-from keytide.timestamp import Place
+from keytide.kafka.kafka_python import python_client
+from keytide.model.log_history import LogHistory, PartitionHistory
+from keytide.model.timestamp import Place
+from keytide.settings.settings import load_settings
 
 CHAIN = PartitionHistory(low=10, high=100, leader_epoch=7, branches=((1, 40), (4, 60), (7, 100)))
 

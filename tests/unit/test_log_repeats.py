@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from keytide.kafka import log as kafka_log
-from keytide.kafka_admin import log as admin_log
-from keytide.log_repeats import EVERY_S, Repeats
+from keytide.kafka.admin import log as admin_log
+from keytide.kafka.log_repeats import EVERY_S, Repeats
+from keytide.kafka.topics import log as kafka_log
 
 
 def said(repeats: Repeats, text: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keytide.messages import Assembler, BuildEnd, encode, split
+from keytide.wire.messages import Assembler, BuildEnd, encode, split
 
 MESSAGE = BuildEnd("b" * 300, "i", 0, 1, 2)
 

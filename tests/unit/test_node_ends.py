@@ -14,9 +14,9 @@ import pytest
 NODE = '''
 import sys
 
-import indexer.service
+import indexer.serve.service
 from indexer.__main__ import main
-from indexer.node import Node
+from indexer.hosting.node import Node
 from keytide.errors import InvariantViolationError
 from tests.unit.scan_world import World
 
@@ -39,7 +39,7 @@ def published(self, index):
 catalog = World("CREATE INDEX by_city ON users (city) WITH (slices=1)", node_count=1).catalog
 Node.catalog = lambda self: catalog
 Node.published = published
-indexer.service.Ingest = Idle
+indexer.serve.service.Ingest = Idle
 sys.exit(main())
 '''
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import notice as noticing
-from coordinator.notice import notice, unknown_fields
+from coordinator.statements import field_notices as noticing
+from coordinator.statements.field_notices import notice, unknown_fields
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
 from tests.unit.leader_world import facts
 
 PEOPLE = [b'{"city": "Rome", "address": {"street": "x", "code": null}, "tags": ["a"]}', b'{"age": 3}']

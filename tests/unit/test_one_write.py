@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from indexer.one_write import OneWriteProtocol, _HeadKeeper
+from indexer.serve.one_write import OneWriteProtocol, _HeadKeeper
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 

@@ -10,11 +10,12 @@ import pytest
 from kafka import TopicPartition
 from kafka.errors import ClusterAuthorizationFailedError
 
-from coordinator import open_transactions, views
-from coordinator.events import SourceSampled
-from coordinator.facts import SourceFacts
-from coordinator.open_transactions import PATIENCE_MS, TransactionWatch
-from keytide.settings import load_settings
+from coordinator.core.events import SourceSampled
+from coordinator.core.source_facts import SourceFacts
+from coordinator.kafka import pending_transactions as open_transactions
+from coordinator.kafka.pending_transactions import PATIENCE_MS, TransactionWatch
+from coordinator.views import views
+from keytide.settings.settings import load_settings
 from tests.unit.leader_world import facts
 from tests.unit.test_coordinator_rollback import serving
 from tests.unit.test_health import Day

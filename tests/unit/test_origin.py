@@ -14,23 +14,23 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from coordinator import views
-from coordinator.buildbook import BuildLimits
-from coordinator.events import BuildPrepared, Instruction, PrepareBuild, SourceSampled, StartDriver
-from coordinator.origin_body import OriginBody
-from coordinator.origin_reach import OriginRefusedError, Reach, check, reach_of
-from coordinator.origins import lost_tombstones, refused
-from indexer.store.fold_worker import FoldWorker
+from coordinator.builds.registry import BuildLimits
+from coordinator.builds.table_origins import lost_tombstones, refused
+from coordinator.core.events import BuildPrepared, Instruction, PrepareBuild, SourceSampled, StartDriver
+from coordinator.statements.origin_body import OriginBody
+from coordinator.statements.origin_reach import OriginRefusedError, Reach, check, reach_of
+from coordinator.views import views
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, Held, SliceStore
-from indexer.store.memory import MemorySliceStore
-from indexer.store.resolve import newer, step
-from keytide.catalog import RollbackRecord, TableOrigin, decode_record, encode_record
+from indexer.store.memory.store import MemorySliceStore
+from indexer.store.resolve.resolve import newer, step
+from keytide.catalog.catalog import RollbackRecord, TableOrigin, decode_record, encode_record
 from keytide.cli.options import json_file
 from keytide.errors import CallerError
-from keytide.timestamp import Place, Timestamp
-from keytide.types import TABLE_PARTITION
-from streaming.checkpoint import Checkpoint
-from streaming.origin import as_records, find_ids, repeated_within, starting_offsets
+from keytide.model.timestamp import Place, Timestamp
+from keytide.model.types import TABLE_PARTITION
+from streaming.backfill.table_origin import as_records, find_ids, repeated_within, starting_offsets
+from streaming.spark.checkpoint import Checkpoint
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, segments, state
 from tests.unit.leader_world import MUTATIONS, World, facts, started
 from tests.unit.test_coordinator_rebuild import live

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_record
 
-from keytide.catalog import BuildRecord, TableOrigin
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
-from streaming import driver as driving
-from streaming import meter as metering
-from streaming.core import Outcome
-from streaming.meter import Gate
-from streaming.pacing import CREDIT_S, Bucket
-from streaming.progress import Status
+from keytide.catalog.catalog import BuildRecord, TableOrigin
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from streaming.backfill import driver as driving
+from streaming.core.micro_batches import Outcome
+from streaming.core.rate import CREDIT_S, Bucket
+from streaming.drivers import rate_gate as metering
+from streaming.drivers.progress import Status
+from streaming.drivers.rate_gate import Gate
 
 LIMIT_S = 20.0
 

@@ -18,14 +18,14 @@ from typing import Any, cast
 
 import pytest
 
-from indexer.scan.aggregate_request import plan_of
+from indexer.scan.aggregate.request import plan_of
 from keytide.definition.binding import Binding
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.semantics import cast_bigint, cast_double
 from keytide.definition.statement import unfinished
 from keytide.errors import CallerError
-from keytide.hints import nearest
-from keytide.loose_json import json_or_text
+from keytide.http.loose_json import json_or_text
+from keytide.model.hints import nearest
 from tests.unit.test_style import named, sources, tree
 
 SERVING = ("keytide", "projector", "router", "indexer", "coordinator")

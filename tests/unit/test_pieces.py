@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytide.timestamp import Timestamp
-from streaming.core import Outcome
-from streaming.pieces import GROW, SHRINK, Piece, Sizing, cut, documents
-from streaming.progress import Journal, Status
-from streaming.sitting import Sitting
+from keytide.model.timestamp import Timestamp
+from streaming.core.micro_batches import Outcome
+from streaming.core.sizing import GROW, SHRINK, Piece, Sizing, cut, documents
+from streaming.drivers.outage import Sitting
+from streaming.drivers.progress import Journal, Status
 
 OFFSETS = st.dictionaries(st.integers(0, 5), st.integers(0, 1_000), min_size=1)
 
@@ -126,7 +126,7 @@ def test_drivers_that_are_struck_get_on(tmp_path: Path, rate: float) -> None:
 def test_a_first_micro_batch_that_is_too_large_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streaming.pieces.SHRINK", 1)
+    monkeypatch.setattr("streaming.core.sizing.SHRINK", 1)
     with pytest.raises(AssertionError, match="200 drivers"):
         backfill(tmp_path, 40_000, 1_000.0, 10, lambda _: 40.0)
 

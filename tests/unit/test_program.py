@@ -41,7 +41,7 @@ def test_a_process_that_crashes_leaves_its_stacks_in_its_log(tmp_path: Path) -> 
     finally:
         process.kill()
     stacks = log.read_text(errors="replace").partition("Fatal Python error: ")[2]
-    assert "indexer/service.py" in stacks or "indexer/serving.py" in stacks
+    assert "indexer/serve/service.py" in stacks or "indexer/serve/process.py" in stacks
 
 
 def test_every_process_begins_as_the_others_do() -> None:

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 from keytide.collation import MISSING, decode_key, encode_key, encode_part
-from keytide.columns import heard_ids, heard_offsets, heard_times
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.entry import MAX_KEY_BYTES, unpack_value
 from keytide.errors import InvariantViolationError
-from projector.compile import compile_index
-from projector.core import KeyspacePlan, Projected, SourceBatch, project
-from projector.decoding import MAX_DOCUMENT_DEPTH, DocumentReader, nesting
-from projector.outcomes import MAX_ELEMENTS
+from keytide.model.entry import MAX_KEY_BYTES, unpack_value
+from keytide.wire.columns import heard_ids, heard_offsets, heard_times
+from projector.core.compile import compile_index
+from projector.core.decoding import MAX_DOCUMENT_DEPTH, DocumentReader, nesting
+from projector.core.outcomes import MAX_ELEMENTS
+from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from tests.property.naive_projection import condition
 
 

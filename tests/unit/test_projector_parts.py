@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 from msgspec.structs import replace
 
-from keytide.catalog import (
+from keytide.catalog.catalog import (
     BuildRecord,
     Catalog,
     IndexRecord,
@@ -20,17 +20,13 @@ from keytide.catalog import (
     record_key,
 )
 from keytide.definition import CreateIndex, parse_statement
-from keytide.log_history import LogHistory, PartitionHistory
-from keytide.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
-from keytide.settings import load_settings
-from keytide.timestamp import Place, Timestamp
-from projector import report
-from projector.core import SourceBatch
-from projector.events import Assigned, Checked, CommitDone, Key, Located, Reached, Refused
-from projector.membership import Membership
-from projector.partition import PartitionState
-from projector.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
-from projector.places import (
+from keytide.model.log_history import LogHistory, PartitionHistory
+from keytide.model.timestamp import Place, Timestamp
+from keytide.settings.settings import load_settings
+from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
+from projector.core.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
+from projector.core.projection import SourceBatch
+from projector.progress.commits import (
     Committed,
     beginning,
     check,
@@ -39,8 +35,12 @@ from projector.places import (
     first_place,
     take_over,
 )
-from projector.sender import Sender
-from projector.source import Source
+from projector.progress.events import Assigned, Checked, CommitDone, Key, Located, Reached, Refused
+from projector.progress.partition import PartitionState
+from projector.service import reports as report
+from projector.service.membership import Membership
+from projector.service.sender import Sender
+from projector.service.source import Source
 
 KEY = Key("orders", 1)
 
@@ -492,8 +492,8 @@ class TestMembership:
         source = _Source(commits)
         monkeypatch.setattr(Membership, "_join", lambda _: source)
         self.history = LogHistory()
-        monkeypatch.setattr("projector.lookups.judge", self.judge)
-        monkeypatch.setattr("projector.lookups.log_history", lambda *_, **__: self.history)
+        monkeypatch.setattr("projector.service.lookups.judge", self.judge)
+        monkeypatch.setattr("projector.service.lookups.log_history", lambda *_, **__: self.history)
         self.now = 0.0
         self.catalog = catalog(index(state="READY"), version=1)
         return Membership(

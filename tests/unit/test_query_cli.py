@@ -14,12 +14,12 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
-from indexer.api import create_app
+from indexer.serve.api import create_app
 from keytide.cli import app
 from keytide.cli import sql as sql_command
 from keytide.cli.output import out
 from keytide.cli.sql import first_word
-from keytide.settings import load_settings
+from keytide.settings.settings import load_settings
 from tests.browser.scene import busy_day, served
 from tests.unit.test_query_service import PEOPLE, TAGS, world
 

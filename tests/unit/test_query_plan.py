@@ -20,12 +20,13 @@ from keytide.definition import (
 )
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.values import Dialect
-from keytide.query import Candidate, NoIndexError, Plan, choose, implication, parse_query, plan_on
-from keytide.query.boxes import MAX_BOXES, MAX_SPANS
-from keytide.query.choose import spans_described
-from keytide.query.implication import implies
-from keytide.query.normal import FALSE, TRUE, normal
-from keytide.query.regions import region
+from keytide.query import Candidate, NoIndexError, Plan, choose, parse_query, plan_on
+from keytide.query.parse.normal import FALSE, TRUE, normal
+from keytide.query.plan import implication
+from keytide.query.plan.boxes import MAX_BOXES, MAX_SPANS
+from keytide.query.plan.choose import spans_described
+from keytide.query.plan.implication import implies
+from keytide.query.plan.regions import region
 
 
 def definition(statement: str) -> IndexDefinition:

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.scan.choose import IndexNotReadyError, SnapshotGoneError
-from indexer.scan.query import QueryService
-from indexer.scan.query_request import QueryRequest
-from indexer.scan.query_rows import TooManyRowsError
-from indexer.scan.request import HoldRequest
+from indexer.scan.plan.choose import IndexNotReadyError, SnapshotGoneError
+from indexer.scan.query.queries import QueryService
+from indexer.scan.query.request import QueryRequest
+from indexer.scan.query.rows import TooManyRowsError
+from indexer.scan.request.request import HoldRequest
 from keytide.collation import MISSING
 from keytide.errors import CallerError, HistoryChangedError, KeytideError
 from keytide.query import NoIndexError
-from keytide.settings import ScanSettings
+from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import Doc, World
 
 BY_CITY = "CREATE INDEX by_city ON users (city, age) INCLUDE (name) WITH (slices=4)"

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.scan.paging import target_of
-from indexer.scan.request import ScanRequest
-from indexer.scan.selection import Shape
-from indexer.scan.selection import slices_of as selected
-from indexer.scan.tokens import PageToken
+from indexer.scan.gather.paging import target_of
+from indexer.scan.plan.selection import Shape
+from indexer.scan.plan.selection import slices_of as selected
+from indexer.scan.plan.tokens import PageToken
+from indexer.scan.request.request import ScanRequest
+from keytide.catalog.partitioning import Partitioning, encode_splits, readable_splits
 from keytide.collation import MISSING, decode_key, encode_key, encode_part, span
 from keytide.definition import IndexDefinition, InvalidStatementError, parse_statement
 from keytide.definition.index import MAX_SPLIT_BYTES
 from keytide.definition.statement import CreateIndex
-from keytide.partitioning import Partitioning, encode_splits, readable_splits
 from keytide.query import Candidate, Plan, parse_query, plan_on
-from projector.core import KeyspacePlan, SourceBatch, project
+from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
-from streaming.share import Share
+from streaming.core.share import Share
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import never
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from keytide.settings import Settings
+from keytide.settings.settings import Settings
 from tests.reference import metrics, rest, settings
 from tests.simulation.table import faults
 from tests.unit import test_pages

@@ -9,28 +9,28 @@ from typing import Any, cast
 
 import pytest
 
-from indexer.core import SliceCore
-from indexer.events import Apply, Correct, Done, Event, MutationData, Stamped, Turn
-from indexer.following import Limits
-from indexer.status import running
-from indexer.store.correcting import Moments, correct
+from indexer.hosting.slice_status import running
+from indexer.slice.core import SliceCore
+from indexer.slice.events import Apply, Correct, Done, Event, MutationData, Stamped, Turn
+from indexer.slice.following import Limits
 from indexer.store.interface import Applied, Held
-from indexer.store.memory import MemorySliceStore
-from indexer.store.resolve import step
-from keytide.catalog import IndexRecord
-from keytide.correction import Correction
+from indexer.store.memory.store import MemorySliceStore
+from indexer.store.resolve.corrections import Moments, correct
+from indexer.store.resolve.resolve import step
+from keytide.catalog.catalog import IndexRecord
 from keytide.errors import RetryableError
-from keytide.messages import Corrections, RepairEnd, RepairWatch, SliceStatus, StabilityTimestamp, encode
-from keytide.settings import RepairSettings
-from keytide.timestamp import Timestamp
-from streaming.repair import composing
-from streaming.repair.composing import batches, count_actions, planned, wanted
-from streaming.repair.repairing import NotRepairedError, Repair, Repaired, summary
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import RepairSettings
+from keytide.wire.corrections import Correction
+from keytide.wire.messages import Corrections, RepairEnd, RepairWatch, SliceStatus, StabilityTimestamp, encode
+from streaming.repair import corrections as composing
+from streaming.repair.corrections import batches, count_actions, planned, wanted
+from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import Told
-from streaming.verify.comparing import NOTHING, Evidence, Truth, judge
-from streaming.verify.difference import Difference, Entry, Holding, Kind
-from streaming.verify.difference import Version as Place
-from streaming.verify.judging import IndexOutcome, Outcome
+from streaming.verify.core.comparing import NOTHING, Evidence, Truth, judge
+from streaming.verify.core.difference import Difference, Entry, Holding, Kind
+from streaming.verify.core.difference import Version as Place
+from streaming.verify.documents import IndexOutcome, Outcome
 from streaming.verify.slices import Pin
 from tests.simulation.wire import Version, batch, segment
 
@@ -336,7 +336,7 @@ def test_a_round_that_fails_has_slices_forget(scene: Scene) -> None:
 
 
 def test_corrections_come_in_several_messages(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streaming.repair.repairing.MESSAGE_DOCUMENTS", 1)
+    monkeypatch.setattr("streaming.repair.repair.MESSAGE_DOCUMENTS", 1)
     for docid in (b"d0", b"d1", b"d2"):
         lose(scene, docid)
     done = scene.repair()

@@ -7,9 +7,9 @@ import copy
 import pytest
 from msgspec import structs
 
-from indexer import correcting
-from indexer.core import SliceCore
-from indexer.events import (
+from indexer.slice import corrections as correcting
+from indexer.slice.core import SliceCore
+from indexer.slice.events import (
     Apply,
     Correct,
     Done,
@@ -21,13 +21,13 @@ from indexer.events import (
     SteppedBack,
     Turn,
 )
-from indexer.following import Limits
+from indexer.slice.following import Limits
 from indexer.store.interface import UNNUMBERED, Applied
-from keytide.catalog import RollbackRecord
-from keytide.correction import Correction, Round, pack_corrections, pack_watch
-from keytide.history import History
-from keytide.messages import Message, RepairEnd, RepairStatus, Segment, StabilityTimestamp, encode
-from keytide.timestamp import Timestamp
+from keytide.catalog.catalog import RollbackRecord
+from keytide.catalog.history import History
+from keytide.model.timestamp import Timestamp
+from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
+from keytide.wire.messages import Message, RepairEnd, RepairStatus, Segment, StabilityTimestamp, encode
 from tests.simulation.wire import TOPIC_ID, Version, batch, segment
 
 LIMITS = Limits(documents=100, bytes=1 << 20, gap_ms=1_000)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
+from indexer.store.formats.records import PUT
 from indexer.store.interface import Applied, Counts, SliceStore
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.memory import MemorySliceStore
-from indexer.store.records import PUT
-from indexer.store.writing import long_table_key, long_value
-from keytide.correction import Correction, Round, pack_corrections, read_corrections
-from keytide.entry import INLINE_LIMIT
-from keytide.messages import Corrections, decode, encode
-from keytide.timestamp import Timestamp
-from keytide.types import TABLE_PARTITION
+from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.store.lmdb.writing import long_table_key, long_value
+from indexer.store.memory.store import MemorySliceStore
+from keytide.model.entry import INLINE_LIMIT
+from keytide.model.timestamp import Timestamp
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire.corrections import Correction, Round, pack_corrections, read_corrections
+from keytide.wire.messages import Corrections, decode, encode
 from tests.store_kit import Version, all_rows, key, lmdb_store, segments, state
 
 A, B, C = key("a"), key("b"), key("c")

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from keytide.columns import heard_ids, pick, puts_columns, trim_segment, unpack
 from keytide.definition import CreateIndex, parse_statement
-from keytide.messages import Segment
-from projector.core import KeyspacePlan, ProjectedBatch, SourceBatch, project
+from keytide.wire.columns import heard_ids, pick, puts_columns, trim_segment, unpack
+from keytide.wire.messages import Segment
+from projector.core.projection import KeyspacePlan, ProjectedBatch, SourceBatch, project
 from router.core import bounded, route, segment_bytes, segments, slice_of, slices_of, split_segment
 
 SLICES = 4

@@ -8,21 +8,24 @@ from typing import Any
 
 import pytest
 
-from keytide.catalog import BuildRecord
+from keytide.catalog.catalog import BuildRecord
 from keytide.errors import KeytideError
-from keytide.messages import BuildSampled
-from keytide.settings import Settings
-from streaming import core
-from streaming import sample as driver
-from streaming.failures import BuildImpossibleError
-from streaming.reading import OffsetsLostError
+from keytide.settings.settings import Settings
+from keytide.wire.messages import BuildSampled
+from streaming.core import micro_batches as core
+from streaming.drivers.failures import BuildImpossibleError
+from streaming.sample import __main__ as driver
+from streaming.stages.source_reader import OffsetsLostError
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
         (OffsetsLostError("the log has not all of it any more"), core.EXIT_RETRY),
-        (RuntimeError("PythonException: streaming.reading.OffsetsLostError: [0, 5)"), core.EXIT_RETRY),
+        (
+            RuntimeError("PythonException: streaming.stages.source_reader.OffsetsLostError: [0, 5)"),
+            core.EXIT_RETRY,
+        ),
         (BuildImpossibleError("topic users does not exist"), core.EXIT_NEVER),
     ],
 )

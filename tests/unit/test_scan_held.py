@@ -8,15 +8,15 @@ from unittest import mock
 
 import pytest
 
-from indexer.scan.choose import IndexNotReadyError, SnapshotGoneError, TimestampNotReachedError
-from indexer.scan.leases import LeaseBook, TooManyLeasesError
-from indexer.scan.reading import NodeUnavailableError
-from indexer.scan.request import CountRequest, HoldRequest
-from indexer.scan.service import ScanService
-from indexer.scan.tokens import InvalidTokenError
-from keytide.clock import now_ms
+from indexer.scan.gather.service import ScanService
+from indexer.scan.peer.messages import NodeUnavailableError
+from indexer.scan.plan.choose import IndexNotReadyError, SnapshotGoneError, TimestampNotReachedError
+from indexer.scan.plan.leases import LeaseBook, TooManyLeasesError
+from indexer.scan.plan.tokens import InvalidTokenError
+from indexer.scan.request.request import CountRequest, HoldRequest
 from keytide.errors import CallerError, HistoryChangedError
-from keytide.settings import ScanSettings
+from keytide.process.clock import now_ms
+from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import World
 from tests.unit.test_scan_service import (
     BY_CITY,
@@ -125,8 +125,8 @@ def test_a_hold_lasts_as_long_as_it_is_used_on_any_slice() -> None:
     async def test(services: ByNode) -> None:
         nonlocal clock
         with (
-            mock.patch("indexer.scan.local.now_ms", side_effect=lambda: clock),
-            mock.patch("indexer.scan.held.monotonic", side_effect=lambda: clock / 1000),
+            mock.patch("indexer.scan.local.reader.now_ms", side_effect=lambda: clock),
+            mock.patch("indexer.scan.plan.holds.monotonic", side_effect=lambda: clock / 1000),
         ):
             held = await hold(services["n0"], lease_s=10)
             for _ in range(5):

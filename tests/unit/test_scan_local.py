@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from indexer.scan.aggregate_request import Function, Plan
-from indexer.scan.aggregate_task import Arguments, encode_arguments, encode_plan
-from indexer.scan.extent import INLINE_ROWS
-from indexer.scan.leases import LeaseBook, TooManyLeasesError
-from indexer.scan.local import LocalReader
-from indexer.scan.reading import TIP, LeaseRequest, ReadReply, ReadRequest, UnknownTaskError
-from indexer.scan.task_list import TASKS
-from keytide.clock import now_ms
+from indexer.scan.aggregate.request import Function, Plan
+from indexer.scan.aggregate.task import Arguments, encode_arguments, encode_plan
+from indexer.scan.local.extent import INLINE_ROWS
+from indexer.scan.local.reader import LocalReader
+from indexer.scan.local.task_registry import TASKS
+from indexer.scan.peer.messages import TIP, LeaseRequest, ReadReply, ReadRequest, UnknownTaskError
+from indexer.scan.plan.leases import LeaseBook, TooManyLeasesError
 from keytide.errors import KeytideError
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
 from tests.unit.scan_world import FakeSnapshot, FakeView, World
 
 INDEX = "i-1"

@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.scan.asking import parse
-from indexer.scan.choose import (
+from indexer.scan.peer.messages import HistoryAheadError, NodeUnavailableError, ReadReply, ReadRequest
+from indexer.scan.plan.choose import (
     IndexNotReadyError,
     RollingBackError,
     SnapshotGoneError,
     TimestampNotReachedError,
 )
-from indexer.scan.reading import HistoryAheadError, NodeUnavailableError, ReadReply, ReadRequest
-from indexer.scan.request import OffsetAndEpoch, ScanRequest
-from indexer.scan.selection import Shape, slices_of
+from indexer.scan.plan.selection import Shape, slices_of
+from indexer.scan.request.parsing import parse
+from indexer.scan.request.request import OffsetAndEpoch, ScanRequest
 from indexer.view import StoreDamagedError, Trouble
-from keytide.catalog import BuildRecord, BuildState
+from keytide.catalog.catalog import BuildRecord, BuildState
 from keytide.errors import HistoryChangedError, InvariantViolationError, RetryableError
-from keytide.timestamp import Place, Timestamp
+from keytide.model.timestamp import Place, Timestamp
 from tests.unit.scan_world import Doc, FakeSnapshot, World
 from tests.unit.test_scan_service import (
     BY_CITY,

@@ -10,19 +10,19 @@ from unittest import mock
 
 import pytest
 
-from indexer.scan import gather as gathering
-from indexer.scan.asking import InvalidRequestError, from_query, parse
-from indexer.scan.choose import IndexNotReadyError
-from indexer.scan.gather import CountTimeoutError
-from indexer.scan.news import ReaderGoneError, unless_gone
-from indexer.scan.request import CountRequest, ScanRequest, SpanRequest
-from indexer.scan.scatter import Target
-from indexer.scan.selection import Selection, Shape, selection_of, slices_of, spans_of
-from indexer.scan.service import ScanService
+from indexer.scan.gather import gather as gathering
+from indexer.scan.gather.gather import CountTimeoutError
+from indexer.scan.gather.scatter import Target
+from indexer.scan.gather.service import ScanService
+from indexer.scan.plan.choose import IndexNotReadyError
+from indexer.scan.plan.selection import Selection, Shape, selection_of, slices_of, spans_of
+from indexer.scan.plan.waiting import ReaderGoneError, unless_gone
+from indexer.scan.request.parsing import InvalidRequestError, from_query, parse
+from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
 from keytide.collation import Span, encode_key
 from keytide.definition.expression import Comparison, DocumentId, In, Literal, Path, Predicate
 from keytide.errors import CallerError
-from keytide.settings import ScanSettings
+from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import Doc, World, definition_of
 from tests.unit.test_scan_service import (
     BY_CITY,
@@ -179,7 +179,7 @@ def test_an_offset_over_several_slices_fetches_keys_in_blocks() -> None:
     world.commit(10, {"by_city": [Doc([f"c{at:04}"], f"u{at}", b'{"x":1}') for at in range(400)]})
 
     async def test(services: ByNode) -> None:
-        with mock.patch("indexer.scan.gather.SKIP_BLOCK", 64):
+        with mock.patch("indexer.scan.gather.gather.SKIP_BLOCK", 64):
             answer = await ask(services["n0"], offset=390, limit=3)
         assert ids(answer) == ["u390", "u391", "u392"]
         reads = [request for _, request in world.nodes["n0"].reads]
@@ -256,14 +256,14 @@ def test_when_its_time_is_over_a_read_says_where_it_got_to() -> None:
 
     async def test(services: ByNode) -> None:
         clock = iter(range(0, 10_000, 4))  # each look at the clock is four seconds later
-        with mock.patch("indexer.scan.gather.monotonic", side_effect=lambda: next(clock)):
+        with mock.patch("indexer.scan.gather.gather.monotonic", side_effect=lambda: next(clock)):
             gathered = await filtered(services["n0"], NEVER, 5, timeout_ms=6_000)
         assert (gathered.entries, gathered.more) == ([], True)
         assert gathered.reached
         assert gathered.rounds == 2
         with (
-            mock.patch("indexer.scan.gather.monotonic", side_effect=lambda: next(clock)),
-            mock.patch("indexer.scan.gather.SKIP_BLOCK", 8),
+            mock.patch("indexer.scan.gather.gather.monotonic", side_effect=lambda: next(clock)),
+            mock.patch("indexer.scan.gather.gather.SKIP_BLOCK", 8),
         ):
             first = await ask(services["n0"], offset=150, limit=5, timeout_ms=6_000)
         # No rows yet, and a token to go on with.
@@ -283,7 +283,7 @@ def test_a_count_that_takes_too_long_is_a_typed_error() -> None:
 
     async def test(services: ByNode) -> None:
         clock = iter(range(0, 10_000, 4))
-        with mock.patch("indexer.scan.gather.monotonic", side_effect=lambda: next(clock)):
+        with mock.patch("indexer.scan.gather.gather.monotonic", side_effect=lambda: next(clock)):
             error = await raises(CountTimeoutError, ask_count(services["n0"], low=["a"], timeout_ms=6_000))
         assert (error.status, error.problem_type) == (504, "count-timeout")
         assert error.next_step
@@ -395,7 +395,7 @@ def test_distinct_keys_that_pass_a_filter_come_once_wherever_a_read_pauses(
                 async def work(target: Target, after: bytes = after, left: int = left) -> gathering.Gathered:
                     return await gathering.gather(target, shared.nodes, after, reverse, 2, left)
 
-                with mock.patch("indexer.scan.gather.monotonic", side_effect=lambda: next(clock)):
+                with mock.patch("indexer.scan.gather.gather.monotonic", side_effect=lambda: next(clock)):
                     page = (await shared.read(index, selection, ScanRequest(), {}, never, work)).gathered
                 keys += [key for key, _ in page.entries]
                 after, left, more = page.reached, page.offset_left, page.more

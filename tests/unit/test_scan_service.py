@@ -11,25 +11,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.scan.choose import (
+from indexer.scan.gather.service import ScanService
+from indexer.scan.peer.messages import NodeUnavailableError
+from indexer.scan.plan.choose import (
     IndexNotReadyError,
     RollingBackError,
     SnapshotGoneError,
     TimestampNotReachedError,
     UnknownIndexError,
 )
-from indexer.scan.leases import TooManyLeasesError
-from indexer.scan.news import ReaderGoneError
-from indexer.scan.reading import NodeUnavailableError
-from indexer.scan.request import CountRequest, ScanRequest
-from indexer.scan.selection import Shape, slices_of
-from indexer.scan.service import ScanService
-from indexer.scan.tokens import InvalidTokenError, SessionToken, saw_tip, sign, tip_of, verify
-from keytide.catalog import Catalog
-from keytide.clock import now_ms
+from indexer.scan.plan.leases import TooManyLeasesError
+from indexer.scan.plan.selection import Shape, slices_of
+from indexer.scan.plan.tokens import InvalidTokenError, SessionToken, saw_tip, sign, tip_of, verify
+from indexer.scan.plan.waiting import ReaderGoneError
+from indexer.scan.request.request import CountRequest, ScanRequest
+from keytide.catalog.catalog import Catalog
 from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError, RetryableError
-from keytide.settings import ScanSettings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import SECRET, Doc, FakeSlice, FakeView, World, definition_of, sliced
 
 BY_CITY = "CREATE INDEX by_city ON users (city) WITH (slices=4)"
@@ -700,7 +700,7 @@ def test_a_node_that_has_read_nothing_yet_does_not_say_that_an_index_does_not_ex
 
 
 def test_a_build_that_ends_while_a_scan_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.scan.shared.CATALOG_LAG_S", 30.0)
+    monkeypatch.setattr("indexer.scan.gather.reads.CATALOG_LAG_S", 30.0)
     world = World()
     world.create(BY_CITY, state="BUILDING")
 

@@ -25,12 +25,13 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from deploy.demo.story import STATEMENTS
-from indexer.scan import local
-from indexer.scan.arrow import MEDIA_TYPE as ARROW
-from indexer.scan.ndjson import MEDIA_TYPE as NDJSON
-from keytide import clock, health
-from keytide.catalog import ClusterRecord
-from keytide.settings import load_settings
+from indexer.scan.local import reader as local
+from indexer.scan.stream.arrow import MEDIA_TYPE as ARROW
+from indexer.scan.stream.ndjson import MEDIA_TYPE as NDJSON
+from keytide.catalog.catalog import ClusterRecord
+from keytide.model import health
+from keytide.process import clock
+from keytide.settings.settings import load_settings
 from tests.browser.scene import busy_day, served
 from tests.unit import scan_world
 from tests.unit.test_api import Endpoint, serving, world_of_cities

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from indexer.core import SliceCore
-from indexer.events import (
+from indexer.slice.core import SliceCore
+from indexer.slice.events import (
     Acknowledge,
     Apply,
     BackfillData,
@@ -37,13 +37,14 @@ from indexer.events import (
     SwitchOver,
     Turn,
 )
-from indexer.following import Limits
+from indexer.slice.following import Limits
 from indexer.store.interface import UNNUMBERED, Applied
-from keytide.catalog import RollbackRecord
-from keytide.columns import heard_offsets
+from keytide.catalog.catalog import RollbackRecord
+from keytide.catalog.history import History
 from keytide.errors import InvariantViolationError
-from keytide.history import History
-from keytide.messages import (
+from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.columns import heard_offsets
+from keytide.wire.messages import (
     BatchEnd,
     BuildEnd,
     Message,
@@ -53,7 +54,6 @@ from keytide.messages import (
     encode,
     split,
 )
-from keytide.timestamp import Place, Timestamp
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, removal_chunk, segment
 
 LIMITS = Limits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)

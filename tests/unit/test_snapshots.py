@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from indexer.control import STAMPS_KEPT, Control
-from indexer.events import ChunkKey
-from indexer.freshness import newest_times
-from indexer.node import Node
-from indexer.snapshots import AHEAD_LIMIT, LEASED_LIMIT, Reading, SnapshotRing
-from indexer.spool import ChunkSpool
+from indexer.hosting.control import STAMPS_KEPT, Control
+from indexer.hosting.node import Node
+from indexer.hosting.snapshots import AHEAD_LIMIT, LEASED_LIMIT, Reading, SnapshotRing
+from indexer.hosting.spool import ChunkSpool
+from indexer.slice.events import ChunkKey
+from indexer.slice.freshness import newest_times
 from indexer.store.interface import UNNUMBERED, Applied, Row, StoreDamagedError, StoreSnapshot
-from indexer.store.memory import MemorySliceStore
-from indexer.store.memory_snapshot import MemorySnapshot, MemoryState
-from keytide.catalog import Catalog, NodeRecord, RollbackRecord, encode_record, record_key
+from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
+from indexer.store.memory.store import MemorySliceStore
+from keytide.catalog.catalog import Catalog, NodeRecord, RollbackRecord, encode_record, record_key
+from keytide.catalog.history import History
 from keytide.errors import RetryableError
-from keytide.history import History
-from keytide.landmarks import rank
-from keytide.messages import Published, StabilityTimestamp
-from keytide.timestamp import Timestamp
+from keytide.model.landmarks import rank
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Published, StabilityTimestamp
 from tests.simulation.wire import Version, put_chunk, removal_chunk, segment
 
 

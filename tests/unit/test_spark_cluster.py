@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from keytide.settings import load_settings
-from streaming import spark
+from keytide.settings.settings import load_settings
+from streaming.spark import session as spark
 
 
 def test_a_local_master_stays_on_loopback_and_needs_no_executors(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_executors_of_a_cluster_are_told_what_settings_say(tmp_path: Path) -> No
     assert options["spark.driver.host"] == "10.0.0.10"
     assert "spark.driver.bindAddress" not in options
     assert options["spark.pyspark.python"] == sys.executable
-    assert options["spark.executorEnv.PYTHONPATH"] == str(Path(spark.__file__).parent.parent)
+    assert options["spark.executorEnv.PYTHONPATH"] == str(Path(spark.__file__).parents[2])
     more = {**build, "worker_python": "/opt/py/bin/python", "worker_path": "/opt/keytide"}
     options = spark.session_options(load_settings(build=more), tmp_path)
     assert options["spark.pyspark.python"] == "/opt/py/bin/python"

@@ -22,16 +22,16 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import DateType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
 
 import pyspark_keytide
-from indexer.scan.request import Question, SpanRequest
-from indexer.scan.selection import Shape, selection_of
+from indexer.scan.plan.selection import Shape, selection_of
+from indexer.scan.request.request import Question, SpanRequest
 from keytide.client import Client
-from keytide.clock import now_ms
 from keytide.collation import MISSING, Value, encode_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.definition.binding import Binding
 from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.process.clock import now_ms
 from keytide.query import parse_query
-from keytide.settings import Settings, load_settings
+from keytide.settings.settings import Settings, load_settings
 from streaming.source import columns, where
 from streaming.source.options import OptionError, Options
 from tests.unit.scan_world import Doc, World

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore
-from indexer.store.memory import MemorySliceStore
+from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import InvariantViolationError, RetryableError
-from keytide.messages import Skip
+from keytide.wire.messages import Skip
 from tests.store_kit import (
     Version,
     all_rows,

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.fold import FoldJob, FoldOutcome
-from indexer.store.fold_worker import FoldTicket, FoldWorker
+from indexer.store.fold.fold import FoldJob, FoldOutcome
+from indexer.store.fold.worker import FoldTicket, FoldWorker
 from indexer.store.interface import Applied, Counts, Held, Row, SkipLine, SliceStore
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.memory import MemorySliceStore
+from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import RetryableError
-from keytide.messages import Skip
+from keytide.wire.messages import Skip
 from tests.store_kit import (
     SMALL,
     Version,

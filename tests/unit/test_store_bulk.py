@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from indexer.store.base import Base
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import ApplyResult, Counts
-from indexer.store.lmdb_store import LmdbSliceStore
-from indexer.store.sorting import BLOCK_ROWS, SortedRuns
-from keytide.messages import Skip
+from indexer.store.lmdb.base import Base
+from indexer.store.lmdb.external_sort import BLOCK_ROWS, SortedRuns
+from indexer.store.lmdb.store import LmdbSliceStore
+from keytide.wire.messages import Skip
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, removals, state
 
 PAGE = 4096

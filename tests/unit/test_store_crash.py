@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from tests.store_kit import SMALL, all_rows, key, lmdb_store
 
 
@@ -33,9 +33,9 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied
-from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.lmdb.store import LmdbSliceStore
 from tests.store_kit import SMALL, Version, key, segments, state
 from dataclasses import replace
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import lmdb
 import pytest
 
-from indexer.store.checksums import CHECKSUMS_FILE, Checksums, compare
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
+from indexer.store.formats.checksums import CHECKSUMS_FILE, Checksums, compare
+from indexer.store.formats.pages import Meta, PageFile
 from indexer.store.interface import Held, Row, SkipLine, StoreDamagedError
-from indexer.store.pages import Meta, PageFile
-from keytide.entry import pack_value
-from keytide.messages import Skip
+from keytide.model.entry import pack_value
+from keytide.wire.messages import Skip
 from tests.store_kit import SMALL, Version, key, lmdb_store, rows_of, segment, segments, state
 
 SETTINGS = replace(SMALL, check_mirror_s=None, base_map_bytes=8 << 20, filter_bits=1 << 10)
@@ -453,9 +453,9 @@ def test_what_lmdb_finds_is_damage_in_snapshots_and_commits(
         raise error("page has wrong type")
 
     with monkeypatch.context() as patched:
-        patched.setattr("indexer.store.levels.View.cursor", fail)
-        patched.setattr("indexer.store.levels.View.get", fail)
-        patched.setattr("indexer.store.levels.View.many", fail)
+        patched.setattr("indexer.store.lmdb.levels.View.cursor", fail)
+        patched.setattr("indexer.store.lmdb.levels.View.get", fail)
+        patched.setattr("indexer.store.lmdb.levels.View.many", fail)
         with pytest.raises(StoreDamagedError):
             list(snapshot.rows())
         with pytest.raises(StoreDamagedError):
@@ -517,7 +517,7 @@ def test_a_store_may_be_closed_while_it_is_verified(
         compared.append(sums.transaction)
         return compare(file, sums)
 
-    monkeypatch.setattr("indexer.store.opening.compare", close_then_compare)
+    monkeypatch.setattr("indexer.store.integrity.opening.compare", close_then_compare)
     store.verify()
     assert compared
     monkeypatch.undo()

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store.filter import IdFilter
-from indexer.store.fold_worker import FoldWorker
-from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.fold.worker import FoldWorker
+from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.store.resolve.bloom_filter import IdFilter
 from tests.store_kit import SMALL, Version, all_rows, key, lmdb_store, segments, state
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import lmdb_store as lmdb_store_module
-from indexer.store.fold import FoldJob, FoldOutcome, run_fold
-from indexer.store.fold_worker import FoldTicket, FoldWorker
+from indexer.store.fold.fold import FoldJob, FoldOutcome, run_fold
+from indexer.store.fold.worker import FoldTicket, FoldWorker
 from indexer.store.interface import Applied, Counts
-from indexer.store.lmdb_store import LmdbSliceStore
+from indexer.store.lmdb import store as lmdb_store_module
+from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.errors import InvariantViolationError, RetryableError
 from tests.store_kit import SMALL, Version, all_rows, chunks, key, lmdb_store, rows_of, segments, state
 
 ROOT = Path(__file__).parents[2]
 ONE_FOLD = """
 import sys
-from indexer.store.fold import FoldJob, run_fold
+from indexer.store.fold.fold import FoldJob, run_fold
 sys.stdout.buffer.write(run_fold(FoldJob.from_line(sys.stdin.buffer.read())).to_line())
 """
 

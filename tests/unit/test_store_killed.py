@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store.fold_worker import WORKER_DIED, FoldWorker
-from indexer.store.lmdb_store import LmdbSliceStore
-from keytide.entry import pack_value
+from indexer.store.fold.worker import WORKER_DIED, FoldWorker
+from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.errors import RetryableError
+from keytide.model.entry import pack_value
 from tests.store_kit import (
     SMALL,
     Version,
@@ -34,7 +34,7 @@ SETTINGS = replace(SMALL, check_mirror_s=None, filter_bits=1 << 12, fsync=True)
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from indexer.store.fold_worker import FoldWorker
+from indexer.store.fold.worker import FoldWorker
 from keytide.errors import RetryableError
 from tests.store_kit import chunks, lmdb_store, removals, segments, state
 from tests.unit.test_store_killed import BATCH, SETTINGS, WINDOW, versions

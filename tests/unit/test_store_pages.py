@@ -10,9 +10,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from indexer.store.checksums import CHECKSUMS_FILE, compare, read_checksums, write_checksums
-from indexer.store.merge import BLOCK_BYTES, FIRST_BLOCK, table_blocks
-from indexer.store.pages import DamagedError, PageFile
+from indexer.store.formats.checksums import CHECKSUMS_FILE, compare, read_checksums, write_checksums
+from indexer.store.formats.pages import DamagedError, PageFile
+from indexer.store.lmdb.merge import BLOCK_BYTES, FIRST_BLOCK, table_blocks
 
 
 @pytest.fixture

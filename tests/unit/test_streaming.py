@@ -20,20 +20,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan import streaming_merge
-from indexer.scan.arrow import ERROR_KEY, MEDIA_TYPE
-from indexer.scan.ndjson import MEDIA_TYPE as NDJSON
-from indexer.scan.request import ScanRequest
-from indexer.scan.service import ScanService
-from indexer.scan.shared import Shared
-from indexer.scan.streaming import Streams
-from indexer.store.fold_worker import FoldWorker
+from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.service import ScanService
+from indexer.scan.request.request import ScanRequest
+from indexer.scan.stream import merge as streaming_merge
+from indexer.scan.stream.arrow import ERROR_KEY, MEDIA_TYPE
+from indexer.scan.stream.ndjson import MEDIA_TYPE as NDJSON
+from indexer.scan.stream.streams import Streams
+from indexer.store.fold.worker import FoldWorker
 from indexer.view import StoreDamagedError
-from keytide.clock import now_ms
 from keytide.collation import encode_key
 from keytide.errors import KeytideError
-from keytide.settings import ScanSettings, load_settings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from keytide.settings.settings import ScanSettings, load_settings
 from tests.unit.scan_world import Doc, FakeSnapshot, World, stores
 from tests.unit.test_api import SCAN, serving
 

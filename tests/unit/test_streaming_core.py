@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from keytide.catalog import BuildRecord
+from keytide.catalog.catalog import BuildRecord
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
-from streaming import core, spark
-from streaming.checkpoint import Checkpoint, CheckpointError, parse_offsets
-from streaming.core import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
-from streaming.failures import diagnose, source_changed
-from streaming.pieces import Piece
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from streaming.core import micro_batches as core
+from streaming.core.micro_batches import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
+from streaming.core.sizing import Piece
+from streaming.drivers.failures import diagnose, source_changed
+from streaming.spark import session as spark
+from streaming.spark.checkpoint import Checkpoint, CheckpointError, parse_offsets
 from streaming.workers import without_archives
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
-from projector.core import SourceBatch
-from streaming import failures, reading
-from streaming.checkpoint import Extent, Range
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from projector.core.projection import SourceBatch
+from streaming.drivers import failures
+from streaming.spark.checkpoint import Extent, Range
+from streaming.stages import source_reader as reading
 
 TIME = 1_700_000_000_000
 

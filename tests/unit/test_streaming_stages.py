@@ -19,15 +19,17 @@ import pyarrow as pa
 import pytest
 
 from keytide.collation import encode_key
-from keytide.columns import heard_ids, heard_offsets, heard_times, unpack
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.messages import Message, PutChunk, RemovalChunk
-from keytide.settings import load_settings
-from projector.core import SourceBatch
+from keytide.settings.settings import load_settings
+from keytide.wire.columns import heard_ids, heard_offsets, heard_times, unpack
+from keytide.wire.messages import Message, PutChunk, RemovalChunk
+from projector.core.projection import SourceBatch
 from router.core import slices_of
-from streaming import core, runs, tasks, versions
-from streaming.share import Share, heard_pieces
-from streaming.work import Work, plan_of, slots_by_index
+from streaming.core import micro_batches as core
+from streaming.core import runs, versions
+from streaming.core.share import Share, heard_pieces
+from streaming.stages import tasks
+from streaming.stages.work import Work, plan_of, slots_by_index
 from tests.source_records import source_batch
 
 TIME = 1_700_000_000_000

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from keytide import messages
+from keytide.wire import messages
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("keytide", "projector", "router", "indexer", "coordinator", "streaming", "deploy")
 PACKAGES = (*PRODUCT, "benchmarks", "tests")
 
 MAX_LINES = 400
-LONGER = {"keytide/messages.py": 750}
+LONGER = {"keytide/wire/messages.py": 750}
 """Files that may be longer, and how long. The messages are in one module by rule."""
 
 MACHINE_PATHS = re.compile(r"(?<![\w./~-])/(?:[w]ork|[r]oot|[h]ome/\w+|[U]sers/\w+|[v]ar/folders)/")
@@ -34,7 +34,7 @@ HOSTS = re.compile(
 """The only hosts whose addresses may stand in the repository: none that a build fetches from."""
 
 STRUCTS_ELSEWHERE = (
-    *("keytide/timestamp.py", "keytide/digests.py"),
+    *("keytide/model/timestamp.py", "keytide/wire/digests.py"),
     *("indexer/store/", "indexer/scan/", "streaming/"),
 )
 """Where packed structs that never enter a topic may be defined: the timestamp (a part of messages), records
@@ -155,11 +155,11 @@ def test_messages_are_defined_in_one_module() -> None:
         named(path): structs
         for path in sources(PRODUCT)
         if (structs := packed_structs(path))
-        and named(path) != "keytide/messages.py"
+        and named(path) != "keytide/wire/messages.py"
         and not named(path).startswith(STRUCTS_ELSEWHERE)
     }
-    assert found == {}, "messages belong in keytide/messages.py"
-    assert packed_structs(ROOT / "keytide/messages.py")
+    assert found == {}, "messages belong in keytide/wire/messages.py"
+    assert packed_structs(ROOT / "keytide/wire/messages.py")
 
 
 def test_every_message_can_be_read() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from deploy.cluster import LocalCluster
-from keytide.sync_points import POINTS
+from keytide.process.sync_points import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
-from keytide.sync_points import reach
+from keytide.process.sync_points import reach
 for number in range(3):
     reach("fold-frozen")
     reach("delta-committed")

@@ -20,17 +20,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan import tail_changes
-from indexer.scan.choose import SnapshotGoneError
-from indexer.scan.request import ScanRequest
-from indexer.scan.service import ScanService
-from indexer.scan.tail import Tail, Tails, TooManyTailsError
-from indexer.scan.tail_request import TailRequest
-from indexer.scan.tokens import InvalidTokenError
-from indexer.store.fold_worker import FoldWorker
-from keytide.clock import now_ms
+from indexer.scan.gather.service import ScanService
+from indexer.scan.plan.choose import SnapshotGoneError
+from indexer.scan.plan.tokens import InvalidTokenError
+from indexer.scan.request.request import ScanRequest
+from indexer.scan.tail import changes as tail_changes
+from indexer.scan.tail.request import TailRequest
+from indexer.scan.tail.tails import Tail, Tails, TooManyTailsError
+from indexer.store.fold.worker import FoldWorker
 from keytide.errors import HistoryChangedError, KeytideError
-from keytide.settings import ScanSettings, load_settings
+from keytide.process.clock import now_ms
+from keytide.settings.settings import ScanSettings, load_settings
 from tests.unit.scan_world import Doc, World, stores
 from tests.unit.test_api import serving
 

@@ -18,9 +18,9 @@ import pytest
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.client import Client
 from keytide.errors import ConfigurationError, RetryableError
-from keytide.http_serving import server_of
-from keytide.settings import SecuritySettings, load_settings
-from keytide.tls import AUTHORITY_VARIABLE, trusted
+from keytide.http.tls import AUTHORITY_VARIABLE, trusted
+from keytide.serving.server import server_of
+from keytide.settings.settings import SecuritySettings, load_settings
 from tests.unit.certificates import Authority
 
 LIMIT_S = 20.0

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from keytide.errors import InvariantViolationError
-from projector.events import (
+from projector.progress.events import (
     Activated,
     Assigned,
     Check,
@@ -32,7 +32,7 @@ from projector.events import (
     SendFailed,
     Tick,
 )
-from projector.tracker import Tracker
+from projector.progress.tracker import Tracker
 
 A, B = Key("orders", 0), Key("orders", 1)
 

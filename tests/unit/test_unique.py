@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from indexer import unique_watch
 from indexer.store.interface import UNNUMBERED, Applied
-from indexer.store.memory import MemorySliceStore
-from indexer.unique import POINTS_KEPT, SettledNumbers, Suspects, UniqueLimits
-from indexer.unique_watch import SWEEP_AGAIN_MS, TOLD_KEYS, KeyShape, UniqueWatch, _gap
+from indexer.store.memory.store import MemorySliceStore
+from indexer.unique import watch as unique_watch
+from indexer.unique.suspects import POINTS_KEPT, SettledNumbers, Suspects, UniqueLimits
+from indexer.unique.watch import SWEEP_AGAIN_MS, TOLD_KEYS, KeyShape, UniqueWatch, _gap
 from keytide.collation import MISSING, encode_key
-from keytide.messages import DuplicateDocument, StabilityTimestamp
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import DuplicateDocument, StabilityTimestamp
 from tests.store_kit import Version, segment
 
 X, Y = encode_key(("x",)), encode_key(("y",))

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import list_views, views
-from coordinator.buildbook import BuildLimits
-from coordinator.events import DeleteTopics, Reported, SourceSampled
-from coordinator.list_views import BadPageError
-from coordinator.violations import COUNT_MS, EVENTS_PER_INDEX, FORGET_MS, KEPT_KEYS, in_words
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import DeleteTopics, Reported, SourceSampled
+from coordinator.unique.violations import COUNT_MS, EVENTS_PER_INDEX, FORGET_MS, KEPT_KEYS, in_words
+from coordinator.views import index_lists as list_views
+from coordinator.views import views
+from coordinator.views.index_lists import BadPageError
 from keytide.collation import encode_key
-from keytide.lists import ListPage, SkippedLine
-from keytide.messages import Duplicate, DuplicateDocument, NodeHeartbeat, SliceStatus
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.wire.index_lists import ListPage, SkippedLine
+from keytide.wire.messages import Duplicate, DuplicateDocument, NodeHeartbeat, SliceStatus
 from tests.unit import leader_world
 from tests.unit.leader_world import World, backfilled, facts
 

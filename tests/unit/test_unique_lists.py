@@ -8,18 +8,18 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from indexer.lists import page
-from indexer.node import Node
-from indexer.snapshots import SnapshotRing
+from indexer.hosting.node import Node
+from indexer.hosting.snapshots import SnapshotRing
+from indexer.serve.index_lists import page
 from indexer.store.interface import Applied
-from indexer.store.memory import MemorySliceStore
+from indexer.store.memory.store import MemorySliceStore
 from indexer.view import StoreDamagedError
 from keytide.cli import app
 from keytide.cli.output import out
 from keytide.collation import encode_key
 from keytide.errors import RetryableError
-from keytide.lists import ListAsk
-from keytide.messages import Duplicate, DuplicateDocument, Skip
+from keytide.wire.index_lists import ListAsk
+from keytide.wire.messages import Duplicate, DuplicateDocument, Skip
 from tests.store_kit import Version, segment, state
 
 
@@ -59,8 +59,8 @@ def test_lines_of_several_slices_in_order() -> None:
 
 
 def test_counting_by_reason_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.lists.REASONS_LIMIT", 4)
-    monkeypatch.setattr("indexer.lists._BLOCK", 2)
+    monkeypatch.setattr("indexer.serve.index_lists.REASONS_LIMIT", 4)
+    monkeypatch.setattr("indexer.serve.index_lists._BLOCK", 2)
     found = page(node(), ask(reasons=True))
     assert (found.reasons, found.counted_all) == ({"bad-id": 4, "not-json": 4}, False)
 

@@ -1,8 +1,8 @@
 """Which number a timestamp settles (R35)."""
 
-from coordinator.facts import SourceFacts
-from coordinator.settling import ISSUES_KEPT, SAMPLES_KEPT, Settling
-from keytide.timestamp import Timestamp
+from coordinator.core.source_facts import SourceFacts
+from coordinator.unique.settlement import ISSUES_KEPT, SAMPLES_KEPT, Settling
+from keytide.model.timestamp import Timestamp
 
 
 def facts(at: int, **high: int) -> SourceFacts:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from deploy.process import free_ports
 from deploy.up import UpOptions, detach, down
 from keytide.cli import app
-from keytide.cli.folder import running_pid
+from keytide.cli.data_folder import running_pid
 from keytide.errors import CallerError
 
 

@@ -18,13 +18,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sql
 
-from indexer.snapshots import SnapshotRing
-from indexer.store.fold_worker import FoldWorker
+from indexer.hosting.snapshots import SnapshotRing
+from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Held, SliceStore, StoreDamagedError
-from indexer.store.memory import MemorySliceStore
-from indexer.store.memory_snapshot import MemorySnapshot, MemoryState
-from indexer.validation.asking import PrimaryThreads
-from indexer.validation.judging import (
+from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
+from indexer.store.memory.store import MemorySliceStore
+from indexer.validation.executor import PrimaryThreads
+from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
+from indexer.validation.service import primary_of
+from indexer.validation.sql import SqlPrimary
+from indexer.validation.verdicts import (
     COLUMNS_DIFFER,
     NO_VERSION,
     NOT_THERE_YET,
@@ -33,13 +36,10 @@ from indexer.validation.judging import (
     VALID,
     Judge,
 )
-from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
-from indexer.validation.service import primary_of
-from indexer.validation.sql import SqlPrimary
 from keytide.errors import ConfigurationError
-from keytide.settings import PrimarySettings, load_settings
-from keytide.timestamp import Timestamp
-from projector.core import KeyspacePlan, SourceBatch, project
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import PrimarySettings, load_settings
+from projector.core.projection import KeyspacePlan, SourceBatch, project
 from tests.store_kit import Version, lmdb_store, segments, state
 from tests.store_kit import key as kit_key
 from tests.unit.scan_world import definition_of

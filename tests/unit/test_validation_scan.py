@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import xxhash
 
-from indexer.scan.request import HoldRequest, ScanRequest
-from indexer.scan.service import ScanService
-from indexer.validation.judging import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
+from indexer.scan.gather.service import ScanService
+from indexer.scan.request.request import HoldRequest, ScanRequest
 from indexer.validation.primary import (
     Asked,
     Found,
@@ -24,10 +23,11 @@ from indexer.validation.primary import (
     PrimaryUnreachableError,
 )
 from indexer.validation.service import Validation
+from indexer.validation.verdicts import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
 from indexer.validation.versions import TASK
 from keytide.errors import CallerError
-from keytide.settings import PrimarySettings, ScanSettings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import PrimarySettings, ScanSettings
 from tests.unit.scan_world import KEYSPACE, World
 from tests.unit.test_validation import projected
 

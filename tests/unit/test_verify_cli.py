@@ -12,11 +12,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from coordinator.events import Reported, Tick
+from coordinator.core.events import Reported, Tick
 from keytide.cli import app
 from keytide.cli.output import out
-from keytide.clock import now_ms
-from keytide.messages import JobProgress
+from keytide.process.clock import now_ms
+from keytide.wire.messages import JobProgress
 from tests.browser.scene import Scene, busy_day, served
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from keytide.catalog import IndexRecord, JobRecord
+from keytide.catalog.catalog import IndexRecord, JobRecord
 from keytide.collation import encode_key
 from keytide.definition import CreateIndex, parse_statement
-from keytide.digests import BackRow
-from keytide.entry import pack_value
-from keytide.timestamp import Timestamp
-from keytide.types import TABLE_PARTITION
-from streaming.repair.composing import planned, wanted
+from keytide.model.entry import pack_value
+from keytide.model.timestamp import Timestamp
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire.digests import BackRow
+from streaming.repair.corrections import planned, wanted
 from streaming.verify import report
-from streaming.verify.comparing import (
+from streaming.verify.core.comparing import (
     NOTHING,
     UNDECIDED,
     Evidence,
@@ -29,9 +29,9 @@ from streaming.verify.comparing import (
     judge,
     truths_of,
 )
-from streaming.verify.difference import Difference, Entry, Holding, Kind, Version
-from streaming.verify.judging import IndexOutcome, Outcome
-from streaming.verify.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
+from streaming.verify.core.difference import Difference, Entry, Holding, Kind, Version
+from streaming.verify.core.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
+from streaming.verify.documents import IndexOutcome, Outcome
 from streaming.verify.slices import Pin
 
 KEY, OTHER = encode_key(["a"]), encode_key(["b"])

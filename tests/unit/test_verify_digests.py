@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from indexer.digests import digest, rows
-from indexer.scan.pace import UNHURRIED
+from indexer.scan.local.pace import UNHURRIED
+from indexer.serve.digests import digest, rows
 from indexer.store.interface import Held, SkipLine
 from indexer.view import ReadableSnapshot
-from keytide import digests
 from keytide.collation import Value, encode_key
-from keytide.columns import hashes_of
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.digests import DigestAnswer, DigestAsk, Duplicate, RowsAsk, Sums
-from keytide.entry import pack_value
-from keytide.timestamp import Timestamp
+from keytide.model.entry import pack_value
+from keytide.model.timestamp import Timestamp
+from keytide.wire import digests
+from keytide.wire.columns import hashes_of
+from keytide.wire.digests import DigestAnswer, DigestAsk, Duplicate, RowsAsk, Sums
 
 BITS = 4
 PLAIN = "CREATE INDEX i ON k (city) WITH (slices=1)"

@@ -13,16 +13,16 @@ from fastapi.testclient import TestClient
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from coordinator.buildbook import FINISHED_KEPT
-from indexer import digests as node_side
-from indexer.api import create_app
-from keytide import digests
-from keytide.catalog import BuildRecord, KeyspaceRecord, NodeRecord, TableOrigin
+from coordinator.builds.registry import FINISHED_KEPT
+from indexer.serve import digests as node_side
+from indexer.serve.api import create_app
+from keytide.catalog.catalog import BuildRecord, KeyspaceRecord, NodeRecord, TableOrigin
 from keytide.collation import encode_key
-from keytide.digests import VERIFY_PATH, DigestAsk, PinAsk
 from keytide.errors import RetryableError
-from keytide.settings import load_settings
-from keytide.timestamp import Timestamp
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import load_settings
+from keytide.wire import digests
+from keytide.wire.digests import VERIFY_PATH, DigestAsk, PinAsk
 from streaming.verify import slices as asking
 from streaming.verify.slices import PinLostError, Slices
 from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster

@@ -16,17 +16,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from keytide.catalog import BuildRecord, JobRecord
+from keytide.catalog.catalog import BuildRecord, JobRecord
 from keytide.errors import RetryableError
-from keytide.settings import Settings, load_settings
-from keytide.timestamp import Timestamp
-from projector.core import SourceBatch
-from streaming import core
-from streaming import meter as metering
-from streaming.checkpoint import Extent
-from streaming.progress import StoppedError
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import Settings, load_settings
+from projector.core.projection import SourceBatch
+from streaming.core import micro_batches as core
+from streaming.drivers import rate_gate as metering
+from streaming.drivers.progress import StoppedError
+from streaming.spark.checkpoint import Extent
 from streaming.verify import driver, source, tasks
-from streaming.verify.newest import IndexPlan, decode
+from streaming.verify.core.newest import IndexPlan, decode
 from streaming.verify.slices import Pin
 from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, Engine, LocalReader, Reading, SparkReader
 from streaming.verify.tasks import Shares, VerifyWork, decode_found
@@ -285,8 +285,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
         thread.start()
         return thread
 
-    monkeypatch.setattr("streaming.spark.start_session", start)
-    monkeypatch.setattr("streaming.spark.warm_up", warm_up)
+    monkeypatch.setattr("streaming.spark.session.start_session", start)
+    monkeypatch.setattr("streaming.spark.session.warm_up", warm_up)
     metering.hang_up()
     yield made
     metering.hang_up()
@@ -320,7 +320,7 @@ def test_a_driver_that_is_asked_to_end_does_not_wait_for_the_start_of_spark(
     session: FakeSpark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     go, stop = threading.Event(), threading.Event()
-    monkeypatch.setattr("streaming.spark.start_session", lambda options: go.wait(LIMIT_S) and session)
+    monkeypatch.setattr("streaming.spark.session.start_session", lambda options: go.wait(LIMIT_S) and session)
     later(0.2, stop.set)
     began = time.monotonic()
     with pytest.raises(StoppedError):

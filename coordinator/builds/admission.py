@@ -1,0 +1,205 @@
+"""Builds that wait for their turn, and how one begins. Pure.
+
+A build starts when the limits of builds at once (cluster and node) allow it, enough nodes are live, and
+nothing is left of an earlier build of its indexes. The splits of RANGE indexes are found first, if they are
+not given (`sampling`). Its topics are made before anything says that it runs:
+projectors emit as soon as they see the new version. The source is sampled after that; its end is the load
+timestamp (R24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from coordinator.builds.pausing import Pausing
+from coordinator.builds.registry import BuildBook, BuildLimits
+from coordinator.builds.sampling import Sampling
+from coordinator.builds.source_checks import open_transactions, waiting_words
+from coordinator.builds.table_origins import refused
+from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
+from coordinator.core.events import BuildPrepared, Instruction, Note, PrepareBuild, PrepareFailed, StartDriver
+from keytide.catalog.catalog import BuildRecord
+from keytide.model.timestamp import Timestamp
+
+AGAIN_MS = 1_000
+"""Before a build is prepared again whose source was another topic than is known."""
+
+
+class Starting:
+    """QUEUED to BACKFILL."""
+
+    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing, sampling: Sampling) -> None:
+        self._book = book
+        self._limits = limits
+        self._pausing = pausing
+        self._sampling = sampling
+
+    def try_start(self, record: BuildRecord, live_nodes: list[str], now: int) -> list[Instruction]:
+        """Begin a queued build if it may; else say what it waits for."""
+        run = self._book.run(record.id)
+        if record.paused:
+            run.waiting_for = f"the end of its pause ({record.paused}): keytide build resume {record.id}"
+            return []
+        if run.preparing or run.finding or now < run.again_at:
+            return []
+        if trouble := self._pausing.trouble(record, now):
+            run.waiting_for = trouble.text
+            return []
+        if record.keyspace in self._book.halted:
+            run.waiting_for = f"the examination of the history of {record.keyspace}"
+            return []
+        indexes = self._book.indexes(record)
+        # A rebuild brings back what readers had: it waits for nothing but others of its kind.
+        running = self._book.running(rebuilds_only=record.rebuild)
+        if len(running) >= self._limits.concurrent:
+            run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
+            return []
+        if record.rebuild:
+            placement = {i.id: [i.placement[n] for n in record.slices_of(i)] for i in indexes if i.placement}
+            if away := [one for one in _slots(placement) if not set(one) & set(live_nodes)]:
+                run.waiting_for = f"indexer nodes: {', '.join(nodes_of(away))} are not live"
+                return []
+        elif any(index.version for index in indexes):
+            run.waiting_for = "the removal of what an earlier build left"
+            return []
+        else:
+            try:
+                load = counts(live_nodes, self._book.dictionary.catalog.indexes())
+                placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
+            except TooFewNodesError as error:
+                run.waiting_for = f"indexer nodes: {error.message}"
+                return []
+        for node in nodes_of(_slots(placement)):
+            busy = [other.id for other in running if node in self._nodes(other)]
+            if len(busy) >= self._limits.concurrent_per_node:
+                builds = " and ".join(busy)
+                run.waiting_for = f"its turn on node {node}: {builds} (setting build.concurrent_per_node)"
+                return []
+        if self._sampling.wanted(record):
+            return self._sampling.begin(record)
+        run.waiting_for, run.preparing, run.placement = "", True, placement
+        run.incarnation = self._book.incarnation(record.keyspace)
+        topics = self._book.dictionary.topics
+        queues = tuple((topics.mutations(index.id), index.slices) for index in indexes)
+        backfill = tuple((topics.backfill(index.id, record.id), index.slices) for index in indexes)
+        if record.rebuild:
+            return [PrepareBuild(record.id, record.keyspace, backfill, queues)]
+        return [PrepareBuild(record.id, record.keyspace, queues + backfill)]
+
+    def _nodes(self, record: BuildRecord) -> list[str]:
+        planned = self._book.run(record.id).placement
+        return nodes_of(
+            _slots(
+                {
+                    index.id: planned.get(index.id) or [index.placement[n] for n in record.slices_of(index)]
+                    for index in self._book.indexes(record)
+                    if planned.get(index.id) or index.placement
+                }
+            )
+        )
+
+    def prepare_failed(self, event: PrepareFailed) -> list[Instruction]:
+        """The topics could not be made: the next tick tries again."""
+        run = self._book.run(event.build)
+        run.preparing = False
+        return [Note("warning", "build-waits", event.build, f"topics cannot be made yet: {event.error}")]
+
+    def prepared(self, event: BuildPrepared) -> list[Instruction]:
+        """Topics are there, the source is sampled: begin."""
+        record = self._book.find(event.build, "QUEUED")
+        if record is None:
+            return []  # cancelled meanwhile, which has ordered the topics' removal
+        run = self._book.run(event.build)
+        run.preparing = False
+        if record.paused:
+            return []  # meanwhile: it is prepared again when it is resumed
+        incarnation = self._book.incarnation(record.keyspace)
+        if run.incarnation != incarnation or record.keyspace in self._book.halted:
+            return []  # what was sampled may be of a history that is over: the next tick prepares it again
+        if self._another_topic(record.keyspace, event):
+            run.again_at = event.now + AGAIN_MS
+            run.waiting_for = f"the end of what was built on the topic that {record.keyspace} was before"
+            return []
+        facts, origin = event.facts, record.origin
+        reason = self._check_keyspace(record, event)
+        if origin is not None and not reason:
+            rollbacks = self._book.dictionary.catalog.rollbacks(record.keyspace)
+            reason = refused(origin, facts, rollbacks)
+        if reason:
+            return self._book.fail(record, reason, event.now)
+        load = Timestamp.of(facts.high, facts.topic_id)
+        if record.rebuild:
+            record = self._begin_rebuild(record, load, event)
+        else:
+            self._begin_build(record)
+        earliest = Timestamp.of(origin.offsets if origin else facts.earliest, facts.topic_id)
+        record = self._book.move(
+            record,
+            "start",
+            load_timestamp=load,
+            earliest=earliest,
+            started_at=event.now,
+            documents_total=earliest.documents_to(load),
+            incarnation=incarnation,
+        )
+        run.waiting_for = waiting_words(open_transactions(load, facts))
+        names = ", ".join(self._book.names(record))
+        text = f"build {record.id} of {names} reads {record.documents_total:,} documents of {record.keyspace}"
+        if origin is not None:
+            text += f", after the table {origin.path or origin.format}"
+        return [StartDriver(record.id), Note("info", "build-started", record.id, text)]
+
+    def _begin_build(self, record: BuildRecord) -> None:
+        """From now on projectors emit for its indexes, and nodes hold their slices."""
+        dictionary, run = self._book.dictionary, self._book.run(record.id)
+        version = dictionary.bump(record.keyspace).version
+        for index in self._book.indexes(record):
+            dictionary.put(
+                replace(
+                    index,
+                    state="BUILDING",
+                    version=version,
+                    reason="",
+                    placement=run.placement[index.id],
+                    slice_builds={},
+                    splits=self._sampling.splits(record, index),
+                )
+            )
+
+    def _begin_rebuild(self, record: BuildRecord, load: Timestamp, event: BuildPrepared) -> BuildRecord:
+        """From now on its slices belong to this build. Projectors notice nothing: what they send for these
+        slices behind the queue's end, as it was before the source was sampled, has every offset at or past
+        the load timestamp. So that is the low-watermark."""
+        dictionary = self._book.dictionary
+        positions: dict[str, dict[int, int]] = {}
+        for index in self._book.indexes(record):
+            mine = dict.fromkeys(record.slices_of(index), record.id)
+            dictionary.put(replace(index, slice_builds={**index.slice_builds, **mine}))
+            ends = event.queue_ends[dictionary.topics.mutations(index.id)]
+            positions[index.id] = {number: ends[number] for number in mine}
+        return replace(record, queue_positions=positions, low_watermark=load.offsets())
+
+    def _another_topic(self, keyspace: str, event: BuildPrepared) -> bool:
+        """Whether the source is another topic than other indexes know it as: they are rolled back, or
+        removed, first."""
+        dictionary = self._book.dictionary
+        known = dictionary.catalog.keyspace(keyspace)
+        if known is None or not event.facts.exists or known.topic_id == event.facts.topic_id:
+            return False
+        return any(index.version for index in dictionary.catalog.indexes(keyspace))
+
+    def _check_keyspace(self, record: BuildRecord, event: BuildPrepared) -> str:
+        """Bring the keyspace's record up to date; why that cannot be done, else ""."""
+        dictionary, facts = self._book.dictionary, event.facts
+        keyspace = dictionary.catalog.keyspace(record.keyspace)
+        if keyspace is None or not facts.exists:
+            return f"topic {record.keyspace} does not exist"
+        dictionary.put(replace(keyspace, topic_id=facts.topic_id, partitions=facts.partitions))
+        return ""
+
+
+def _slots(placement: Mapping[str, Sequence[Sequence[str]]]) -> list[Sequence[str]]:
+    """The nodes of each slice, over all indexes."""
+    return [nodes for slots in placement.values() for nodes in slots]

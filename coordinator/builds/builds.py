@@ -1,0 +1,369 @@
+"""Builds: from BUILD INDEX to READY, one step at a time. Pure.
+
+Theory of operation. The way of a build (its states and how they change: `buildbook.TRANSITIONS`):
+
+    QUEUED      waits for its turn, for live nodes, for the removal of what an earlier build left (`starting`)
+                -> topics are made, the source is sampled: its end is the load timestamp (R24); slices are
+                   placed; the keyspace's version is raised, so that projectors activate the indexes (R13)
+    BACKFILL    the Spark driver reads; driver, source and both timestamps are watched (`backfilling`)
+                -> both timestamps are passed; the source's end is sampled once more (R25); BuildEnd (R23)
+    CATCHUP     slices read their mutation queues (`finishing`)
+                -> for each index: every slice holds one snapshot past the load timestamp and R25's end
+
+READY, FAILED and CANCELLED are final. After a restart of the coordinator everything goes on from the record:
+a new driver on the same checkpoint, `BuildEnd` once more (it is idempotent), the same low-watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from coordinator.builds.admission import Starting
+from coordinator.builds.backfill import BEGIN_AGAIN, READ_LOST, Backfilling
+from coordinator.builds.completion import Finishing
+from coordinator.builds.pausing import Pausing
+from coordinator.builds.phases import Phases
+from coordinator.builds.registry import BuildBook, BuildLimits
+from coordinator.builds.sampling import Sampling
+from coordinator.catalog.dictionary import Dictionary
+from coordinator.core.events import (
+    BuildPrepared,
+    CommonSnapshot,
+    DeleteTopics,
+    DriverExited,
+    Event,
+    Instruction,
+    Note,
+    PrepareFailed,
+    Reported,
+    RoomSeen,
+    SourceAway,
+    SourceFacts,
+    SourceSampled,
+    StartDriver,
+    Tick,
+)
+from coordinator.core.nodes import Nodes
+from coordinator.jobs.jobs import Jobs
+from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Activated, BuildProgress, BuildSampled, Message
+
+UNDER_WAY: Final = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
+
+
+class Builds:
+    """The state machine of all builds. Records are read from and put into the dictionary, whose `drain` gives
+    the write that comes before the instructions returned here.
+
+    Args:
+        dictionary: the leader's.
+        limits: settings.
+        nodes: what indexer nodes say.
+    """
+
+    def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: Nodes) -> None:
+        self.book = BuildBook(dictionary)
+        self.pausing = Pausing(self.book, limits, nodes)
+        self.phases = Phases(self.book, nodes)
+        self._limits = limits
+        self._sampling = Sampling(self.book, limits, self.pausing)
+        self._starting = Starting(self.book, limits, self.pausing, self._sampling)
+        self._backfilling = Backfilling(self.book, limits, self.pausing)
+        self.jobs = Jobs(dictionary, limits.jobs)
+        self._finishing = Finishing(self.book, self.jobs)
+        self._witnesses: dict[str, tuple[int, Timestamp]] = {}
+        """Build -> when which reach of it was known."""
+
+    def recover(self) -> list[Instruction]:
+        """What to do, at the start of a term, for builds that were under way."""
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.state == "BACKFILL":
+                out.append(StartDriver(record.id))
+                text = f"build {record.id} goes on from its checkpoint"
+                out.append(Note("info", "build-resumed", record.id, text))
+            elif record.state == "CATCHUP":
+                out.append(self._finishing.build_end(record))
+                self.book.run(record.id).waiting_for = "a snapshot that every slice holds"
+        return out
+
+    def request(
+        self,
+        indexes: list[IndexRecord],
+        rate_limit: int,
+        now: int,
+        attempt: int = 0,
+        origin: TableOrigin | None = None,
+        verify: bool | None = None,
+    ) -> BuildRecord:
+        """Queue a build of indexes of one keyspace (`ddl` has checked that they can be built).
+
+        Args:
+            verify: whether they are READY only verified; None for what the settings say.
+        """
+        dictionary = self.book.dictionary
+        record = BuildRecord(
+            id=f"b{dictionary.number()}",
+            keyspace=indexes[0].keyspace,
+            indexes=[index.id for index in indexes],
+            state="QUEUED",
+            load_timestamp=Timestamp(),
+            started_at=now,
+            rate_limit=rate_limit,
+            attempt=attempt,
+            origin=origin,
+            verify=self._limits.verify if verify is None else verify,
+        )
+        self.book.put(record)
+        for index in indexes:
+            # Its state changes when the build starts.
+            dictionary.put(replace(index, build=record.id, violated=None))
+        return record
+
+    def request_rebuild(
+        self,
+        keyspace: str,
+        slices: Mapping[str, Sequence[int]],
+        now: int,
+        attempt: int = 0,
+        origin: TableOrigin | None = None,
+    ) -> BuildRecord | None:
+        """Queue a rebuild of single slices of READY indexes of one keyspace; None when none of them is READY
+        any more."""
+        catalog = self.book.dictionary.catalog
+        wanted = {
+            id_: sorted(numbers)
+            for id_, numbers in sorted(slices.items())
+            if (index := catalog.index(id_)) is not None and index.state == "READY"
+        }
+        if not wanted:
+            return None
+        record = BuildRecord(
+            id=f"b{self.book.dictionary.number()}",
+            keyspace=keyspace,
+            indexes=list(wanted),
+            state="QUEUED",
+            load_timestamp=Timestamp(),
+            started_at=now,
+            slices=wanted,
+            attempt=attempt,
+            origin=origin,
+            verify=False,  # (`finishing` says why)
+        )
+        self.book.put(record)
+        return record
+
+    def rolled_back(self, keyspace: str, reason: str, now: int) -> list[Instruction]:
+        """Begin every build of a keyspace that is under way again (R28): what it has read may be on the lost
+        branch, and its timestamps are those of another history."""
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.keyspace == keyspace and record.state in UNDER_WAY:
+                out += self.begin_again(record, reason, now)
+        return out
+
+    def reach(self, keyspace: str) -> Timestamp:
+        """How far builds that are under way have read, or are to read."""
+        reached = Timestamp()
+        for record in self.book.all():
+            if record.keyspace == keyspace and record.state in UNDER_WAY:
+                reached = reached.merge_max(_reach(record))
+        return reached
+
+    def _past_the_end(self, facts: SourceFacts, now: int) -> list[Instruction]:
+        """Begin builds again that have read, or wait for, what the source has no more: no rollback tells of
+        it when nothing but the build has read it. An end is held against an older reach only."""
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.keyspace != facts.keyspace or record.state not in UNDER_WAY:
+                continue
+            seen_at, reached = self._witnesses.get(record.id, (now, Timestamp()))
+            self._witnesses[record.id] = (now, _reach(record))
+            short = [
+                p for p, place in reached.places.items() if place.offset > facts.high.get(p, place.offset)
+            ]
+            if not short or facts.sampled_at < seen_at or facts.keyspace in self.book.halted:
+                continue
+            if facts.topic_id == record.load_timestamp.topic_id:
+                del self._witnesses[record.id]
+                out += self.begin_again(record, "the source lost records that the build counts on", now)
+        return out
+
+    def _source_ends(self, event: SourceSampled) -> list[Instruction]:
+        """The driver has passed, and the source was looked at since: what it has read counts if it was still
+        on the log then. (What is lost later is held against the build's reach.)"""
+        if event.lost:
+            return self._what_was_read_is_lost(event, READ_LOST)
+        return self._finishing.source_ends(event)
+
+    def _what_was_read_is_lost(self, event: SourceSampled | DriverExited, status: int) -> list[Instruction]:
+        """What a build has read is not on the log any more (nobody else may have read it, so no rollback
+        tells), or its driver does not know any more what it was."""
+        record = self.book.find(event.build, "BACKFILL")
+        return self.begin_again(record, BEGIN_AGAIN[status], event.now) if record else []
+
+    def begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build and queue the same anew, unless that was done too often already."""
+        if record.attempt >= self._limits.restarts:
+            why = f"it was begun {record.attempt + 1} times; at last: {reason}"
+            if not record.rebuild:  # (what becomes of slices that cannot be rebuilt: `rebuilding`)
+                why += "; mend that, and build again"
+            return self.book.fail(record, why, now)
+        out = self.book.give_up(record, reason, now)
+        again = record.attempt + 1
+        wanted = [index for index in self.book.indexes(record) if index.state == "DEFERRED"]
+        made = None
+        if record.rebuild:
+            made = self.rebuild_anew(record, record.slices, now, again)
+        elif wanted:
+            made = self.build_anew(record, wanted, now, again)
+        if made is not None:  # whoever waits for it is told where to look
+            over = self.book.get(record.id)
+            self.book.dictionary.put(replace(over, error=f"begun again as {made.id}: {reason}"))
+        return out
+
+    def build_anew(
+        self, record: BuildRecord, indexes: list[IndexRecord], now: int, attempt: int = 0
+    ) -> BuildRecord:
+        """Queue a build of indexes as another one was to be, which is over: a rate, a pause on request and
+        what it begins with stay."""
+        made = self.request(indexes, record.rate_limit, now, attempt, record.origin, record.verify)
+        return self._as_steered(record, made)
+
+    def rebuild_anew(
+        self, record: BuildRecord, slices: Mapping[str, Sequence[int]], now: int, attempt: int
+    ) -> BuildRecord | None:
+        """The same for a rebuild of slices; None when none of their indexes is READY any more."""
+        made = self.request_rebuild(record.keyspace, slices, now, attempt, record.origin)
+        return self._as_steered(record, made) if made is not None else None
+
+    def _as_steered(self, record: BuildRecord, made: BuildRecord) -> BuildRecord:
+        made = replace(made, rate_limit=record.rate_limit)
+        if record.paused_by == "operator":
+            made = replace(made, paused=record.paused, paused_by=record.paused_by)
+        self.book.put(made)
+        return made
+
+    def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
+        """One event; what follows.
+
+        Args:
+            live_nodes: ids of the live indexer nodes, sorted.
+        """
+        match event:
+            case Reported(message, now):
+                self._backfilling.heard(now)
+                return self._reported(message, now)
+            case Tick(now):
+                return self._tick(live_nodes, now)
+            case BuildPrepared():
+                return self._starting.prepared(event)
+            case PrepareFailed():
+                return self._starting.prepare_failed(event)
+            case SourceAway():
+                self.pausing.source_away(event)
+                return []
+            case RoomSeen():
+                self.pausing.room_seen(event)
+                return []
+            case SourceSampled(facts, "", now):
+                self.pausing.source_seen(facts.keyspace)
+                return [*self._past_the_end(facts, now), *self._backfilling.watch_source(event)]
+            case SourceSampled():
+                return self._source_ends(event)
+            case DriverExited(task="sample"):
+                return self._sampling.exited(event)
+            case DriverExited(status=status):
+                if status in BEGIN_AGAIN:
+                    return self._what_was_read_is_lost(event, status)
+                return self._backfilling.driver_exited(event)
+            case CommonSnapshot():
+                return self._finishing.common(event)
+            case _:
+                return []
+
+    def _reported(self, message: Message, now: int) -> list[Instruction]:
+        match message:
+            case Activated():
+                return self._backfilling.activated(message)
+            case BuildProgress():
+                return self._backfilling.progress(message, now)
+            case BuildSampled():
+                return self._sampling.found(message)
+            case _:
+                return []
+
+    def _tick(self, live_nodes: list[str], now: int) -> list[Instruction]:
+        out: list[Instruction] = []
+        for record in self.book.all():
+            if record.state == "QUEUED":
+                out += self._sampling.tick(record, now) or self._starting.try_start(record, live_nodes, now)
+            if record.state not in UNDER_WAY:
+                continue
+            self.phases.tick(record)
+            record = self.book.get(record.id)
+            paused = self.pausing.tick(record, now)
+            out += paused
+            if record.state == "BACKFILL" and not paused:
+                out += self._backfilling.tick(record, now)
+            elif record.state == "CATCHUP" and record.verification:
+                out += self._finishing.tick(record, now)
+        return out
+
+    def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """Cancel a build that is not over."""
+        return self.book.cancel(record, now)
+
+    def leave_rebuilds(self, index: IndexRecord, now: int) -> list[Instruction]:
+        """No slice of an index is to be rebuilt any more: it is being dropped, or has failed."""
+        out: list[Instruction] = []
+        for record in self.book.rebuilds(index.id):
+            others = {id_: numbers for id_, numbers in record.slices.items() if id_ != index.id}
+            waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
+            if others and (waits or record.state == "CATCHUP"):
+                self.book.put(replace(record, indexes=list(others), slices=others))
+                out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
+                continue
+            out += self.book.cancel(record, now)
+            self.rebuild_anew(record, others, now, record.attempt)
+        return out
+
+    def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """The slices of a rebuild serve again."""
+        return self._finishing.rebuilt(record, now)
+
+    def leave(self, index: IndexRecord, now: int) -> tuple[list[Instruction], list[IndexRecord]]:
+        """An index that is being dropped leaves its build.
+
+        A driver cannot change its indexes, so in BACKFILL that cancels the build; before and after, the
+        others go on.
+
+        Returns:
+            Instructions, and those of its indexes whose build was cancelled although they are wanted.
+        """
+        out = self.leave_rebuilds(index, now)
+        record = self.book.active(index)
+        if record is None:
+            return out, []
+        others = [id_ for id_ in record.indexes if id_ != index.id]
+        waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
+        if others and (waits or record.state == "CATCHUP"):
+            record = replace(record, indexes=others)
+            self.book.put(record)
+            # Of a build that waits it may be there as well: topics are made, then a pause comes in between.
+            out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
+            return [*out, *([] if waits else self._finishing.finish_if_ready(record, now))], []
+        out += self.book.cancel(record, now)
+        found = [self.book.dictionary.catalog.index(id_) for id_ in others]
+        return out, [other for other in found if other is not None and other.state == "DEFERRED"]
+
+
+def _reach(record: BuildRecord) -> Timestamp:
+    """How far a build has read, or is to read."""
+    return record.load_timestamp.merge_max(record.backfill_timestamp).merge_max(
+        record.final_timestamp or Timestamp()
+    )

@@ -1,0 +1,190 @@
+"""Slices of READY indexes whose data is lost, and the builds that bring it back. Pure.
+
+Theory of operation. A node says that a slice is LOST when it cannot go on from what it has: its folder is
+gone or damaged, its queue no longer reaches back to its position, its base cannot step back as far as a
+rollback went. When every replica that is heard says so, the slice is queued for a *rebuild*: a build that
+fills these slices only, while the others serve (docs/adr/0013). What is lost within `rebuild_wait_ms` goes
+into one build per keyspace, with one read of the source.
+
+A rebuild that fails is tried again after a pause that doubles each time; the count is kept in its record, so
+a new leader goes on counting. When it has failed too often, the index becomes FAILED and says so: an index
+that lacks a slice answers hardly any scan, and only a person can know what is wrong.
+
+A slice that loses its data while it is built begins again with its whole build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.builds.builds import Builds
+from coordinator.builds.completion import words
+from coordinator.builds.registry import FINAL, BuildLimits
+from coordinator.builds.retirement import give_up
+from coordinator.builds.table_origins import origin_of
+from coordinator.core.events import Instruction, Note
+from coordinator.core.nodes import Nodes
+from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import SliceStatus
+
+CHECK_MS = 200
+"""Between looks at all slices."""
+PAUSE_MS = 10_000
+"""Before a failed rebuild is tried again; doubles each time."""
+LOST_GRACE_MS = 10_000
+"""A node that is told of a build may say for as long that its slice is LOST: then it means it."""
+
+Slice = tuple[str, int]
+"""(index id, number)."""
+
+
+class Rebuilds:
+    """Watches slices, queues rebuilds and ends them.
+
+    Args:
+        builds: which carries them through.
+        nodes: what they say of their slices.
+        limits: settings.
+
+    Attributes:
+        ended: rebuilds that brought their slices back in this term.
+    """
+
+    def __init__(self, builds: Builds, nodes: Nodes, limits: BuildLimits) -> None:
+        self._builds = builds
+        self._book = builds.book
+        self._nodes = nodes
+        self._limits = limits
+        self.ended = 0
+        self._checked_at = 0
+        self._since: dict[Slice, int] = {}
+        self._lost_in_build: dict[tuple[str, str, int], int] = {}
+
+    def tick(self, now: int) -> list[Instruction]:
+        """Look at all slices, now and then."""
+        if now - self._checked_at < CHECK_MS:
+            return []
+        self._checked_at = now
+        slices = self._nodes.slices()
+        return [*self._under_way(slices, now), *self._collect(now)]
+
+    # --- builds under way -----------------------------------------------------------------------------------
+
+    def _under_way(self, slices: dict[Slice, list[SliceStatus]], now: int) -> list[Instruction]:
+        out: list[Instruction] = []
+        lost: dict[tuple[str, str, int], int] = {}
+        for record in self._book.all():
+            if record.state not in ("BACKFILL", "PAUSED", "CATCHUP") or record.keyspace in self._book.halted:
+                continue
+            for index, number in self._filled(record):
+                if (index.id, number) in self._nodes.lost:
+                    key = (record.id, index.id, number)
+                    lost[key] = self._lost_in_build.get(key, now)
+            late = [key for key, since in lost.items() if key[0] == record.id and _late(since, now)]
+            if late:
+                where = ", ".join(f"slice {number} of {index}" for _, index, number in late)
+                out += self._builds.begin_again(record, f"{where} lost what it had got", now)
+            elif record.state == "CATCHUP" and record.rebuild and self._serve(record, slices):
+                self.ended += 1
+                out += self._builds.rebuilt(record, now)
+        self._lost_in_build = lost
+        return out
+
+    def _filled(self, record: BuildRecord) -> Iterator[tuple[IndexRecord, int]]:
+        for index in self._book.indexes(record):
+            if record.rebuild or (index.build == record.id and index.state in ("BUILDING", "PAUSED")):
+                for number in record.slices_of(index):
+                    yield index, number
+
+    def _serve(self, record: BuildRecord, slices: dict[Slice, list[SliceStatus]]) -> bool:
+        """Whether every slice of a rebuild is live past what it had to reach, on some replica."""
+        target = record.load_timestamp.merge_max(record.final_timestamp or Timestamp())
+        incarnation = self._book.incarnation(record.keyspace)
+        return all(
+            any(
+                status.state == "LIVE"
+                and status.number >= 0
+                and status.incarnation == incarnation
+                and status.timestamp.covers(target)
+                for status in slices.get((index.id, number), ())
+            )
+            for index, number in self._filled(record)
+        )
+
+    # --- collecting -----------------------------------------------------------------------------------------
+
+    def _collect(self, now: int) -> list[Instruction]:
+        """Queue rebuilds of what is lost, one for each keyspace (and table that its data began with)."""
+        wanted: dict[tuple[str, str], dict[Slice, BuildRecord | None]] = {}
+        since: dict[Slice, int] = {}
+        for index in self._book.dictionary.catalog.indexes():
+            if index.state != "READY" or index.keyspace in self._book.halted:
+                continue
+            for number in range(index.slices):
+                key = (index.id, number)
+                if key not in self._nodes.lost and number not in index.slice_builds:
+                    continue
+                last = self._book.last_rebuild(*key)
+                if not self._needed(index, number, last):
+                    continue
+                since[key] = self._since.get(key, now)
+                if last is None or last.state == "READY" or now >= _again_at(last):
+                    table = index.build if origin_of(self._book.dictionary.catalog, index) else None
+                    wanted.setdefault((index.keyspace, table or ""), {})[key] = last
+        self._since = since
+        out: list[Instruction] = []
+        for (keyspace, _), found in sorted(wanted.items()):
+            if now - min(since[key] for key in found) >= self._limits.rebuild_wait_ms:
+                out += self._request(keyspace, found, now)
+        return out
+
+    def _needed(self, index: IndexRecord, number: int, last: BuildRecord | None) -> bool:
+        """Whether a slice has nothing to go on from and no build that is to bring it."""
+        if last is not None and last.state not in FINAL:
+            return False
+        if (index.id, number) in self._nodes.lost:
+            return True
+        return (
+            last is not None and last.state != "READY" and index.slice_builds.get(number) == last.id
+        )  # a rebuild had begun to fill it, and was given up
+
+    def _request(self, keyspace: str, found: dict[Slice, BuildRecord | None], now: int) -> list[Instruction]:
+        out: list[Instruction] = []
+        slices: dict[str, list[int]] = {}
+        attempt = 0
+        for (id_, number), last in sorted(found.items()):
+            failed = last if last is not None and last.state != "READY" else None
+            if failed is not None and failed.attempt >= self._limits.restarts:
+                out += self._fail(id_, number, failed, now)
+                slices.pop(id_, None)
+                continue
+            attempt = max(attempt, failed.attempt + 1 if failed else 0)
+            slices.setdefault(id_, []).append(number)
+        first = self._book.dictionary.catalog.index(min(found)[0])
+        origin = origin_of(self._book.dictionary.catalog, first) if first else None
+        record = self._builds.request_rebuild(keyspace, slices, now, attempt, origin)
+        if record is not None:
+            text = f"build {record.id} is to rebuild {words(record, self._book.indexes(record))}"
+            out.append(Note("warning", "rebuild-queued", record.id, text))
+        return out
+
+    def _fail(self, index: str, number: int, last: BuildRecord, now: int) -> list[Instruction]:
+        record = self._book.dictionary.catalog.index(index)
+        if record is None or record.state != "READY":
+            return []  # another of its slices was first
+        reason = (
+            f"slice {number} lost its data and could not be rebuilt in {last.attempt + 1} attempts; at last: "
+            f"{last.error or 'the rebuild was cancelled'}; build the index again"
+        )
+        left = self._builds.leave_rebuilds(record, now)
+        return [*left, *give_up(self._book.dictionary, record, reason)]
+
+
+def _late(since: int, now: int) -> bool:
+    return now - since >= LOST_GRACE_MS
+
+
+def _again_at(last: BuildRecord) -> int:
+    """When a rebuild that was given up may be tried again."""
+    return last.finished_at + (PAUSE_MS << min(last.attempt, 6))

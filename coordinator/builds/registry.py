@@ -1,0 +1,300 @@
+"""The book of builds: their records, what is known beside, and the only way to change a state. Pure.
+
+A build is a record in the metadata topic (what must survive) and a `Run` (what this coordinator knows of it
+beside). Every change of state goes through `TRANSITIONS`; anything else is our bug.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from coordinator.builds.eta import Pace
+from coordinator.builds.retirement import retire
+from coordinator.catalog.dictionary import Dictionary
+from coordinator.core.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
+from coordinator.core.silence import START_MS
+from coordinator.jobs.registry import JobLimits
+from coordinator.unique.violations import Uniqueness
+from keytide.catalog.catalog import BuildRecord, BuildState, IndexRecord
+from keytide.errors import invariant
+from keytide.model.timestamp import Timestamp
+
+TRANSITIONS: dict[BuildState, dict[str, BuildState]] = {
+    "QUEUED": {"start": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
+    "BACKFILL": {"end": "CATCHUP", "pause": "PAUSED", "fail": "FAILED", "cancel": "CANCELLED"},
+    "PAUSED": {"resume": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
+    "CATCHUP": {"ready": "READY", "fail": "FAILED", "cancel": "CANCELLED"},
+    "READY": {},
+    "FAILED": {},
+    "CANCELLED": {},
+}
+FINAL: frozenset[str] = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
+FINISHED_KEPT = 50
+"""Finished builds that the dictionary keeps, so that it does not grow for ever."""
+RATE_WINDOW_MS = 15_000
+"""Over which the rate of a build is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLimits:
+    """Settings of builds (reasons in `keytide.settings.settings`).
+
+    Attributes:
+        back_off_ms: wait before a dead driver is started again; doubles with each time.
+        rebuild_wait_ms: slices that are lost within this time are rebuilt together.
+        spark_pause_ms: the first pause of a build whose driver dies again and again; doubles with each time.
+        settle_ms: no build is resumed by the system earlier than this after it paused, or after a term began
+            (until nodes, disks and sources have been heard).
+        driver_disk_bytes: free on the disk of the drivers' checkpoints, or builds pause.
+        node_disk_bytes: free on the disk of every node that a build fills slices on, or it pauses.
+        away_ms: a source that cannot be looked at for this long has its builds pause; drivers sit out less.
+        batches_ahead: micro-batches that a driver may be ahead of the slowest slice.
+        verify: builds that do not say are READY only verified.
+        jobs: settings of verifications and repairs.
+    """
+
+    concurrent: int = 2
+    concurrent_per_node: int = 1
+    transaction_limit_ms: int = 900_000
+    restarts: int = 5
+    back_off_ms: int = 1_000
+    rebuild_wait_ms: int = 5_000
+    spark_pause_ms: int = 10_000
+    settle_ms: int = 5_000
+    driver_disk_bytes: int = 0
+    node_disk_bytes: int = 0
+    batches_ahead: int = 10
+    away_ms: int = 60_000
+    verify: bool = False
+    jobs: JobLimits = field(default_factory=JobLimits)
+
+
+Cause = Literal["", "room", "node-room", "kafka", "spark", "behind", "turn"]
+"""Why the system has a build pause; "" when that is not known (any more)."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What this coordinator knows of a build beside its record.
+
+    Attributes:
+        waiting_for: what it waits for, in words; "" when it works.
+        preparing: its topics are being made.
+        incarnation: of the keyspace, when that was ordered.
+        again_at: not to be ordered again before this.
+        placement: where its slices will be, by index id, until the records say it.
+        finding: a sample is being taken for the splits of its RANGE indexes.
+        splits: what was found, by index id, until the records say it.
+        sampling: the driver has passed, the source's end is being looked up.
+        reported_at: `sent_at` of the newest report, so that an older one does not count.
+        restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
+        failing: the driver says that its build can never work: why; "" when it does not.
+        failing_at: since when.
+        cause: why the system has it pause.
+        resume_at: when a build that pauses by itself is tried again at the earliest.
+        futile: pauses for a full disk since `futile_batches` micro-batches were finished.
+        arrived: index ids that could be READY, and wait for their verification.
+        exited_at: when the driver ended well without having said PASSED.
+        silent_ms: for how long its driver has said nothing while others were heard; below 0 while it starts.
+        counted_at: up to when that is counted.
+        written_at: when progress was last written.
+        history: (ms, documents done) of the last reports, for the rate.
+        pace: how fast it works in each phase, for the estimate of its end.
+        driver_phase: what its driver says that it does.
+        open_until: how far the source can be read while a transaction is open below the load timestamp;
+            nothing while none is.
+    """
+
+    waiting_for: str = ""
+    preparing: bool = False
+    incarnation: int = 0
+    again_at: int = 0
+    placement: dict[str, list[list[str]]] = field(default_factory=dict)
+    finding: bool = False
+    splits: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    sampling: bool = False
+    reported_at: int = 0
+    restarts: int = 0
+    restarts_batches: int = -1
+    failing: str = ""
+    failing_at: int = 0
+    cause: Cause = ""
+    resume_at: int = 0
+    futile: int = 0
+    futile_batches: int = -1
+    arrived: set[str] = field(default_factory=set)
+    exited_at: int = 0
+    silent_ms: int = -START_MS
+    counted_at: int = 0
+    written_at: int = 0
+    history: list[tuple[int, int]] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    driver_phase: str = ""
+    open_until: Timestamp = field(default_factory=Timestamp)
+
+    def count(self, now: int, documents: int) -> None:
+        """Note how many documents are done, for the rate."""
+        self.history.append((now, documents))
+        while len(self.history) > 2 and now - self.history[1][0] >= RATE_WINDOW_MS:
+            del self.history[0]
+
+    def rate(self) -> float:
+        """Documents per second over the last `RATE_WINDOW_MS`; 0 when it cannot be told."""
+        if len(self.history) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self.history[0], self.history[-1]
+        return max(0.0, (last - first) * 1000 / (last_at - first_at)) if last_at > first_at else 0.0
+
+
+class BuildBook:
+    """All builds of a cluster.
+
+    Attributes:
+        halted: keyspaces whose history is being examined: no build of them begins or is judged.
+        unique: what is known of equal keys in UNIQUE indexes.
+    """
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self.dictionary = dictionary
+        self.halted: set[str] = set()
+        self.unique = Uniqueness(dictionary)
+        self._live: dict[str, BuildRecord] = {}
+        self._runs: defaultdict[str, Run] = defaultdict(Run)
+        self._most: dict[str, int] = {}
+
+    def all(self) -> list[BuildRecord]:
+        """The newest state of all builds (progress that is not written yet included), oldest first."""
+        records = [self._live.get(record.id, record) for record in self.dictionary.catalog.builds()]
+        return sorted(records, key=lambda record: (len(record.id), record.id))
+
+    def get(self, id_: str) -> BuildRecord:
+        """The newest state of one build.
+
+        Raises:
+            NoSuchBuildError: there is none.
+        """
+        return self._live.get(id_) or self.dictionary.build(id_)
+
+    def find(self, id_: str, state: BuildState) -> BuildRecord | None:
+        """The build, if it is in this state."""
+        record = self._live.get(id_) or self.dictionary.catalog.build(id_)
+        return record if record is not None and record.state == state else None
+
+    def run(self, id_: str) -> Run:
+        """What is known of a build beside its record."""
+        return self._runs[id_]
+
+    def indexes(self, record: BuildRecord) -> list[IndexRecord]:
+        """The records of its indexes; one that has been dropped meanwhile is left out."""
+        found = [self.dictionary.catalog.index(id_) for id_ in record.indexes]
+        return [index for index in found if index is not None]
+
+    def active(self, index: IndexRecord) -> BuildRecord | None:
+        """The build of an index that is queued or under way."""
+        record = self._live.get(index.build or "") or self.dictionary.catalog.build(index.build or "")
+        return record if record and record.state not in FINAL and index.id in record.indexes else None
+
+    def running(self, rebuilds_only: bool = False) -> list[BuildRecord]:
+        """Builds that count against the limits of builds at once: those that read, or are about to."""
+        found = [one for one in self.all() if one.state == "BACKFILL" or self._begins(one)]
+        return [one for one in found if one.rebuild] if rebuilds_only else found
+
+    def _begins(self, record: BuildRecord) -> bool:
+        if record.state != "QUEUED":
+            return False
+        run = self.run(record.id)
+        return run.preparing or run.finding
+
+    def rebuilds(self, index: str) -> list[BuildRecord]:
+        """Rebuilds of slices of an index that are queued or under way."""
+        return [one for one in self.all() if index in one.slices and one.state not in FINAL]
+
+    def last_rebuild(self, index: str, slice_number: int) -> BuildRecord | None:
+        """The newest rebuild of a slice that is known."""
+        return next((one for one in reversed(self.all()) if slice_number in one.slices.get(index, ())), None)
+
+    def names(self, record: BuildRecord) -> list[str]:
+        """The names of its indexes; the id of one that has been dropped."""
+        known = {index.id: index.name for index in self.indexes(record)}
+        return [known.get(id_, id_) for id_ in record.indexes]
+
+    def note_progress(self, record: BuildRecord) -> None:
+        """Keep a newer state in memory only; `put` writes it."""
+        self._live[record.id] = record
+        self._most[record.id] = self.most_done(record)
+
+    def put(self, record: BuildRecord) -> None:
+        """Write a newer state."""
+        self.note_progress(record)
+        self.dictionary.put(record)
+
+    def most_done(self, record: BuildRecord) -> int:
+        """The most documents that were done at any time of this term: a pause takes off the record what it
+        throws away, and a counter must not fall."""
+        return max(record.documents_done, self._most.get(record.id, 0))
+
+    def move(self, record: BuildRecord, action: str, **changes: Any) -> BuildRecord:
+        """Change a build's state, and further fields with it."""
+        state = TRANSITIONS[record.state].get(action)
+        invariant(state, "BuildState", lambda: f"build {record.id} cannot {action} in state {record.state}")
+        if state in FINAL:
+            changes = {"phase": "", "paused": "", "paused_by": "", **changes}
+        moved = replace(record, state=state, **changes)
+        self.put(moved)
+        return moved
+
+    def fail(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build that can never be right; its indexes become FAILED, but for those that are READY
+        already (a rebuild of their slices is tried again: `rebuilding`)."""
+        record = self.move(record, "fail", error=reason, finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} failed: {reason}"
+        return [*self._abandon(record, "FAILED", reason), Note("error", "build-failed", record.id, text)]
+
+    def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """End a build on request; its indexes are DEFERRED again, but for those that are READY already."""
+        record = self.move(record, "cancel", finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} was cancelled"
+        return [*self._abandon(record, "DEFERRED", ""), Note("info", "build-cancelled", record.id, text)]
+
+    def give_up(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build that is to begin again as another one; its indexes are DEFERRED meanwhile."""
+        record = self.move(record, "cancel", error=f"begun again: {reason}", finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} begins again: {reason}"
+        return [*self._abandon(record, "DEFERRED", ""), Note("warning", "build-restarted", record.id, text)]
+
+    def incarnation(self, keyspace: str) -> int:
+        """Of a keyspace, now."""
+        record = self.dictionary.catalog.keyspace(keyspace)
+        return record.incarnation if record else 0
+
+    def _abandon(
+        self, record: BuildRecord, state: Literal["DEFERRED", "FAILED"], reason: str
+    ) -> list[Instruction]:
+        backfill = self.dictionary.topics.backfill
+        topics = tuple(backfill(index.id, record.id) for index in self.indexes(record))
+        out: list[Instruction] = [StopDriver(record.id), DeleteTopics(topics)]
+        for index in self.indexes(record):
+            if index.violated is not None and index.state == "FAILED":
+                continue  # it has failed by itself, before its build
+            if index.state not in ("READY", "DROPPING") and index.build == record.id:
+                out += retire(self.dictionary, index, state, reason)
+        return [*out, *self.finish(record)]
+
+    def finish(self, record: BuildRecord) -> list[Instruction]:
+        """Forget what is only of use while a build runs, and the oldest finished builds."""
+        self._live.pop(record.id, None)
+        self._runs.pop(record.id, None)
+        indexes = self.dictionary.catalog.indexes()
+        used = {build for index in indexes for build in (index.build, *index.slice_builds.values())}
+        over = [build for build in self.all() if build.state in FINAL]
+        out: list[Instruction] = [RemoveBuildFolder(record.id)]
+        for old in over[:-FINISHED_KEPT]:
+            if old.id not in used:
+                self.dictionary.delete(f"build/{old.id}")
+                self._most.pop(old.id, None)
+                out.append(RemoveBuildFolder(old.id, forgotten=True))
+        return out

@@ -1,0 +1,144 @@
+"""Builds of RANGE indexes whose splits are not given: a sample of the source says them before a build begins.
+Pure.
+
+Theory of operation. Splits must be in an index's record with the version that makes projectors emit for it,
+so they are found while the build is still QUEUED, when it is its turn and nothing else is in its way: a
+driver of its own (`streaming.sample.__main__`) looks at the source and reports `BuildSampled`, once for all
+indexes of the build. The splits are kept in memory until the build begins, a moment later, when that driver
+is gone: drivers of one build follow one another. Nothing depends on the sample but how even the slices are:
+what is lost (a driver that dies, a coordinator that restarts) is sampled again. A driver that dies while
+something is in the way of all builds (`pausing`: Kafka is away, a disk is full) is not started before that
+is gone, and does not count as one that died.
+
+A source that has nothing for an index gives no splits to speak of: all of it will be in its last slice, which
+a note says.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.builds.pausing import Pausing
+from coordinator.builds.registry import BuildBook, BuildLimits
+from coordinator.core.events import NO_ROOM, DriverExited, Instruction, Note, StartDriver
+from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.wire.messages import BuildSampled
+
+EXIT_GRACE_MS = 10_000
+"""A driver that has ended well is given this long for its report to arrive."""
+NO_ROOM_PAUSE_MS = 5_000
+"""Between looks whether there is room for the driver on its disk."""
+MAX_BACK_OFF_MS = 30_000
+NEVER_AGAIN = 3
+"""Exit status of a driver that knows that it can never work."""
+
+
+class Sampling:
+    """The step of QUEUED builds before they are prepared."""
+
+    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing) -> None:
+        self._book = book
+        self._limits = limits
+        self._pausing = pausing
+
+    def wanted(self, record: BuildRecord) -> list[IndexRecord]:
+        """The indexes whose splits have to be found still. (Slices that are rebuilt keep theirs.)"""
+        found = self._book.run(record.id).splits
+        if record.rebuild:
+            return []
+        indexes = self._book.indexes(record)
+        return [one for one in indexes if one.definition.samples_splits and one.id not in found]
+
+    def begin(self, record: BuildRecord) -> list[Instruction]:
+        """Order a sample."""
+        run = self._book.run(record.id)
+        names = ", ".join(index.name for index in self.wanted(record))
+        run.finding, run.exited_at, run.restarts = True, 0, 0
+        run.waiting_for = f"the splits of {names}: a sample of {record.keyspace} is taken"
+        self._book.put(replace(record, phase="sampling"))
+        text = f"build {record.id} takes a sample of {record.keyspace} for the splits of {names}"
+        return [StartDriver(record.id, task="sample"), Note("info", "build-sampling", record.id, text)]
+
+    def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """Miss a driver that ended without a word."""
+        run = self._book.run(record.id)
+        if run.finding and run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
+            return self._again(record, "it ended without a report", now)
+        return []
+
+    def found(self, message: BuildSampled) -> list[Instruction]:
+        """The driver's word; it may come twice. A build that has begun keeps the splits it began with."""
+        record = self._book.find(message.build, "QUEUED")
+        if record is None:
+            return []
+        out: list[Instruction] = []
+        run = self._book.run(record.id)
+        for index in self.wanted(record):
+            splits = tuple(message.splits.get(index.id, ()))
+            if len(splits) != index.slices - 1 or list(splits) != sorted(splits):
+                continue  # of another driver than the one that was started: it has its own word to say
+            run.splits[index.id] = splits
+            if not message.entries.get(index.id):
+                text = (
+                    f"the sample of {record.keyspace} has nothing for {index.name}: no splits are known, and "
+                    "all of it will be in its last slice; drop it and create it when there are documents, or "
+                    "give splits (PARTITION BY RANGE(...) SPLIT AT (...))"
+                )
+                out.append(Note("warning", "range-without-sample", index.name, text))
+        if not self.wanted(record) and (run.exited_at or not run.finding):
+            self._done(record)
+        return out
+
+    def exited(self, event: DriverExited) -> list[Instruction]:
+        """The driver has ended; nearly always after its report, which may arrive later all the same."""
+        record = self._book.find(event.build, "QUEUED")
+        run = self._book.run(event.build) if record is not None else None
+        if record is None or run is None or not run.finding:
+            return []
+        if not self.wanted(record):
+            self._done(record)
+            return []
+        if event.status == 0:
+            run.exited_at = event.now
+            return []
+        if event.status == NO_ROOM:
+            run.waiting_for = event.tail
+            return [StartDriver(record.id, NO_ROOM_PAUSE_MS, "sample")]
+        if event.status == NEVER_AGAIN:
+            why = f"no sample can be taken for its splits: {event.tail or 'the driver gave no reason'}"
+            return self._book.fail(record, f"{why}; {_advice(record)}", event.now)
+        how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
+        return self._again(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+
+    def splits(self, record: BuildRecord, index: IndexRecord) -> tuple[bytes, ...]:
+        """The splits that an index of a build begins with."""
+        return self._book.run(record.id).splits.get(index.id, index.definition.encoded_splits)
+
+    def _done(self, record: BuildRecord) -> None:
+        """All splits are known, and the driver has ended: the build may begin."""
+        run = self._book.run(record.id)
+        run.finding, run.exited_at, run.restarts, run.waiting_for = False, 0, 0, ""
+        self._book.put(replace(record, phase=""))
+
+    def _again(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
+        run = self._book.run(record.id)
+        run.exited_at = 0
+        if (trouble := self._pausing.trouble(record, now)) is not None:
+            run.finding, run.waiting_for = False, trouble.text
+            return []
+        if run.restarts >= self._limits.restarts:
+            why = f"the driver of its sample died {run.restarts + 1} times; at last: {story}"
+            return self._book.fail(record, f"{why}; {_advice(record)}", now)
+        delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
+        run.restarts += 1
+        text = f"the driver of the sample died and is started again in {delay / 1000:g} s: {story}"
+        return [
+            StartDriver(record.id, delay, "sample"),
+            Note("warning", "driver-restarted", record.id, text),
+        ]
+
+
+def _advice(record: BuildRecord) -> str:
+    """What to do when no sample can be taken."""
+    log = f"its log is builds/{record.id}/driver.log in the coordinator's data folder"
+    return f"{log}; mend what it says, and build again"

@@ -1,0 +1,132 @@
+"""Builds that begin with a table (`keytide.catalog.table_origin`): may this one be right? Pure.
+
+Theory of operation. The table stands for the log's beginning: it holds the newest version of every document
+below `offsets`. So the log must still have everything from there on, must have got that far already, and must
+be the log that the table was taken of. Three things can be wrong that an ordinary build cannot meet:
+
+* The table is older than deletions that the cleaner has removed since: on a compacted topic a tombstone
+  lives for `delete.retention.ms`; that time counts from when the table was taken, not from the first read
+  (R26).
+* The source was rolled back since: the table may hold what was lost. That is told by the rollbacks of later
+  incarnations than the one in which the offsets were given.
+  Where nobody but the table had read of what was lost, the driver finds it by leader epochs
+  (`Batches.on_table`).
+* The table changes between two reads of it. Nobody can see that here; docs/initial-state.md says so.
+
+Slices of an index that began with a table are rebuilt from the same table, by the same rules: when they do
+not hold any more, the rebuild fails and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from coordinator.core.source_facts import SourceFacts
+from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord, TableOrigin
+from keytide.model.timestamp import Timestamp
+
+_MORE = 3
+"""So many partitions are named in a message."""
+
+
+def refused(origin: TableOrigin, facts: SourceFacts, rollbacks: Iterable[RollbackRecord] = ()) -> str:
+    """Why a build cannot begin with this table now, "" when it can.
+
+    Args:
+        facts: of the source; its ends are, or will be, the load timestamp.
+        rollbacks: of the keyspace.
+    """
+    if origin.topic_id and origin.topic_id != facts.topic_id:
+        return f"the offsets of the table are of a topic {facts.keyspace} that was deleted and made anew"
+    return (
+        _wrong_partitions(origin, facts)
+        or _wrong_offsets(origin, facts)
+        or _void(origin, rollbacks)
+        or lost_tombstones(origin, facts)
+    )
+
+
+def _wrong_partitions(origin: TableOrigin, facts: SourceFacts) -> str:
+    missing = sorted(facts.high.keys() - origin.offsets.keys())
+    unknown = sorted(origin.offsets.keys() - facts.high.keys())
+    if missing:
+        return f"the table needs an offset for every partition of {facts.keyspace}: {_few(missing)} have none"
+    if unknown:
+        return f"topic {facts.keyspace} has {facts.partitions} partitions: there is no {_few(unknown)}"
+    return ""
+
+
+def _wrong_offsets(origin: TableOrigin, facts: SourceFacts) -> str:
+    for partition, offset in sorted(origin.offsets.items()):
+        if offset > facts.high[partition]:
+            return (
+                f"the table was taken at offset {offset} of partition {partition}, which ends at "
+                f"{facts.high[partition]}: it is of another topic, or of records that were lost"
+            )
+        if offset < facts.earliest[partition]:
+            return (
+                f"offsets {offset} to {facts.earliest[partition] - 1} of partition {partition}, which follow "
+                "the table, were deleted; take a newer table, or raise the topic's retention before"
+            )
+    return ""
+
+
+def _void(origin: TableOrigin, rollbacks: Iterable[RollbackRecord]) -> str:
+    """Whether records that the table may hold were lost since its offsets were given."""
+    for rollback in rollbacks:
+        if rollback.incarnation <= origin.incarnation:
+            continue
+        kept = Timestamp(rollback.lost) if rollback.lost else rollback.timestamp
+        past = [
+            partition
+            for partition, offset in sorted(origin.offsets.items())
+            if (partition in kept.places or not rollback.lost) and offset > kept.offset(partition)
+        ]
+        if rollback.cause == "recreated" or past:
+            where = f" of partition {_few(past)}" if past else ""
+            return f"the source has lost records{where} that the table may hold; take a newer table"
+    return ""
+
+
+def lost_tombstones(origin: TableOrigin, facts: SourceFacts) -> str:
+    """Whether a deletion after the table was taken may have been cleaned away (R26), "" when not.
+
+    The reader is at the table until the load timestamp is reached, so the judgement repeats while a build
+    runs.
+    """
+    if not facts.compacted:
+        return ""
+    if not origin.taken_at:
+        return (
+            f"topic {facts.keyspace} is compacted: a deletion may have been cleaned away since the table was "
+            "taken; say when that was (`taken_at`)"
+        )
+    age = facts.sampled_at - origin.taken_at
+    if age <= facts.delete_retention_ms:
+        return ""
+    return (
+        f"the table was taken {age // 1000} s ago, and topic {facts.keyspace} keeps tombstones for "
+        f"{facts.delete_retention_ms // 1000} s only: deletions may be missed; take a newer table, or raise "
+        "the topic's delete.retention.ms before"
+    )
+
+
+def origin_of(catalog: Catalog, index: IndexRecord) -> TableOrigin | None:
+    """The table that the data of an index began with; None when that was the log's beginning (also when its
+    topic was made anew since: then the index began from nothing, with the new one)."""
+    build, keyspace = catalog.build(index.build or ""), catalog.keyspace(index.keyspace)
+    origin = build.origin if build else None
+    return origin if origin and keyspace and origin.topic_id == keyspace.topic_id else None
+
+
+def shown(origin: TableOrigin | None) -> dict[str, Any] | None:
+    """An origin as JSON."""
+    return None if origin is None else msgspec.to_builtins(origin, str_keys=True)
+
+
+def _few(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MORE]))
+    return shown if len(numbers) <= _MORE else f"{shown} and {len(numbers) - _MORE} more"

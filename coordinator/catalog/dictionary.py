@@ -1,0 +1,130 @@
+"""The system dictionary as the leader means it to be: the catalog, with the changes that are still to be
+written. Pure.
+
+The leader is the only writer, so it decides on its own copy. What one event changes is taken out by `drain`
+as one `Write` (one transaction), and the shell carries out everything that follows from it after that: write
+first, act after.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.core.events import Write
+from keytide.catalog.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord, Record, record_key
+from keytide.errors import CallerError
+from keytide.model.hints import did_you_mean
+from keytide.model.topics import Topics
+
+
+class NoSuchIndexError(CallerError):
+    """No index has that name."""
+
+    problem_type = "index-not-found"
+    status = 404
+
+
+class NoSuchBuildError(CallerError):
+    """No build has that id."""
+
+    problem_type = "build-not-found"
+    status = 404
+
+
+class Dictionary:
+    """The leader's own copy of the catalog.
+
+    Args:
+        catalog: as read at the start of the term; it is changed in place from now on.
+        cluster: the cluster's name.
+
+    Attributes:
+        changed: something changed since `drain` was last called.
+    """
+
+    def __init__(self, catalog: Catalog, cluster: str) -> None:
+        self.catalog = catalog
+        self.topics = Topics(cluster)
+        self._pending: dict[str, Record | None] = {}
+        self._bumped: set[str] = set()
+        self._next_number = catalog.offset
+
+    @property
+    def changed(self) -> bool:
+        return bool(self._pending)
+
+    def put(self, record: Record) -> None:
+        """Change or add a record."""
+        key = record_key(record)
+        if self.catalog.records.get(key) != record:
+            self.catalog.put(key, record)
+            self._pending[key] = record
+
+    def delete(self, key: str) -> None:
+        """Remove a record."""
+        if self.catalog.remove(key):
+            self._pending[key] = None
+
+    def drain(self) -> Write | None:
+        """All changes since the last call, as one transaction.
+
+        Keyspaces come last: a projector that reads a new version must find everything that belongs to it
+        (R13).
+        """
+        if not self._pending:
+            return None
+        write = Write(tuple(sorted(self._pending.items(), key=lambda item: item[0].startswith("keyspace/"))))
+        self._pending = {}
+        self._bumped.clear()
+        return write
+
+    def number(self) -> int:
+        """A number that no id has borne before (R19). It starts at the metadata topic's end and every id
+        costs that topic a record at least, so the next leader starts past it."""
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def index_named(self, name: str) -> IndexRecord:
+        """The index of that name.
+
+        Raises:
+            NoSuchIndexError: there is none.
+        """
+        record = self.catalog.index_by_name(name)
+        if record is None:
+            raise NoSuchIndexError(
+                f"there is no index {name!r}",
+                next_step=did_you_mean(
+                    name,
+                    (index.name for index in self.catalog.indexes()),
+                    "`keytide index list` shows what there is",
+                ),
+            )
+        return record
+
+    def build(self, id_: str) -> BuildRecord:
+        """A build by id.
+
+        Raises:
+            NoSuchBuildError: there is none (the oldest of many finished ones are forgotten).
+        """
+        record = self.catalog.build(id_)
+        if record is None:
+            raise NoSuchBuildError(
+                f"there is no build {id_!r}", next_step="`keytide build list` shows what there is"
+            )
+        return record
+
+    def bump(self, keyspace: str) -> KeyspaceRecord:
+        """Raise a keyspace's catalog version: projectors then activate it on each partition (R13). Once per
+        event: a second call before `drain` returns the same version."""
+        record = self.catalog.keyspace(keyspace)
+        if record is None:
+            raise KeyError(keyspace)
+        if keyspace in self._bumped:
+            return record
+        self._bumped.add(keyspace)
+        raised = replace(record, version=record.version + 1)
+        self.put(raised)
+        return raised

@@ -1,0 +1,288 @@
+"""What goes into the coordinator's pure cores: events. (What comes out, `coordinator.core.instructions`, can
+be imported from here as well.)
+
+An event carries its own time (`now`, ms since the epoch): the cores have no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinator.core.instructions import Broadcast as Broadcast
+from coordinator.core.instructions import ConfirmBound as ConfirmBound
+from coordinator.core.instructions import ConfirmRollback as ConfirmRollback
+from coordinator.core.instructions import ConfirmTopic as ConfirmTopic
+from coordinator.core.instructions import DeleteTopics as DeleteTopics
+from coordinator.core.instructions import DriverTask as DriverTask
+from coordinator.core.instructions import ExamineHistory as ExamineHistory
+from coordinator.core.instructions import Instruction as Instruction
+from coordinator.core.instructions import Note as Note
+from coordinator.core.instructions import PrepareBuild as PrepareBuild
+from coordinator.core.instructions import QueueLimit as QueueLimit
+from coordinator.core.instructions import RemoveBuildFolder as RemoveBuildFolder
+from coordinator.core.instructions import RemoveJobFolder as RemoveJobFolder
+from coordinator.core.instructions import SampleSource as SampleSource
+from coordinator.core.instructions import SendBuildEnd as SendBuildEnd
+from coordinator.core.instructions import StartDriver as StartDriver
+from coordinator.core.instructions import StopDriver as StopDriver
+from coordinator.core.instructions import TrimQueues as TrimQueues
+from coordinator.core.instructions import Write as Write
+from coordinator.core.source_facts import SourceFacts as SourceFacts
+from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.messages import Message, Published, StabilityTimestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A message from the reports topic."""
+
+    message: Message
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A stability timestamp is in the control topic: `number` is its offset there."""
+
+    message: StabilityTimestamp
+    number: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class IssueFailed:
+    """A stability timestamp could not be sent."""
+
+    message: StabilityTimestamp
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The newest timestamps and common snapshots that the tail of the control topic has, at the start of a
+    term."""
+
+    stamps: tuple[tuple[int, StabilityTimestamp], ...]
+    published: tuple[Published, ...]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSampled:
+    """Source facts, periodic (`build` empty) or asked for by `SampleSource`.
+
+    Attributes:
+        lost: of the places that were asked about, those that are not on the log any more, with where the
+            histories part.
+    """
+
+    facts: SourceFacts
+    build: str
+    now: int
+    lost: Mapping[int, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSeen:
+    """Answer to `ConfirmTopic`: the topic that has this name, at some moment between question and answer.
+
+    Attributes:
+        topic_id: "" when there is none, or `error` says why it cannot be told now.
+    """
+
+    keyspace: str
+    ask: int
+    topic_id: str
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPrepared:
+    """The topics of a build are there; the source was sampled after that.
+
+    Attributes:
+        queue_ends: topic -> partition -> end of the queues that were asked about, looked up before the source
+            was sampled: what the source got after the sample is in the queue behind them.
+    """
+
+    build: str
+    facts: SourceFacts
+    now: int
+    queue_ends: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """The topics of a build could not be made."""
+
+    build: str
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsDeleted:
+    """All topics of an index that is dropped, cancelled or failed are gone."""
+
+    index: str
+    now: int
+
+
+NO_ROOM = 74
+"""In place of a driver's exit status (as EX_IOERR); drivers themselves never use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverExited:
+    """A Spark driver, of a build or a job, has ended.
+
+    Attributes:
+        build: id of the build or job.
+        status: exit status; negative: the signal that ended it. `NO_ROOM`: it was not started, for its disk
+            is full.
+        tail: the last lines of its log.
+    """
+
+    build: str
+    status: int
+    tail: str
+    now: int
+    task: DriverTask = "backfill"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAway:
+    """A source could not be looked at: Kafka does not answer.
+
+    Attributes:
+        since: when the look that failed began.
+    """
+
+    keyspace: str
+    error: str
+    since: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSeen:
+    """How much is free on the disk of the drivers' checkpoints (periodic).
+
+    Attributes:
+        folder: where they are.
+        free: bytes.
+    """
+
+    folder: str
+    free: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSnapshot:
+    """Every slice of an index holds snapshot `number`, whose timestamp is `timestamp`."""
+
+    index: str
+    number: int
+    timestamp: Timestamp
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryExamined:
+    """What Kafka says of the history that the timestamps of a keyspace rest on.
+
+    Attributes:
+        topic_id: of the topic now; "" when there is none. With another id than was asked about, the rest is
+            of no meaning.
+        partitions: how many it has now.
+        number: the newest stability timestamp of which every place is still on the log; -1 when there is
+            none.
+        timestamp: that one; the zero timestamp when there is none.
+        lost: partition -> where the histories part, with the new one's leader epoch, as far as places were
+            found that are not on the log any more.
+        error: why nothing can be said now, else "".
+    """
+
+    keyspace: str
+    topic_id: str
+    partitions: int
+    number: int
+    timestamp: Timestamp
+    lost: dict[int, Place]
+    error: str
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackWritten:
+    """A rollback is in the dictionary for ever: timestamps of its incarnation may be issued."""
+
+    keyspace: str
+    incarnation: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundWritten:
+    """A bound of a keyspace is in the dictionary: timestamps may go so far."""
+
+    keyspace: str
+    bound: dict[int, int]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesTrimmed:
+    """Queues were trimmed, as far as Kafka did it.
+
+    Attributes:
+        reached: (topic, partition) -> first offset that is still there.
+        removed: how many offsets went.
+        expired: (topic, partition) that lost what a silent node may not have read.
+    """
+
+    reached: dict[tuple[str, int], int]
+    removed: int
+    expired: tuple[tuple[str, int], ...]
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAnswered:
+    """Kafka has taken a word of the leader's (several times a second): it is there."""
+
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    now: int
+
+
+Event = (
+    Reported
+    | Issued
+    | IssueFailed
+    | Recovered
+    | TopicSeen
+    | SourceSampled
+    | SourceAway
+    | RoomSeen
+    | BuildPrepared
+    | PrepareFailed
+    | TopicsDeleted
+    | DriverExited
+    | CommonSnapshot
+    | HistoryExamined
+    | RollbackWritten
+    | BoundWritten
+    | QueuesTrimmed
+    | KafkaAnswered
+    | Tick
+)

@@ -1,0 +1,221 @@
+"""Claiming a term, and writing to the metadata topic under it.
+
+Theory of operation. Only one coordinator may write the dictionary. Kafka sees to that: all coordinators of a
+cluster use one transactional id, and `init_transactions` fences whoever had it before; from then on every
+write of the old one fails. So a claim is: fence, read the dictionary to its end (nobody else can add to it
+now), write the next term. A coordinator that sees a higher term in the topic stops; readers ignore what it
+may still send of its lower term. When to claim: `coordinator.election.standby`.
+
+Being fenced alone does not mean that another one leads: Kafka fences a producer, too, when it has ended a
+transaction of its that was open for too long, and brokers that are killed in the middle of one lose it. So a
+coordinator that was fenced asks the dictionary. While no higher term is there it fences whoever has the id
+now, looks again, and goes on: of two that fence each other the one with the highest term leads, and one that
+has not written its term yet finds its claim refused, and stands by again. Records are whole, so what it does
+not know the fate of is written once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import uuid
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException
+
+from keytide.catalog.catalog import Catalog, ClusterRecord, Record, TermRecord, encode_record, record_key
+from keytide.errors import CallerError
+from keytide.kafka.clients import Producer
+from keytide.kafka.topics import CatalogReader, KafkaUnavailableError, producer
+from keytide.model.topics import Topics
+from keytide.process.clock import now_ms
+from keytide.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_TIMEOUT_MS = 10_000
+"""Kafka ends a transaction that is open for longer: readers of metadata wait no longer than this for one that
+its writer died in."""
+_RETRY_PAUSE_S = 0.2
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+
+
+class FencedError(CallerError):
+    """Another coordinator of this cluster has taken over."""
+
+    problem_type = "coordinator-fenced"
+    status = 503
+
+    def __init__(self, cluster: str, detail: str) -> None:
+        super().__init__(
+            f"another coordinator of cluster {cluster!r} has taken over ({detail}); this one stops",
+            next_step="start it again to have it stand by; another cluster needs another name (`cluster`)",
+        )
+
+
+class MetadataWriter:
+    """Writes records in transactions. One thread at a time.
+
+    Args:
+        settings: where Kafka is; its `cluster` names the topic and the transactional id.
+
+    Attributes:
+        term: the term under which it writes; 0 while it is being claimed.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topic = Topics(settings.cluster).metadata
+        self._stopping = threading.Event()
+        self._fenced = False
+        self._producer = self._make()
+        self.term = 0
+
+    def _make(self) -> Producer:
+        return producer(
+            self._settings,
+            transactional_id=f"{self._settings.cluster}-coordinator",
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            compression_type="none",
+        )
+
+    def fence(self) -> None:
+        """Shut every other coordinator out.
+
+        Raises:
+            KafkaUnavailableError: no answer in time.
+        """
+        if self._fenced:  # a producer that was fenced is of no use any more
+            self._producer = self._make()
+        try:
+            self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
+        except KafkaException as error:
+            raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
+        self._fenced = False
+
+    def write(self, records: Sequence[tuple[str, Record | None]]) -> None:
+        """Write records (None: a tombstone) in one transaction; tries until it is committed, or `stop` is
+        called.
+
+        Raises:
+            FencedError: another coordinator has taken over; nothing was written.
+            KafkaUnavailableError: stopped while Kafka was away; it is not known whether it was written.
+        """
+        while not self._try(records):
+            if self._stopping.wait(_RETRY_PAUSE_S):
+                raise KafkaUnavailableError("stopped while Kafka did not take metadata")
+
+    def _try(self, records: Sequence[tuple[str, Record | None]]) -> bool:
+        """One attempt; False when it was undone and is to be tried again."""
+        try:
+            if self._fenced:
+                self._regain()
+            self._producer.begin_transaction()
+            for key, record in records:
+                value = None if record is None else encode_record(record)
+                self._producer.produce(self._topic, key=key, value=value, partition=0)
+            self._commit()
+        except KafkaUnavailableError as away:
+            log.warning("metadata cannot be written yet: %s", away.message)
+            return False
+        except KafkaException as failure:
+            error = failure.args[0]
+            if error.code() in _FENCED or error.fatal():
+                self._fenced = True
+                if not self.term:
+                    raise FencedError(self._settings.cluster, str(error.str())) from failure
+                log.warning("Kafka has given up a transaction of this coordinator: %s", error)
+                return False
+            log.warning("metadata is not written yet: %s", error)
+            with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
+                self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
+            return False
+        return True
+
+    def _regain(self) -> None:
+        """Go on under the same term, if nobody has claimed a higher one.
+
+        Raises:
+            FencedError: somebody has.
+            KafkaUnavailableError: no answer in time.
+        """
+        self._check_term()  # before anybody is fenced who leads
+        self.fence()
+        self._check_term()
+        log.info("no other coordinator has claimed a term: this one goes on with term %d", self.term)
+
+    def _check_term(self) -> None:
+        term = read_catalog(self._settings).term
+        if term > self.term:
+            raise FencedError(self._settings.cluster, f"term {term}")
+
+    def _commit(self) -> None:
+        """Commit; a time-out is followed up until the outcome is known."""
+        while True:
+            try:
+                self._producer.commit_transaction(TRANSACTION_TIMEOUT_MS / 1000)
+            except KafkaException as failure:
+                error = failure.args[0]
+                if not error.retriable() or error.txn_requires_abort() or self._stopping.is_set():
+                    raise
+                log.warning("the outcome of a metadata transaction is not known yet: %s", error)
+            else:
+                return
+
+    def hand_over(self) -> None:
+        """Another thread writes from now on."""
+        self._producer.hand_over()
+
+    def stop(self) -> None:
+        """Make a `write` that waits for Kafka give up."""
+        self._stopping.set()
+
+
+def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple[int, Catalog]:
+    """Become the leader: fence the others, read the dictionary, write the next term.
+
+    Args:
+        holder: who claims it (`standby.this_process`).
+
+    Returns:
+        The term, and the dictionary (the claim included).
+
+    Raises:
+        KafkaUnavailableError: Kafka is away.
+        FencedError: another one claimed at the same time.
+    """
+    writer.term = 0
+    writer.fence()
+    catalog = read_catalog(settings)
+    now = now_ms()
+    records: list[Record] = [TermRecord(catalog.term + 1, holder, now)]
+    if catalog.cluster is None:
+        records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now))
+    writer.write([(record_key(record), record) for record in records])
+    for record in records:
+        catalog.put(record_key(record), record)
+    catalog.offset += len(records) + 1  # and the transaction's marker
+    writer.term = catalog.term
+    return catalog.term, catalog
+
+
+def read_catalog(settings: Settings) -> Catalog:
+    """The dictionary as it is now.
+
+    Raises:
+        KafkaUnavailableError: no answer in time.
+    """
+    reader = CatalogReader(settings)
+    try:
+        return reader.start(float(settings.coordinator.request_timeout_s)).copy()
+    finally:
+        reader.close()

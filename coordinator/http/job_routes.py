@@ -1,0 +1,101 @@
+"""The routes of jobs: verification and repair of indexes, their progress, their reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, ConfigDict
+
+from coordinator.http import job_reports
+from coordinator.leader import Leader
+from coordinator.views import jobs as job_views
+
+if TYPE_CHECKING:
+    from coordinator.http.api import Desk
+
+
+class RepairBody(BaseModel):
+    """How to repair."""
+
+    model_config = ConfigDict(extra="forbid")
+    dry_run: bool = False
+
+
+def add_jobs(app: FastAPI, desk: Desk, page_headers: dict[str, str]) -> None:
+    """Add the routes.
+
+    Args:
+        page_headers: of pages for people.
+    """
+
+    @app.post(
+        "/v1/indexes/{name}/verify",
+        tags=["jobs"],
+        status_code=202,
+        summary="Compare an index with its source",
+    )
+    async def verify(name: str) -> Any:
+        """In both directions, at one snapshot; writes and scans go on. Answers with the job."""
+        outcome = await desk.change(lambda leader, now: leader.start_job("verify", name, now))
+        return await desk.look(_shown(outcome.job.id if outcome.job else ""))
+
+    @app.post(
+        "/v1/indexes/{name}/repair",
+        tags=["jobs"],
+        status_code=202,
+        summary="Put right what differs from the source",
+    )
+    async def repair(name: str, body: RepairBody | None = None) -> Any:
+        """Differences that are found twice are corrected; what changes meanwhile is left alone, and writes
+        and scans go on. With `dry_run` nothing is written: the report says what would be done. Answers with
+        the job."""
+        dry_run = body.dry_run if body is not None else False
+        outcome = await desk.change(
+            lambda leader, now: leader.start_job("repair", name, now, dry_run=dry_run)
+        )
+        return await desk.look(_shown(outcome.job.id if outcome.job else ""))
+
+    @app.get("/v1/jobs", tags=["jobs"], summary="All jobs, oldest first")
+    async def jobs() -> Any:
+        return await desk.look(job_views.jobs)
+
+    @app.get("/v1/jobs/{job}", tags=["jobs"], summary="One job")
+    async def show(job: str) -> Any:
+        return await desk.look(_shown(job))
+
+    @app.post("/v1/jobs/{job}/cancel", tags=["jobs"], summary="Cancel a job")
+    async def cancel(job: str) -> Any:
+        """A build that waits for it fails: it is not verified."""
+        await desk.change(lambda leader, now: leader.cancel_job(job, now))
+        return await desk.look(_shown(job))
+
+    @app.get(
+        "/v1/jobs/{job}/report",
+        tags=["jobs"],
+        summary="What a job found",
+        response_model=None,
+    )
+    async def report(
+        job: str,
+        offset: Annotated[int, Query(ge=0, description="leave out so many differences")] = 0,
+        limit: Annotated[
+            int, Query(ge=1, le=job_reports.MAX_LINES, description="differences at most")
+        ] = 1_000,
+        format: Annotated[Literal["json", "html"], Query(description="html: a page for people")] = "json",
+    ) -> Response | dict[str, Any]:
+        """Its differences come in pages; `next` is the offset of the next one. All of them are in
+        `differences.ndjson` in the job's folder."""
+        record = await desk.look(lambda leader, _: leader.jobs.get(job))
+        data_dir = desk.service.settings.data_dir
+        found = await asyncio.to_thread(job_reports.read, data_dir, record, offset, limit)
+        if format == "html":
+            return HTMLResponse(job_reports.page(found), headers=page_headers)
+        return found
+
+
+def _shown(job: str) -> Callable[[Leader, int], job_views.Document]:
+    return lambda leader, now: job_views.job(leader, leader.jobs.get(job), now)

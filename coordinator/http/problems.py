@@ -1,0 +1,48 @@
+"""Errors as RFC 9457 problem details."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.serving import problems as http_problems
+
+log = logging.getLogger(__name__)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Turn errors of all kinds into problem documents; our own bugs are logged with their story."""
+
+    @app.exception_handler(KeytideError)
+    async def known(_: Request, error: KeytideError) -> Response:
+        if not isinstance(error, CallerError | RetryableError):
+            log.error("an admin request met a bug", exc_info=error)
+        headers = {"Retry-After": "1"} if error.status == 503 else {}
+        if error.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return http_problems.response(error.problem(), error.status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        places = [
+            {"field": ".".join(str(part) for part in one["loc"] if part != "body"), "problem": one["msg"]}
+            for one in error.errors()
+        ]
+        document = {
+            "type": "invalid-request",
+            "title": "Invalid request",
+            "status": 422,
+            "detail": "; ".join(f"{place['field'] or 'body'}: {place['problem']}" for place in places),
+            "errors": places,
+            "next_step": "see /docs for what a request may hold",
+        }
+        return http_problems.response(document, 422)
+
+    @app.exception_handler(HTTPException)
+    async def plain(request: Request, error: HTTPException) -> Response:
+        document = http_problems.plain(request, error, "see /docs for what there is")
+        return http_problems.response(document, error.status_code, error.headers)

@@ -1,0 +1,99 @@
+"""Asks Kafka which topic has a name now, without anybody waiting for it.
+
+The question is one metadata request; its answer comes on a thread of librdkafka's. Every question is answered
+within its time-out, if only by an error. Whatever broker is asked speaks for what it knows: one that is cut
+off from the controllers and answers all the same may name a topic that is gone, until it is back or shut out.
+
+The client sends the question to the controller that it knows of. It learns of another one from metadata only,
+which a client without topics of its own never asks for: after an error this asks, or no question would be
+answered again while that one broker is gone. Questions wait for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+from coordinator.core.events import ConfirmTopic, TopicSeen
+from keytide.kafka.clients import AdminClient
+from keytide.kafka.topics import KafkaUnavailableError, admin, error_code, find_controller
+from keytide.process.clock import now_ms
+from keytide.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 1.0
+"""A broker that hangs is asked no longer than this; the next question may go to another one."""
+
+_NONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+
+
+class TopicIds:
+    """Puts questions, posts answers. The client is its thread's.
+
+    Args:
+        settings: where Kafka is.
+        post: takes the answers, from any thread.
+    """
+
+    def __init__(self, settings: Settings, post: Callable[[TopicSeen], None]) -> None:
+        self._client: AdminClient = admin(settings)
+        self._post = post
+        self._questions: queue.SimpleQueue[ConfirmTopic | None] = queue.SimpleQueue()
+        self._unanswered = threading.Event()
+        """A question was answered by an error: the controller may be another one."""
+        self._thread = threading.Thread(target=self._run, name="topic-ids", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def ask(self, question: ConfirmTopic) -> None:
+        """Send the question; returns at once."""
+        self._questions.put(question)
+
+    def close(self) -> None:
+        """Wait for the answers that are under way, and stop."""
+        self._questions.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._client:
+            while (question := self._questions.get()) is not None:
+                if self._unanswered.is_set():
+                    self._look_for_controller()
+                self._send(question)
+
+    def _send(self, question: ConfirmTopic) -> None:
+        def answered(future: Future[Any]) -> None:
+            topic_id, error = "", ""
+            try:
+                topic_id = str(future.result().topic_id)
+            except KafkaException as failure:
+                error = "" if error_code(failure) in _NONE else str(failure)
+            if error:
+                self._unanswered.set()
+            self._post(TopicSeen(question.keyspace, question.ask, topic_id, error, now_ms()))
+
+        names = TopicCollection([question.keyspace])
+        try:
+            futures = self._client.describe_topics(names, request_timeout=TIMEOUT_S)
+        except KafkaException as failure:
+            self._post(TopicSeen(question.keyspace, question.ask, "", str(failure), now_ms()))
+            return
+        futures[question.keyspace].add_done_callback(answered)
+
+    def _look_for_controller(self) -> None:
+        try:
+            find_controller(self._client, TIMEOUT_S)
+        except KafkaUnavailableError as failure:
+            log.debug("who the controller is cannot be asked: %s", failure)
+        else:
+            self._unanswered.clear()

@@ -1,0 +1,237 @@
+"""The slow lane: what waits for Kafka or a disk, in order, in a thread of its own.
+
+Theory of operation. Timestamps must not wait for a transaction or for a topic to be made, so the control loop
+only hands these things over. One thread carries them out in the order in which they were decided: a `Write`
+is committed before what follows from it begins (write first, act after). What goes wrong for a while is tried
+again until it works; results return to the loop as events. An answer to an admin request is a job too, so
+that it goes out when its write is committed.
+
+Removals of topics alone are set aside when they fail, and tried again later: where Kafka refuses to delete
+topics (`delete.topic.enable`), a DROP INDEX must not hold up every write after it. A build whose topics are
+still to be removed waits. Ends of rounds of repairs are sent once, and nobody waits until they arrive: a
+queue without a leader must not hold everything up for what the next heartbeat asks for again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from coordinator.core.events import (
+    BoundWritten,
+    BuildPrepared,
+    ConfirmBound,
+    ConfirmRollback,
+    DeleteTopics,
+    Event,
+    Instruction,
+    PrepareBuild,
+    PrepareFailed,
+    RemoveBuildFolder,
+    RemoveJobFolder,
+    RollbackWritten,
+    SampleSource,
+    SendBuildEnd,
+    SourceSampled,
+    StartDriver,
+    StopDriver,
+    TopicsDeleted,
+    Write,
+)
+from coordinator.election.claim import MetadataWriter
+from coordinator.kafka.admin import KafkaWork
+from coordinator.process.driver_supervisor import Supervisor
+from keytide.errors import KeytideError, RetryableError
+from keytide.kafka.clients import Producer
+from keytide.kafka.topics import KafkaUnavailableError, producer
+from keytide.process.clock import now_ms
+from keytide.process.sync_points import reach
+from keytide.settings.settings import Settings
+from keytide.wire.messages import RepairEnd, encode
+
+log = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 0.5
+REMOVAL_PAUSE_S = 5.0
+ROUND_END_MS = 5_000
+"""Before the end of a round of a repair that does not arrive is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a request: everything before it is done."""
+
+    future: Future[Any]
+    result: Any
+
+
+class Lane:
+    """Carries instructions out, one after the other.
+
+    Args:
+        writer: of the metadata topic, under the leader's term.
+        post: takes the events that come of it, from the lane's thread.
+        failed: told of an error that ends the coordinator.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        writer: MetadataWriter,
+        supervisor: Supervisor,
+        post: Callable[[Event], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._writer = writer
+        self._work = KafkaWork(settings)
+        self._supervisor = supervisor
+        self._post = post
+        self._failed = failed
+        self._producer: Producer = producer(settings)
+        # One of its own, for `_send` waits until everything of its producer has arrived.
+        self._round_ends: Producer = producer(settings, message_timeout_ms=ROUND_END_MS)
+        self._timeout = float(settings.coordinator.request_timeout_s)
+        self._jobs: queue.SimpleQueue[Instruction | Reply | None] = queue.SimpleQueue()
+        self._removals: list[DeleteTopics] = []
+        self._removals_at = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def put(self, job: Instruction | Reply) -> None:
+        """Carry this out after everything before it."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish the job at hand and stop; what waits is dropped (the next term finds it by the
+        dictionary)."""
+        self._stopping.set()
+        self._writer.stop()
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    job = self._jobs.get(timeout=RETRY_PAUSE_S if self._removals else None)
+                except queue.Empty:
+                    job = None
+                if job is not None:
+                    self._until_done(job)
+                if self._removals and time.monotonic() >= self._removals_at:
+                    removals, self._removals = self._removals, []
+                    for removal in removals:
+                        self._until_done(removal)
+            self._work.close()
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            self._failed(error)
+
+    def _until_done(self, job: Instruction | Reply) -> None:
+        if isinstance(job, PrepareBuild) and (left := self._to_be_removed(job)):
+            self._stopping.wait(RETRY_PAUSE_S)  # the next tick asks again
+            self._post(PrepareFailed(job.build, f"{', '.join(left)} cannot be removed yet", now_ms()))
+            return
+        while not self._stopping.is_set():
+            try:
+                self._carry_out(job)
+                return
+            except RetryableError as error:
+                log.warning("%s is tried again: %s", type(job).__name__, error)
+                if isinstance(job, DeleteTopics):
+                    self._removals.append(job)
+                    self._removals_at = time.monotonic() + REMOVAL_PAUSE_S
+                    return
+                self._stopping.wait(RETRY_PAUSE_S)
+                if isinstance(job, PrepareBuild):  # the build may be cancelled while Kafka is away
+                    self._post(PrepareFailed(job.build, error.message, now_ms()))
+                    return
+
+    def _to_be_removed(self, job: PrepareBuild) -> list[str]:
+        """Topics of a build that an earlier one of the same index left, and that are still to go."""
+        doomed = {topic for removal in self._removals for topic in removal.topics}
+        return [topic for topic, _ in job.topics if topic in doomed]
+
+    def _carry_out(self, job: Instruction | Reply) -> None:
+        match job:
+            case Write(records):
+                reach("coordinator-before-write")
+                self._writer.write(records)
+                reach("coordinator-after-write")
+            case Reply(future, result):
+                future.set_result(result)
+            case PrepareBuild(build, keyspace, topics, queues):
+                self._work.make_queues(topics)
+                ends = {name: self._work.ends(name, partitions) for name, partitions in queues}
+                facts = self._work.sample_settled(keyspace)
+                self._post(BuildPrepared(build, facts, now_ms(), ends))
+            case SampleSource(keyspace, build, read):
+                facts, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
+                self._post(SourceSampled(facts, build, now_ms(), lost))
+            case SendBuildEnd(messages):
+                if all(isinstance(message, RepairEnd) for _, _, message in messages):
+                    self._send_once(job)
+                else:
+                    self._send(job)
+                reach("coordinator-build-end")
+            case DeleteTopics(topics, index):
+                self._work.delete(topics)
+                if index:
+                    self._post(TopicsDeleted(index, now_ms()))
+            case ConfirmRollback(keyspace, incarnation):
+                self._post(RollbackWritten(keyspace, incarnation, now_ms()))
+            case ConfirmBound(keyspace, bound):
+                self._post(BoundWritten(keyspace, bound, now_ms()))
+            case StopDriver(build):  # once more: its start may have been waiting here
+                self._supervisor.stop(build)
+            case StartDriver(build, delay_ms, task):
+                self._supervisor.start(build, delay_ms, task)
+            case RemoveBuildFolder(build, forgotten):
+                self._supervisor.remove_folder(build, forgotten=forgotten)
+            case RemoveJobFolder(job_id):
+                self._supervisor.remove_job(job_id)
+            case _:
+                raise KeytideError(f"{type(job).__name__} is not for the slow lane")
+
+    def _send(self, job: SendBuildEnd) -> None:
+        errors: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None and error.code() not in (
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                KafkaError._UNKNOWN_TOPIC,
+            ):
+                errors.append(error)  # (a queue that is gone: its index was dropped meanwhile)
+
+        try:
+            for topic, partition, message in job.messages:
+                self._producer.produce(topic, encode(message), partition=partition, on_delivery=delivered)
+        except (KafkaException, BufferError) as error:
+            raise KafkaUnavailableError(f"the end of a build cannot be sent: {error}") from error
+        left = self._producer.flush(self._timeout)
+        if errors or left:
+            raise KafkaUnavailableError(f"the end of a build is not delivered: {errors or 'no answer'}")
+
+    def _send_once(self, job: SendBuildEnd) -> None:
+        def delivered(error: KafkaError | None, record: Message) -> None:
+            if error is not None:
+                log.warning("the end of a repair's round did not reach %s: %s", record.topic(), error)
+
+        try:
+            for topic, partition, message in job.messages:
+                self._round_ends.produce(topic, encode(message), partition=partition, on_delivery=delivered)
+            self._round_ends.poll(0)  # (tells of earlier ones)
+        except (KafkaException, BufferError) as error:
+            log.warning("the end of a repair's round cannot be sent: %s", error)

@@ -1,0 +1,47 @@
+"""The limits of the pure cores, from the settings."""
+
+from __future__ import annotations
+
+from coordinator.builds.registry import BuildLimits
+from coordinator.jobs.registry import JobLimits
+from coordinator.stability.stream import Limits
+from keytide.settings.settings import Settings
+
+
+def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
+    """What the core and the builds obey."""
+    core, build, verify = settings.coordinator, settings.build, settings.verify
+    return (
+        Limits(
+            interval_ms=core.interval_ms,
+            heartbeat_ms=core.heartbeat_ms,
+            pacing_limit_ms=core.pacing_limit_ms,
+            lag_limit_ms=core.lag_limit_ms,
+            trim_interval_ms=core.trim_interval_s * 1000,
+            queue_retention_ms=settings.topics.queue_retention_s * 1000,
+            node_timeout_ms=core.node_timeout_ms,
+            suspect_ms=core.suspect_ms,
+            stale_limit_ms=core.stale_limit_ms,
+            reserve=core.reserve,
+            newest_held=settings.indexer.snapshots_kept,
+        ),
+        BuildLimits(
+            concurrent=build.concurrent,
+            concurrent_per_node=build.concurrent_per_node,
+            transaction_limit_ms=build.transaction_limit_s * 1000,
+            restarts=build.restarts,
+            rebuild_wait_ms=core.rebuild_wait_s * 1000,
+            driver_disk_bytes=build.driver_disk_free_bytes,
+            node_disk_bytes=build.node_disk_free_bytes,
+            batches_ahead=build.batches_ahead,
+            away_ms=int(build.kafka_away_s * 1000),
+            verify=build.verify,
+            jobs=JobLimits(
+                concurrent=verify.concurrent,
+                restarts=verify.restarts,
+                interval_ms=verify.interval_s * 1000,
+                kept=verify.kept,
+                waiting=verify.waiting,
+            ),
+        ),
+    )

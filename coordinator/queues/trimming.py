@@ -1,0 +1,159 @@
+"""What mutation queues need no more. Pure (R34; docs/adr/0014).
+
+Theory of operation. Mutation queues have no limit of time or size of their own: Kafka would delete by age
+what a slow slice still needs. Every node says of each slice from which queue offset on it may ever need
+anything, steps back of its base included (`queue_horizon`). What lies below the smallest of them, over all
+replicas of a slice, is deleted now and then. Nothing is deleted
+
+* while a replica has not said it: not heard in this term, or it cannot say;
+* at or past the place where a rebuild is to go on.
+
+A node that has been silent for longer than the queue's retention counts no longer; then what is older than
+the retention goes, and when the node comes back its slices say that they are LOST, and are rebuilt.
+
+What a node said of an index that has been built again since means nothing for the new queue. So nothing is
+deleted until an index has been READY for `SETTLING_MS`, and then only words count that are younger than that.
+
+The order names what every copy that counts has durably read; who deletes holds it against that
+(`queue_bounds`).
+
+Silence counts only while the leader itself was awake: who was stopped for a day, or had the clock set, has
+heard nobody for a day.
+"""
+
+from __future__ import annotations
+
+from coordinator.builds.builds import Builds
+from coordinator.core.events import Instruction, Note, QueueLimit, QueuesTrimmed, TrimQueues
+from coordinator.core.instructions import QueueCopy
+from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.stream import Limits
+from keytide.catalog.catalog import IndexRecord
+
+SETTLING_MS = 10_000
+ASLEEP_MS = 10_000
+"""A leader whose ticks are further apart was asleep, or its clock was set."""
+TOLD_MS = 600_000
+"""Between lines about it in the events."""
+
+
+class Trimmer:
+    """Orders deletions.
+
+    Args:
+        builds: whose dictionary and rebuilds count.
+        core: with what nodes say.
+        limits: settings.
+
+    Attributes:
+        removed: records that were deleted in this term.
+    """
+
+    def __init__(self, builds: Builds, core: StabilityCore, limits: Limits) -> None:
+        self.removed = 0
+        self._book = builds.book
+        self._core = core
+        self._limits = limits
+        self._awake_since = 0
+        self._ticked_at = 0
+        self._trimmed_at = 0
+        self._ready_since: dict[tuple[str, int], int] = {}
+        self._reached: dict[tuple[str, int], int] = {}
+        self._told_at = 0
+        self._untold = 0
+        self._under_way = False
+
+    def tick(self, now: int) -> list[Instruction]:
+        """Order what is due."""
+        if not 0 <= now - self._ticked_at <= ASLEEP_MS:
+            self._awake_since = now
+        self._ticked_at = now
+        if self._under_way or now - self._trimmed_at < self._limits.trim_interval_ms:
+            return []
+        self._trimmed_at = now
+        ready = {
+            (index.id, index.version): index
+            for index in self._book.dictionary.catalog.indexes()
+            if index.state == "READY"
+        }
+        made_anew = {
+            self._book.dictionary.topics.mutations(id_) for id_, _ in ready.keys() - self._ready_since
+        }
+        self._reached = {key: low for key, low in self._reached.items() if key[0] not in made_anew}
+        self._ready_since = {key: self._ready_since.get(key, now) for key in ready}
+        limits: list[QueueLimit] = []
+        for key, index in ready.items():
+            since = self._ready_since[key] + SETTLING_MS
+            if now >= since and index.keyspace not in self._book.halted:
+                limits += self._limits_of(index, since, now)
+        if not limits:
+            return []
+        self._under_way = True
+        return [TrimQueues(tuple(limits))]
+
+    def _limits_of(self, index: IndexRecord, since: int, now: int) -> list[QueueLimit]:
+        topic = self._book.dictionary.topics.mutations(index.id)
+        rebuilds = self._book.rebuilds(index.id)
+        incarnation = self._book.incarnation(index.keyspace)
+        found: list[QueueLimit] = []
+        for number, nodes in enumerate(index.placement):
+            copies = [
+                QueueCopy(f"rebuild {record.id}", place, place)
+                for record in rebuilds
+                if number in record.slices.get(index.id, ())
+                for place in (record.queue_positions.get(index.id, {}).get(number, -1),)
+            ]
+            expired = False
+            for node in nodes:
+                if self._silent(node, now):
+                    expired = True
+                else:
+                    horizon = self._horizon(node, index.id, number, since, incarnation)
+                    copies.append(QueueCopy(f"node {node}", horizon, self._position(node, index.id, number)))
+            before = min((copy.horizon for copy in copies), default=-1)
+            older_than = now - self._limits.queue_retention_ms if expired else 0
+            if (copies and before < 0) or not (copies or expired):
+                continue
+            if expired or before > self._reached.get((topic, number), 0):
+                found.append(QueueLimit(topic, number, before, older_than, tuple(copies)))
+        return found
+
+    def _horizon(self, node: str, index: str, number: int, since: int, incarnation: int) -> int:
+        """What a replica may still need, -1 when that is not known."""
+        known = self._core.nodes.by_id.get(node)
+        status = known.slice(index, number) if known and known.heard_at >= since else None
+        if known is None or status is None or status.incarnation != incarnation:
+            return -1
+        return status.queue_horizon
+
+    def _position(self, node: str, index: str, number: int) -> int:
+        """What a replica has durably read: nothing, as far as is known, when it has not said so."""
+        known = self._core.nodes.by_id.get(node)
+        status = known.slice(index, number) if known else None
+        return status.queue_position if status else 0
+
+    def _silent(self, node: str, now: int) -> bool:
+        """Whether a node has been silent for longer than queues are kept."""
+        known = self._core.nodes.by_id.get(node)
+        heard = known.heard_at if known else 0
+        return now - max(heard, self._awake_since) > self._limits.queue_retention_ms
+
+    def trimmed(self, event: QueuesTrimmed) -> list[Instruction]:
+        """What became of it."""
+        self._under_way = False
+        self._reached.update(event.reached)
+        self.removed += event.removed
+        self._untold += event.removed
+        notes: list[Instruction] = []
+        if event.expired:
+            queues = ", ".join(f"slice {number} of {topic}" for topic, number in event.expired)
+            text = (
+                f"records that a node had not read yet were deleted, for it has been silent for longer than "
+                f"topics.queue_retention_s: {queues}; these slices are rebuilt when it comes back"
+            )
+            notes.append(Note("warning", "queue-expired", event.expired[0][0], text))
+        if self._untold and event.now - self._told_at >= TOLD_MS:
+            text = f"{self._untold:,} records that no slice needs any more were deleted from mutation queues"
+            notes.append(Note("info", "queues-trimmed", "mutations", text))
+            self._told_at, self._untold = event.now, 0
+        return notes

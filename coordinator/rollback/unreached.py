@@ -1,0 +1,54 @@
+"""Indexes that were READY, and are not at the snapshot that a rollback goes back to. Pure (R25).
+
+A build reads a compacted source while its cleaner works: of a document that was written again, the older
+version may be gone before it is read. So what a build leaves is a state of the source only from its final
+timestamp on, with the newer version; that is why READY waits for it. A rollback to an earlier timestamp takes
+the newer version back, and nobody has the older one: the document would be missing, for ever if the newer one
+is lost. Slices cannot see that (what they hold is below the cut), so their index begins again as a whole.
+"""
+
+from __future__ import annotations
+
+from coordinator.builds.builds import Builds
+from coordinator.builds.retirement import retire
+from coordinator.core.events import Instruction, Note
+from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord
+from keytide.catalog.history import History
+
+
+def begin_unsettled(builds: Builds, rollback: RollbackRecord, now: int) -> list[Instruction]:
+    """Queue READY indexes anew whose builds were over only past the timestamp of a rollback, which is in the
+    dictionary already."""
+    dictionary = builds.book.dictionary
+    catalog = dictionary.catalog
+    history = History.of(catalog, rollback.keyspace)
+    found = [
+        index
+        for index in catalog.indexes(rollback.keyspace)
+        if index.state == "READY" and _unsettled(index, catalog, history, rollback)
+    ]
+    out: list[Instruction] = []
+    for index in found:
+        out += builds.leave_rebuilds(index, now)
+        out += retire(dictionary, index, "DEFERRED")
+        text = (
+            f"index {index.name} is built again: the source was rolled back to before the end of its build "
+            f"(snapshot {rollback.number})"
+        )
+        out.append(Note("warning", "index-begins-again", index.name, text))
+    again = [record for index in found if (record := catalog.index(index.id)) is not None]
+    if again:
+        builds.request(again, 0, now)
+    return out
+
+
+def _unsettled(index: IndexRecord, catalog: Catalog, history: History, rollback: RollbackRecord) -> bool:
+    """Whether what some slice's build left is no state of the source at the rollback's timestamp. Slices of
+    which nothing holds begin from nothing, and read everything."""
+    for name in {index.build or "", *index.slice_builds.values()}:
+        build = catalog.build(name)
+        if build is None or build.final_timestamp is None or history.begins_anew(build.incarnation):
+            continue
+        if not rollback.timestamp.covers(build.final_timestamp):
+            return True
+    return False

@@ -1,0 +1,125 @@
+"""Which snapshot numbers each replica of each slice holds, and so which numbers an index has in common. Pure.
+
+Slices may skip numbers (R4): the newest common number is not the smallest of the newest. So each replica's
+numbers are remembered, as far as it keeps them for certain (R5): the newest few, and behind them the
+landmarks (`keytide.model.landmarks`), fewer of both than a slice really keeps; nothing behind the number
+that is published.
+
+Beside them, for each index and number, a bit mask of the slices that hold it on some replica: an
+acknowledgement is one `or`, and a number is common when the mask is full. This runs for every slice at every
+timestamp.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from keytide.model.landmarks import rank
+
+
+class Holdings:
+    """Acknowledged snapshot numbers by replica. The caller leaves out replicas that are not placed.
+
+    Args:
+        newest: how many of the newest numbers of a replica are remembered.
+        landmarks: how many of those before.
+    """
+
+    def __init__(self, newest: int, landmarks: int) -> None:
+        self._newest = newest
+        self._landmarks = landmarks
+        self._held: dict[str, dict[tuple[int, str], list[int]]] = {}
+        self._masks: dict[str, dict[int, int]] = {}
+
+    def acknowledge(self, node: str, index: str, slices: Iterable[int], number: int) -> None:
+        """Note that these slices on `node` hold `number`."""
+        held = self._held.setdefault(index, {})
+        masks = self._masks.setdefault(index, {})
+        mask = masks.get(number, 0)
+        for slice_number in slices:
+            numbers = held.setdefault((slice_number, node), [])
+            if not numbers or number > numbers[-1]:
+                numbers.append(number)
+            elif number not in numbers:
+                insort(numbers, number)
+            mask |= 1 << slice_number
+        masks[number] = mask
+        if len(masks) > 2 * (self._newest + self._landmarks):
+            self._trim(index)
+
+    def newest(self, node: str, index: str, slice_number: int) -> int:
+        """The newest number that this replica holds, -1 when none."""
+        numbers = self._held.get(index, {}).get((slice_number, node))
+        return numbers[-1] if numbers else -1
+
+    def reset(self, node: str, index: str = "", slice_number: int = -1) -> None:
+        """Forget what a node (or one slice on it) held: it was restarted and has no snapshot (R2)."""
+        for name in [index] if index else list(self._held):
+            held = self._held.get(name, {})
+            gone = [one for one in held if one[1] == node and slice_number in (-1, one[0])]
+            for one in gone:
+                del held[one]
+            if gone:
+                self._mask(name)
+
+    def passed(self, index: str, number: int) -> None:
+        """Numbers before this one are of no interest any more: it is published."""
+        for numbers in self._held.get(index, {}).values():
+            while len(numbers) > 1 and numbers[0] < number:
+                del numbers[0]
+        masks = self._masks.get(index, {})
+        for old in [one for one in masks if one < number]:
+            del masks[old]
+
+    def void(self, index: str, number: int) -> None:
+        """Forget every number after this one: they were rolled back."""
+        for numbers in self._held.get(index, {}).values():
+            numbers[:] = [one for one in numbers if one <= number]
+        if index in self._held:
+            self._mask(index)
+
+    def forget(self, index: str) -> None:
+        """Forget an index that is gone."""
+        self._held.pop(index, None)
+        self._masks.pop(index, None)
+
+    def indexes(self) -> list[str]:
+        """Ids of the indexes that something is known of, in order of first acknowledgement."""
+        return list(self._held)
+
+    def holds(self, index: str, slices: int, number: int, out: int = 0) -> bool:
+        """Whether a replica of every one of the slices 0 to `slices` - 1 holds `number`.
+
+        Args:
+            out: bit mask of slices that need not: they are out of service.
+        """
+        mask = self._masks.get(index, {}).get(number, 0)
+        return mask & ~out != 0 and mask | out == (1 << slices) - 1
+
+    def newest_common(self, index: str, slices: int, out: int = 0) -> int:
+        """The newest number that every slice holds on some replica; -1 when there is none. `out` as in
+        `holds`."""
+        masks = self._masks.get(index, {})
+        return max((number for number in masks if self.holds(index, slices, number, out)), default=-1)
+
+    def lacking(self, index: str, slices: int, number: int) -> list[int]:
+        """The slices of which no replica holds `number`, looked up replica by replica (to check the
+        masks)."""
+        held = self._held.get(index, {})
+        having = {slice_number for (slice_number, _), numbers in held.items() if number in numbers}
+        return [slice_number for slice_number in range(slices) if slice_number not in having]
+
+    def _trim(self, index: str) -> None:
+        """Keep of each replica the newest numbers, and the landmarks before them."""
+        for numbers in self._held[index].values():
+            before = sorted(numbers[: -self._newest], key=lambda one: (rank(one), one))[-self._landmarks :]
+            numbers[:] = sorted(before) + numbers[-self._newest :]
+        self._mask(index)
+
+    def _mask(self, index: str) -> None:
+        masks: dict[int, int] = {}
+        for (slice_number, _), numbers in self._held[index].items():
+            for number in numbers:
+                masks[number] = masks.get(number, 0) | 1 << slice_number
+        self._masks[index] = masks

@@ -1,0 +1,99 @@
+"""Pacing: which slices the next stability timestamp waits for. Pure.
+
+New content waits until every live slice of a READY index holds the last one, so that under load snapshots
+grow larger rather than rarer in common. A slice that is slower than its stream would slow all of them down
+for good, so there are two limits: each timestamp waits for `pacing_limit_ms` at most, and a slice that has
+lacked a content for `lag_limit_ms` *lags*: nothing waits for it until it has caught up. It has when it holds
+a content that was new `REJOIN_MS` ago; to hold the very newest at some moment is more than a slice of the
+same speed as the others could do.
+
+How far a slice is behind is told by *marks*: now and then a content's number is remembered with the time at
+which it was issued. So a quiet stream makes nobody lag. A content that is issued again becomes a mark in any
+case: when pacing never gives up, it stays the newest for as long as a slice stands at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.core.events import Instruction, Note
+from coordinator.core.nodes import Nodes
+from coordinator.stability.acknowledgements import Holdings
+from coordinator.stability.stream import Limits, Replica, Stream
+
+REJOIN_MS = 1_000
+MARK_MS = 100
+"""Between marks, at least."""
+
+
+class Pacing:
+    """Decides what waits for whom.
+
+    Args:
+        limits: settings.
+        holdings: what slices hold.
+        nodes: which slices serve.
+    """
+
+    def __init__(self, limits: Limits, holdings: Holdings, nodes: Nodes) -> None:
+        self._limits = limits
+        self._holdings = holdings
+        self._nodes = nodes
+
+    def paced(self, stream: Stream) -> bool:
+        """Whether every slice that counts holds the present content."""
+        number = stream.content_number
+        if number is None:
+            return stream.number < 0  # before the first delivery there is nothing to hold
+        newest = self._holdings.newest
+        return all(
+            newest(node, index, slice_number) >= number
+            for node, index, slice_number in self._serving(stream)
+            if (node, index, slice_number) not in stream.lagging
+        )
+
+    def delivered(self, stream: Stream, now: int) -> None:
+        """The present content was issued, perhaps again: it may become a mark."""
+        number, marks = stream.content_number, stream.marks
+        if number is None or (marks and (number <= marks[-1][1] or now - marks[-1][0] < MARK_MS)):
+            return
+        marks.append((now, number))
+        while len(marks) > 1 and now - marks[1][0] > self._limits.lag_limit_ms:
+            marks.popleft()
+
+    def tick(self, stream: Stream, now: int) -> list[Instruction]:
+        """See who lags and who has caught up."""
+        if not stream.lagging and self.paced(stream):
+            return []
+        late = self._mark(stream, now - self._limits.lag_limit_ms)
+        near = self._mark(stream, now - min(REJOIN_MS, self._limits.lag_limit_ms))
+        notes: list[Instruction] = []
+        serving = set(self._serving(stream))
+        stream.lagging &= serving  # one that does not serve is not waited for anyway
+        for replica in sorted(serving):
+            held = self._holdings.newest(*replica)
+            node, index, number = replica
+            where = f"slice {number} of {index} on node {node}"
+            if replica in stream.lagging:
+                if held >= near:
+                    stream.lagging.discard(replica)
+                    text = f"{where} has caught up; timestamps wait for it again"
+                    notes.append(Note("info", "slice-caught-up", index, text))
+            elif held < late:
+                stream.lagging.add(replica)
+                text = f"{where} is {self._limits.lag_limit_ms} ms behind; timestamps do not wait for it"
+                notes.append(Note("warning", "slice-lags", index, text))
+        return notes
+
+    def _mark(self, stream: Stream, at: int) -> int:
+        """The newest mark that is as old as that, -1 when there is none."""
+        return max((number for issued, number in stream.marks if issued <= at), default=-1)
+
+    def _serving(self, stream: Stream) -> Iterator[Replica]:
+        """The live slices of READY indexes."""
+        incarnation, serves = stream.progress.keyspace.incarnation, self._nodes.slice_serves
+        for record in stream.ready:
+            for slice_number, nodes in enumerate(record.placement):
+                for node in nodes:
+                    if serves(node, record.id, slice_number, incarnation):
+                        yield node, record.id, slice_number

@@ -1,0 +1,123 @@
+"""Which numbers the slices of an index have in common, and what is published of them. Pure.
+
+A READY index's newest number that every slice holds is `Published`, on change, and again from time to time
+for readers that started since. Slices whose data is lost, or that are being rebuilt, are left out: scans that
+need them are refused anyway, and the others would be held to an old snapshot for as long. For an index under
+build the same thing is told to the build, as `CommonSnapshot`; it waits for every slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from coordinator.core.events import Broadcast, CommonSnapshot, Instruction
+from coordinator.core.nodes import Nodes
+from coordinator.stability.acknowledgements import Holdings
+from coordinator.stability.stream import Stream
+from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.errors import invariant
+from keytide.wire.messages import Published
+
+REBUILDING: frozenset[str] = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
+"""States of a rebuild in which its slices hold nothing that could be common."""
+
+
+class Publishing:
+    """Finds and publishes common numbers.
+
+    Args:
+        term: the leader's term.
+
+    Attributes:
+        indexes: their records by id.
+    """
+
+    def __init__(self, holdings: Holdings, nodes: Nodes, term: int) -> None:
+        self.indexes: dict[str, IndexRecord] = {}
+        self._holdings = holdings
+        self._nodes = nodes
+        self._term = term
+        self._rebuilt: dict[str, int] = {}
+        self._out: dict[str, int] = {}
+
+    def catalog_changed(self, catalog: Catalog) -> None:
+        """Take over what the dictionary says of indexes."""
+        self.indexes = {record.id: record for record in catalog.indexes()}
+        for gone in [index for index in self._holdings.indexes() if index not in self.indexes]:
+            self._holdings.forget(gone)
+        self._rebuilt = {}
+        for index in self.indexes.values():
+            for number, build in index.slice_builds.items():
+                record = catalog.build(build)
+                if record is not None and record.state in REBUILDING:
+                    self._rebuilt[index.id] = self._rebuilt.get(index.id, 0) | 1 << number
+        self.slices_changed()
+
+    def slices_changed(self) -> None:
+        """Nodes may say something else of which slices are lost."""
+        out = dict(self._rebuilt)
+        for id_, number in self._nodes.lost:
+            out[id_] = out.get(id_, 0) | 1 << number
+        ready = {index.id for index in self.indexes.values() if index.state == "READY"}
+        self._out = {id_: mask for id_, mask in out.items() if id_ in ready}
+
+    def common(
+        self, stream: Stream, indexes: Iterable[str], number: int, now: int
+    ) -> list[Instruction | CommonSnapshot]:
+        """What follows for `indexes` when replicas have acknowledged `number`."""
+        timestamp = stream.stamps.get(number)
+        if timestamp is None or stream.halted:
+            return []  # not delivered yet (then its delivery asks again), or of an earlier life
+        complete: list[str] = []
+        out: list[Instruction | CommonSnapshot] = []
+        for index in indexes:
+            record = self.indexes[index]
+            if not self._holdings.holds(index, len(record.placement), number, self._out.get(index, 0)):
+                continue
+            if record.state == "READY":
+                complete.append(index)
+            else:
+                out.append(CommonSnapshot(index, number, timestamp, now))
+        return [*out, *self._publish(stream, dict.fromkeys(complete, number), now)]
+
+    def newest(self, stream: Stream, now: int) -> list[Broadcast]:
+        """Publish the newest common numbers, after indexes have changed."""
+        ready = {record.id for record in stream.ready}
+        stream.published = {index: n for index, n in stream.published.items() if index in ready}
+        common = {
+            one.id: self._holdings.newest_common(one.id, len(one.placement), self._out.get(one.id, 0))
+            for one in stream.ready
+        }
+        known = {index: number for index, number in common.items() if number in stream.stamps}
+        return self._publish(stream, known, now)
+
+    def _publish(self, stream: Stream, numbers: Mapping[str, int], now: int) -> list[Broadcast]:
+        """Publish what is newer than what is published."""
+        if stream.halted:
+            return []
+        newer = {
+            index: number for index, number in numbers.items() if number > stream.published.get(index, -1)
+        }
+        for index, number in newer.items():
+            lacking = [
+                one
+                for one in self._holdings.lacking(index, len(self.indexes[index].placement), number)
+                if not self._out.get(index, 0) >> one & 1
+            ]
+            invariant(not lacking, "Published", f"slices {lacking} of {index} do not hold {number}")
+            stream.published[index] = number
+            self._holdings.passed(index, number)
+        return [self._message(stream, now)] if newer else []
+
+    def _message(self, stream: Stream, now: int) -> Broadcast:
+        stream.published_at = now
+        keyspace = stream.progress.keyspace
+        return Broadcast(Published(keyspace.name, self._term, keyspace.incarnation, dict(stream.published)))
+
+    def repeat(self, streams: Iterable[Stream], now: int, interval_ms: int) -> list[Broadcast]:
+        """Publish again what was published that long ago."""
+        return [
+            self._message(stream, now)
+            for stream in streams
+            if stream.published and not stream.halted and now - stream.published_at >= interval_ms
+        ]

@@ -1,0 +1,321 @@
+"""CREATE, DROP and BUILD INDEX, and steering a build: what they may do and what follows. Pure.
+
+Each function checks first and changes the dictionary only when nothing is in the way; errors say what to do
+next. Source facts come from the caller, who has just looked them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from coordinator.builds.builds import Builds
+from coordinator.builds.pausing import BY_OPERATOR
+from coordinator.builds.registry import FINAL
+from coordinator.builds.retirement import retire
+from coordinator.builds.table_origins import refused
+from coordinator.catalog.dictionary import Dictionary
+from coordinator.core.events import Instruction, Note, SourceFacts
+from coordinator.jobs.registry import FINAL as JOB_FINAL
+from keytide.catalog.catalog import BuildRecord, IndexRecord, JobRecord, KeyspaceRecord, TableOrigin
+from keytide.definition import IndexDefinition
+from keytide.errors import CallerError
+from keytide.model.topics import LONGEST_TOPIC, QUEUES
+
+_NUMBER: Final = "9" * 10
+"""As long as numbers of indexes and builds can ever be: each costs the metadata topic a record."""
+
+
+class ConflictError(CallerError):
+    """The thing is in a state in which this cannot be done."""
+
+    problem_type = "conflict"
+    status = 409
+
+
+class NoSuchKeyspaceError(CallerError):
+    """The source topic does not exist, or is none."""
+
+    problem_type = "keyspace-not-found"
+    status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a statement did.
+
+    Attributes:
+        message: in words.
+        index: the index that it was about, as it is now; None when there is none.
+        build: the build that it started.
+        job: the job that it started.
+    """
+
+    message: str
+    index: IndexRecord | None = None
+    build: BuildRecord | None = None
+    instructions: tuple[Instruction, ...] = ()
+    job: JobRecord | None = None
+
+
+class Ddl:
+    """Statements on the dictionary."""
+
+    def __init__(self, dictionary: Dictionary, builds: Builds) -> None:
+        self._dictionary = dictionary
+        self._builds = builds
+
+    def create(
+        self, definition: IndexDefinition, if_not_exists: bool, facts: SourceFacts, now: int
+    ) -> Outcome:
+        """CREATE INDEX: write the definition; unless that is deferred, queue its build.
+
+        Raises:
+            ConflictError: the name is taken, or the topic is another one than its other indexes are built on.
+            NoSuchKeyspaceError: there is no such topic.
+            CallerError: topics cannot be named after it.
+        """
+        existing = self._dictionary.catalog.index_by_name(definition.name)
+        if existing is not None:
+            if if_not_exists:
+                return Outcome(f"index {definition.name} exists, nothing is done", existing)
+            raise ConflictError(
+                f"there is an index {definition.name!r} already, on {existing.keyspace}",
+                problem_type="index-exists",
+                next_step=f"choose another name, or DROP INDEX {definition.name} first",
+            )
+        self._check_name(definition.name)
+        self._take_keyspace(definition.keyspace, facts)
+        index = IndexRecord(
+            id=f"{definition.name}-{self._dictionary.number()}",
+            definition=definition,
+            state="DEFERRED",
+            version=0,
+            placement=[],
+            build=None,
+            created_at=now,
+        )
+        self._dictionary.put(index)
+        note = Note("info", "index-created", index.name, f"index {index.name} on {index.keyspace} is defined")
+        if definition.defer_build:
+            text = f"index {index.name} is defined; BUILD INDEX ON {index.keyspace} ({index.name}) builds it"
+            return Outcome(text, index, None, (note,))
+        build = self._builds.request([index], 0, now)
+        text = f"index {index.name} is defined; build {build.id} begins"
+        return Outcome(text, self._dictionary.catalog.index(index.id), build, (note,))
+
+    def _check_name(self, name: str) -> None:
+        """See that queues can be named after an index (those that there are keep their names)."""
+        if name.startswith(QUEUES):
+            raise CallerError(
+                f"{name!r} cannot be the name of an index: its queue would have the name of one of a cluster "
+                f"{self._dictionary.topics.cluster}.{name.partition('.')[0]}",
+                status=422,
+                problem_type="invalid-name",
+                next_step="choose a name that does not begin with mutations. or backfill.",
+            )
+        longest = len(self._dictionary.topics.backfill(f"{name}-{_NUMBER}", f"b{_NUMBER}"))
+        if longest > LONGEST_TOPIC:
+            raise CallerError(
+                f"the name of the index is too long by {longest - LONGEST_TOPIC} characters: names of topics "
+                f"have {LONGEST_TOPIC}, and those of its queues begin with the cluster's",
+                status=422,
+                problem_type="invalid-name",
+                next_step="choose a shorter name",
+            )
+
+    def _take_keyspace(self, name: str, facts: SourceFacts) -> None:
+        """See that the topic can be a keyspace, and that the dictionary knows it."""
+        topics = self._dictionary.topics
+        own = (topics.metadata, topics.control, topics.reports)
+        if name in own or name.startswith((topics.mutations(""), f"{topics.cluster}.backfill.")):
+            raise NoSuchKeyspaceError(
+                f"{name} is a topic of Keytide's own", next_step="name a topic that holds your documents"
+            )
+        if not facts.exists:
+            raise NoSuchKeyspaceError(
+                f"there is no topic {name!r}; an index needs the topic that holds its documents",
+                next_step=(f"Did you mean {facts.meant}? Else " if facts.meant else "")
+                + f"create it: kafka-topics.sh --create --topic {name} --partitions N",
+            )
+        known = self._dictionary.catalog.keyspace(name)
+        if known is None:
+            self._dictionary.put(KeyspaceRecord(name, facts.topic_id, facts.partitions, version=0))
+        elif known.topic_id != facts.topic_id:
+            others = [index.name for index in self._dictionary.catalog.indexes(name) if index.version]
+            if others:
+                raise ConflictError(
+                    f"topic {name} was deleted and made anew; {', '.join(others)} belong to the old one",
+                    problem_type="topic-recreated",
+                    next_step="they begin anew with the new topic in a moment; then try again",
+                )
+            self._dictionary.put(replace(known, topic_id=facts.topic_id, partitions=facts.partitions))
+
+    def drop(self, name: str, if_exists: bool, now: int) -> Outcome:
+        """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.
+
+        Raises:
+            NoSuchIndexError: there is none, and `if_exists` was not said.
+        """
+        if if_exists and self._dictionary.catalog.index_by_name(name) is None:
+            return Outcome(f"there is no index {name}, nothing is done")
+        index = self._dictionary.index_named(name)
+        left = self._builds.book.active(index)
+        out, wanted = self._builds.leave(index, now)
+        index = self._dictionary.catalog.index(index.id) or index
+        out = [*out, *retire(self._dictionary, index, "DROPPING")]
+        message = f"index {name} is being dropped"
+        build = None
+        if left is not None and wanted:
+            build = self._builds.build_anew(left, wanted, now)
+            names = ", ".join(other.name for other in wanted)
+            message += f"; the build of {names} starts again without it, as {build.id}"
+        return Outcome(message, None, build, (*out, Note("info", "index-dropping", name, message)))
+
+    def build(
+        self,
+        names: list[str],
+        keyspace: str | None,
+        rate_limit: int,
+        now: int,
+        origin: TableOrigin | None = None,
+        facts: SourceFacts | None = None,
+        verify: bool | None = None,
+    ) -> Outcome:
+        """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
+
+        Args:
+            origin: a table to begin with, in place of the log's beginning.
+            facts: of the keyspace, looked up just now (a table needs them).
+            verify: whether they are READY only verified; None for what the settings say.
+
+        Raises:
+            NoSuchIndexError: one of them does not exist.
+            ConflictError: one is built, or being built, or they are of several keyspaces.
+            CallerError: the build cannot begin with this table.
+        """
+        if not names:
+            raise CallerError("no index is named", status=422, next_step="name the indexes to build")
+        indexes = [self._dictionary.index_named(name) for name in dict.fromkeys(names)]
+        wanted = keyspace if keyspace is not None else indexes[0].keyspace
+        for index in indexes:
+            if index.keyspace != wanted:
+                raise ConflictError(
+                    f"index {index.name} is on {index.keyspace}, not on {wanted}",
+                    next_step="build the indexes of each keyspace in a build of their own",
+                )
+            active = self._builds.book.active(index)
+            if active is not None or index.state not in ("DEFERRED", "FAILED"):
+                doing = f"is in build {active.id}, {active.state}" if active else f"is {index.state}"
+                raise ConflictError(
+                    f"index {index.name} {doing}",
+                    problem_type="index-not-buildable",
+                    next_step="only DEFERRED and FAILED indexes can be built",
+                )
+        if origin is not None and facts is not None:
+            origin = self._accepted(origin, facts)
+        build = self._builds.request(indexes, rate_limit, now, origin=origin, verify=verify)
+        names_now = ", ".join(index.name for index in indexes)
+        return Outcome(f"build {build.id} of {names_now} begins", None, build)
+
+    def _accepted(self, origin: TableOrigin, facts: SourceFacts) -> TableOrigin:
+        """The origin, with the history that its offsets are of; whether it holds is looked at again when the
+        build starts."""
+        if reason := refused(origin, facts):
+            raise CallerError(
+                reason,
+                problem_type="origin-unusable",
+                status=422,
+                next_step="docs/initial-state.md says what a build may begin with",
+            )
+        incarnation = self._builds.book.incarnation(facts.keyspace)
+        return replace(origin, topic_id=facts.topic_id, incarnation=incarnation)
+
+    def cancel(self, build: str, now: int) -> Outcome:
+        """Cancel a build.
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it is over.
+        """
+        record = self._builds.book.get(build)
+        if record.state in FINAL:
+            raise ConflictError(
+                f"build {build} is over, it is {record.state}",
+                problem_type="build-over",
+                next_step="there is nothing to cancel; DROP INDEX removes what it built",
+            )
+        out = self._builds.cancel(record, now)
+        return Outcome(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
+
+    def pause(self, build: str, now: int) -> Outcome:
+        """Have a build pause until it is resumed; nothing happens to one that pauses on request already. One
+        that verifies keeps its state: its job is held (`coordinator.jobs.jobs`).
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it reads nothing any more.
+        """
+        record = self._reading(build, "pause")
+        if record.paused_by == "operator":
+            return Outcome(f"build {build} pauses already", None, record)
+        out = self._builds.pausing.pause(record, "operator", BY_OPERATOR, now)
+        return Outcome(f"build {build} pauses", None, self._builds.book.get(build), tuple(out))
+
+    def resume(self, build: str, now: int) -> Outcome:
+        """Have a build go on; nothing happens to one that does not pause.
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it reads nothing any more.
+        """
+        record = self._reading(build, "resume")
+        if not record.paused:
+            return Outcome(f"build {build} does not pause", None, record)
+        if record.state == "CATCHUP":
+            record = replace(record, paused="", paused_by="")
+            self._builds.book.put(record)
+            told = f"build {build} goes on: its verification begins again"
+            return Outcome(told, None, record, (Note("info", "build-resumed", build, told),))
+        out = self._builds.pausing.resume(record, now)
+        record = self._builds.book.get(build)
+        told = f"build {build} still pauses: {record.paused}" if record.paused else f"build {build} goes on"
+        return Outcome(told, None, record, tuple(out))
+
+    def throttle(self, build: str, rate_limit: int) -> Outcome:
+        """Change how many documents a build may read per second (0: no limit).
+
+        Raises:
+            NoSuchBuildError: there is none.
+            ConflictError: it reads nothing any more.
+        """
+        record = replace(self._reading(build, "throttle"), rate_limit=rate_limit)
+        self._builds.book.put(record)
+        self._builds.book.run(build).pace.forget()
+        limit = f"at most {rate_limit:,} documents/s" if rate_limit else "as fast as it can"
+        text = f"build {build} reads {limit} from now on"
+        return Outcome(text, None, record, (Note("info", "build-throttled", build, text),))
+
+    def _reading(self, build: str, what: str) -> BuildRecord:
+        """The record of a build that reads, or will: documents, or, while it verifies, the source again."""
+        record = self._builds.book.get(build)
+        if record.state in FINAL:
+            raise ConflictError(
+                f"build {build} is over, it is {record.state}",
+                problem_type="build-over",
+                next_step=f"there is nothing to {what}; `keytide build list` shows what is under way",
+            )
+        if record.state == "CATCHUP" and not self._verifies(record):
+            raise ConflictError(
+                f"build {build} reads nothing now; its slices load, or catch up with the stream",
+                problem_type="build-has-read",
+                next_step=f"there is nothing to {what} before it verifies (phase verifying); wait for that "
+                "or for READY, or cancel it",
+            )
+        return record
+
+    def _verifies(self, record: BuildRecord) -> bool:
+        job = self._builds.jobs.find(record.verification) if record.phase == "verifying" else None
+        return job is not None and job.state not in JOB_FINAL

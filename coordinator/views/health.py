@@ -1,0 +1,254 @@
+"""The cluster's health: the leader's facts in, one verdict out. Pure.
+
+Page, `keytide status`, `keytide doctor`, `/readyz` and metrics all show this verdict, so they cannot
+contradict each other. What is said of a subject that others depend on is said of them too: while a node is
+silent, so are its slices, and scans of their index fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.builds.registry import FINAL
+from coordinator.core.nodes import node_subject
+from coordinator.leader import Leader
+from coordinator.stability.progress import partition_subject
+from coordinator.stability.stream import Stream
+from coordinator.views import views
+from coordinator.views.index_health import index_reasons
+from keytide.model.health import Reason, Verdict, verdict
+
+DRIVER_SILENT_MS = 10_000
+"""A driver reports twice a second."""
+DRIVER_DEATHS = 2
+"""One death of a driver is everyday; more without progress are told."""
+
+
+def of(leader: Leader, now: int) -> Verdict:
+    """The verdict at one moment; `now` in milliseconds since the epoch."""
+    return verdict(_reasons(leader, now))
+
+
+def _reasons(leader: Leader, now: int) -> Iterator[Reason]:
+    yield from _kafka(leader)
+    yield from _cluster(leader)
+    for name, stream in sorted(leader.core.streams.items()):
+        if stream.emitting:
+            yield from _keyspace(leader, name, stream, now)
+            yield from _projectors(leader, name, stream)
+    for record in leader.dictionary.catalog.indexes():
+        yield from index_reasons(leader, record)
+    yield from _nodes(leader)
+    yield from _builds(leader)
+    yield from _jobs(leader)
+
+
+def _kafka(leader: Leader) -> Iterator[Reason]:
+    vigil = leader.core.vigil
+    if vigil.kafka_suspected:
+        silence = _seconds(vigil.kafka_silence)
+        yield Reason(
+            "kafka",
+            "Kafka",
+            "failing",
+            f"it has confirmed nothing of what the coordinator sends for {silence}: no timestamp is issued, "
+            "and nobody is heard",
+            "see whether its brokers run and the coordinator reaches them (its log, `keytide doctor`)",
+        )
+    for keyspace, error in sorted(leader.builds.pausing.away.items()):
+        if keyspace in leader.core.streams and not vigil.kafka_suspected:
+            yield Reason(
+                "kafka",
+                f"topic {keyspace}",
+                "degraded",
+                f"it cannot be looked at: {error}",
+                "see whether every partition of it has a leader",
+            )
+
+
+def _cluster(leader: Leader) -> Iterator[Reason]:
+    name = leader.dictionary.topics.cluster
+    if not leader.dictionary.catalog.nodes():
+        yield Reason(
+            "cluster", name, "degraded", "there are no indexer nodes", "start one: `python -m indexer`"
+        )
+    if leader.foreign:
+        yield Reason(
+            "cluster",
+            name,
+            "ok",
+            f"topics are named like its queues, and it knows nothing of them: {', '.join(leader.foreign[:5])}"
+            + (f" and {len(leader.foreign) - 5} more" if len(leader.foreign) > 5 else ""),
+            "if they are no other cluster's, delete them",
+        )
+    room, needed = leader.builds.pausing.room, leader.build_limits.driver_disk_bytes
+    if room is not None and room.free < needed:
+        yield Reason(
+            "cluster",
+            name,
+            "degraded",
+            f"the disk of {room.folder} is nearly full, {_mib(room.free)} are free: builds pause",
+            "make room there",
+        )
+
+
+def _keyspace(leader: Leader, name: str, stream: Stream, now: int) -> Iterator[Reason]:
+    subject = f"keyspace {name}"
+    facts = leader.facts.get(name)
+    if facts is not None and not facts.exists:
+        yield Reason(
+            "keyspace",
+            subject,
+            "failing",
+            f"there is no topic {name} any more: its indexes stay as they are",
+            "make the topic again, or drop its indexes",
+        )
+    if doubt := leader.rollbacks.examining(name):
+        yield Reason(
+            "keyspace",
+            subject,
+            "degraded",
+            f"its history is being examined, snapshots wait: {doubt}",
+            "wait; if it stays so: is the topic there, and does every partition have a leader?",
+        )
+    if stream.floor is not None:
+        yield Reason(
+            "keyspace",
+            subject,
+            "degraded",
+            "everything was stopped for so long that its last snapshot is not known; the next one comes when "
+            "projectors have read to where that may have been",
+            "wait while projectors read; else look at their logs",
+        )
+    for one in facts.open if facts is not None else ():
+        yield Reason(
+            "keyspace",
+            subject,
+            "degraded",
+            f"acknowledged records of topic {name} wait, and are in no snapshot: {one.in_words(now)}",
+            one.remedy,
+        )
+    fresh_at, limit = stream.progress.fresh_at(), leader.core.limits.stale_limit_ms
+    stale = now - fresh_at if fresh_at else 0
+    if stale > limit:
+        behind = views.projector_lag(leader, name, stream)
+        held = "; timestamps wait until projectors have caught up" if stream.hold else ""
+        yield Reason(
+            "keyspace",
+            subject,
+            "degraded",
+            f"snapshots are {_seconds(stale)} behind the source, {behind:,} documents are to come{held}",
+            "wait while the number falls; else look at the projectors' logs, or start more of them",
+        )
+    for node, index, number in sorted(stream.lagging):
+        record = leader.dictionary.catalog.index(index)
+        yield Reason(
+            "slice",
+            f"slice {number} of {record.name if record else index}",
+            "degraded",
+            f"it lags behind on node {node}; snapshots do not wait for it",
+            f"see what keeps node {node} busy: its disk, its CPU, its log",
+        )
+
+
+def _projectors(leader: Leader, name: str, stream: Stream) -> Iterator[Reason]:
+    vigil, partitions = leader.core.vigil, range(stream.progress.keyspace.partitions)
+    silent = [one for one in partitions if vigil.suspected(partition_subject(name, one))]
+    if not silent:
+        return
+    everyone = len(silent) == len(partitions)
+    which = "its partitions" if everyone else f"partitions {_numbers(silent)}"
+    yield Reason(
+        "projector",
+        f"projectors of {name}",
+        "failing" if everyone else "degraded",
+        f"no projector reports {which}: what is written there comes into no snapshot",
+        "start a projector, or look at the log of the one that stands still",
+    )
+
+
+def _nodes(leader: Leader) -> Iterator[Reason]:
+    vigil = leader.core.vigil
+    placed = {
+        name
+        for record in leader.dictionary.catalog.indexes()
+        if record.state == "READY"
+        for names in record.placement
+        for name in names
+    }
+    for record in leader.dictionary.catalog.nodes():
+        name, known = record.id, leader.core.nodes.by_id.get(record.id)
+        if vigil.suspected(node_subject(name)) and not vigil.deaf:
+            silence = _seconds(vigil.silence(node_subject(name)))
+            holds = name in placed
+            away = "has not been heard in this term" if known is None else f"has said nothing for {silence}"
+            yield Reason(
+                "node",
+                f"node {name}",
+                "failing" if holds else "ok" if known is None else "degraded",
+                f"it {away}: it is gone, stands still or is cut off"
+                + (", and with it the slices that it holds" if holds else "; it holds no slice of an index"),
+                "start it again, or see in its log why it stands still",
+            )
+        free = known.heartbeat.disk_free if known else None
+        if free is not None and free < leader.build_limits.node_disk_bytes:
+            yield Reason(
+                "node",
+                f"node {name}",
+                "degraded",
+                f"its disk is nearly full: {_mib(free)} are free",
+                "make room there, or drop what is not needed",
+            )
+
+
+def _builds(leader: Leader) -> Iterator[Reason]:
+    book = leader.builds.book
+    for record in book.all():
+        if record.state in FINAL or not book.indexes(record):
+            continue  # (how one has failed is said of its index, while that is not built again)
+        run, subject = book.run(record.id), f"build {record.id} of {', '.join(book.names(record))}"
+        if record.paused_by == "operator":
+            resume = f"`keytide build resume {record.id}`"
+            yield Reason("build", subject, "ok", f"it pauses on request: {record.paused}", resume)
+        elif record.paused:
+            step = "put that right; it goes on by itself when it can"
+            yield Reason("build", subject, "degraded", f"it pauses: {record.paused}", step)
+        elif record.state == "BACKFILL" and (story := run.failing or _struggles(run.restarts, run.silent_ms)):
+            step = f"see the log of its driver in the coordinator's data folder, builds/{record.id}"
+            yield Reason("build", subject, "degraded", story, step)
+
+
+def _struggles(restarts: int, silent_ms: int) -> str:
+    if restarts >= DRIVER_DEATHS:
+        return f"its driver was started again {restarts} times since it last got on"
+    if silent_ms > DRIVER_SILENT_MS:
+        return f"its driver has said nothing for {_seconds(silent_ms)}"
+    return ""
+
+
+def _jobs(leader: Leader) -> Iterator[Reason]:
+    """The last job of each kind of an index that there is still."""
+    last = {(job.kind, tuple(job.indexes)): job for job in leader.jobs.all() if not job.build}
+    for job in last.values():
+        known = [index for index in map(leader.dictionary.catalog.index, job.indexes) if index is not None]
+        if job.state == "FAILED" and known:
+            yield Reason(
+                "job",
+                f"{job.kind} {job.id} of {', '.join(index.name for index in known)}",
+                "degraded",
+                f"it has failed: {job.error}",
+                f"put that right, then start it again: `keytide index {job.kind} {known[0].name}`",
+            )
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:,.1f} s"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):,.0f} MiB"
+
+
+def _numbers(numbers: list[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"

@@ -1,0 +1,379 @@
+"""What the admin API shows, as JSON documents (docs/reference). Pure: a look at the leader at one moment.
+
+Times are milliseconds since the epoch, sizes bytes. Where something is not known, null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.builds.phases import percent_done
+from coordinator.builds.registry import FINAL
+from coordinator.builds.source_checks import target
+from coordinator.builds.table_origins import shown
+from coordinator.leader import Leader
+from coordinator.rollback.rollback import in_words
+from coordinator.stability.stream import Stream
+from coordinator.views.jobs import verification
+from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.catalog.partitioning import readable_splits
+from keytide.definition import render_expression
+from keytide.model.timestamp import Timestamp, smallest
+from keytide.wire.messages import SliceStatus
+
+Document = dict[str, Any]
+
+
+def index(leader: Leader, record: IndexRecord, now: int) -> Document:
+    """One index."""
+    stream = leader.core.streams.get(record.keyspace)
+    slices = slice_statuses(leader, record)
+    known = [status for status in slices if status is not None]
+    active = leader.builds.book.active(record)
+    state = "BUILDING" if active is not None and record.state in ("DEFERRED", "FAILED") else record.state
+    definition = record.definition
+    return {
+        "id": record.id,
+        "name": record.name,
+        "keyspace": record.keyspace,
+        "statement": definition.statement,
+        "state": state,
+        "reason": record.reason,
+        "slices": record.slices,
+        "replicas": definition.replicas,
+        "unique": definition.unique,
+        "partition_by": f"{definition.partition_kind.upper()}({render_expression(definition.partition)})",
+        "splits": readable_splits(record.splits or definition.encoded_splits) or None,
+        "entries": sum(status.entries for status in known),
+        "entries_by_slice": [status.entries if status else None for status in slices],
+        "bytes": sum(status.bytes for status in known),
+        "skipped": sum(status.skipped for status in known),
+        "violations": _violations(record, known),
+        "left_out": _left_out(stream, record.id),
+        "left_out_by_build": _without_entries(leader, record),
+        "build": record.build,
+        "lag_documents": _lag(leader, stream, record, slices),
+        "snapshot": stream.published.get(record.id) if stream else None,
+        "timestamp": _timestamp(_published_timestamp(stream, record.id)),
+        "foreign_partition_ids": sum(status.foreign_partition_ids for status in known),
+        "placement": [list(nodes) for nodes in record.placement],
+        "slices_reporting": len(known),
+        "lost": lost_slices(leader, record),
+        "rebuilds": [build.id for build in leader.builds.book.rebuilds(record.id)],
+        "verification": verification(leader, record),
+        "created_at": record.created_at,
+    }
+
+
+def _violations(record: IndexRecord, known: list[SliceStatus]) -> int:
+    """Keys that several documents have; of an index that failed for them, those that were counted then."""
+    if record.violated is not None and not known:
+        return record.violated.count
+    return sum(status.violations for status in known)
+
+
+def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
+    """The slices of an index, each replica."""
+    documents = []
+    rebuilds = leader.builds.book.rebuilds(record.id)
+    for number, nodes in enumerate(record.placement):
+        rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), None)
+        for name in nodes:
+            node = leader.core.nodes.by_id.get(name)
+            status = node.slice(record.id, number) if node else None
+            documents.append(
+                {
+                    "slice": number,
+                    "node": name,
+                    "live": bool(node and node.live),
+                    "state": status.state if status else None,
+                    "incarnation": status.incarnation if status else None,
+                    "undo_steps": status.undo_steps if status else None,
+                    "undo_given_up": status.undo_given_up if status else None,
+                    "reason": status.reason if status else "",
+                    "build": record.build_of(number) or None,
+                    "rebuild": rebuild,
+                    "entries": status.entries if status else None,
+                    "bytes": status.bytes if status else None,
+                    "snapshot": status.number if status and status.number >= 0 else None,
+                    "queue_documents": status.queue_documents if status else None,
+                    "gap_drops": status.gap_drops if status else None,
+                }
+            )
+    return documents
+
+
+def lost_slices(leader: Leader, record: IndexRecord) -> list[int]:
+    """Slices of an index whose data is lost or being rebuilt, ascending."""
+    lost = {number for id_, number in leader.core.nodes.lost if id_ == record.id}
+    rebuilt = (build.slices[record.id] for build in leader.builds.book.rebuilds(record.id))
+    return sorted(lost.union(*rebuilt))
+
+
+def slice_statuses(leader: Leader, record: IndexRecord) -> list[SliceStatus | None]:
+    """What was last heard of each slice, None of one that was not heard."""
+    return [_slice(leader, record, number) for number in range(record.slices if record.placement else 0)]
+
+
+def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | None:
+    """The state of a slice: of its first replica that is heard, live ones first."""
+    found: list[tuple[bool, SliceStatus]] = []
+    for name in record.placement[number]:
+        node = leader.core.nodes.by_id.get(name)
+        status = node.slice(record.id, number) if node else None
+        if node is not None and status is not None:
+            found.append((node.live, status))
+    found.sort(key=lambda one: not one[0])
+    return found[0][1] if found else None
+
+
+def _ends(leader: Leader, keyspace: str, stream: Stream | None) -> Timestamp:
+    """Ends of the source as last seen, by projectors or by the coordinator's own look."""
+    facts = leader.facts.get(keyspace)
+    ends = dict(facts.high) if facts else {}
+    if stream is not None:
+        for partition, state in stream.progress.partitions.items():
+            ends[partition] = max(ends.get(partition, 0), state.end)
+    return Timestamp.of(ends)
+
+
+def _lag(
+    leader: Leader, stream: Stream | None, record: IndexRecord, slices: list[SliceStatus | None]
+) -> int | None:
+    """Documents (offsets) between what the slowest slice has applied and the source's end; null when a slice
+    is not heard."""
+    if not slices or any(status is None for status in slices):
+        return None
+    applied = smallest(status.timestamp for status in slices if status is not None)
+    return applied.documents_to(_ends(leader, record.keyspace, stream))
+
+
+def _left_out(stream: Stream | None, index_id: str) -> dict[str, int]:
+    """Versions that were not indexed, by reason, since the projectors' start."""
+    total: dict[str, int] = {}
+    for projector in stream.progress.projectors.values() if stream else ():
+        for reason, count in projector.skipped.get(index_id, {}).items():
+            total[reason] = total.get(reason, 0) + count
+    return dict(sorted(total.items()))
+
+
+def _without_entries(leader: Leader, record: IndexRecord) -> dict[str, int]:
+    """Documents that the last build of an index read and has no entries of, by reason."""
+    build = next((one for one in leader.builds.book.all() if one.id == record.build), None)
+    if build is None:
+        return {}
+    return {**build.left_out.get(record.id, {}), **build.skipped.get(record.id, {})}
+
+
+def _by_name(
+    leader: Leader, record: BuildRecord, counts: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Counts of a build by the names of its indexes."""
+    names = dict(zip(record.indexes, leader.builds.book.names(record), strict=True))
+    return {names[id_]: dict(sorted(found.items())) for id_, found in counts.items() if id_ in names}
+
+
+def _published_timestamp(stream: Stream | None, index_id: str) -> Timestamp | None:
+    number = stream.published.get(index_id) if stream else None
+    return stream.stamps.get(number) if stream and number is not None else None
+
+
+def _timestamp(timestamp: Timestamp | None) -> Document | None:
+    if timestamp is None:
+        return None
+    return {
+        str(partition): {"offset": place.offset, "epoch": place.epoch}
+        for partition, place in sorted(timestamp.places.items())
+    }
+
+
+def build(leader: Leader, record: BuildRecord, now: int) -> Document:
+    """One build. `documents_total` counts offsets from the earliest that there was to what the backfill must
+    reach; `percent` and `eta_s` are of the way to READY, its verification included."""
+    run = leader.builds.book.run(record.id) if record.state not in FINAL else None
+    total, done = record.documents_total, record.documents_done
+    job = leader.jobs.find(record.verification) if record.phase == "verifying" else None
+    rate = run.rate() if run and record.state == "BACKFILL" else 0.0
+    if record.state == "READY" and record.finished_at > record.started_at:
+        rate = total * 1000 / (record.finished_at - record.started_at)
+    eta = leader.jobs.left_ms(job, now) if job else leader.builds.phases.eta_ms(record, now) if run else None
+    return {
+        "id": record.id,
+        "keyspace": record.keyspace,
+        "indexes": leader.builds.book.names(record),
+        "slices": _rebuilt_slices(leader, record),
+        "attempt": record.attempt,
+        "state": record.state,
+        "phase": record.phase or None,
+        "paused": record.paused or None,
+        "paused_by": record.paused_by or None,
+        "documents_done": done,
+        "documents_total": total,
+        "bytes_done": record.bytes_done,
+        "bytes_total": record.bytes_total,
+        "percent": round(percent_done(record, job.percent if job else 0.0), 1),
+        "rate": round(rate, 1),
+        "rate_limit": record.rate_limit or None,
+        "eta_s": None if eta is None else round(eta / 1000, 1),
+        "waiting_for": run.waiting_for if run else "",
+        "batches": record.batches,
+        "load_timestamp": _timestamp(record.load_timestamp),
+        "low_watermark": {str(partition): offset for partition, offset in record.low_watermark.items()},
+        "target_timestamp": _timestamp(target(record)),
+        "backfill_timestamp": _timestamp(record.backfill_timestamp),
+        "final_timestamp": _timestamp(record.final_timestamp),
+        "earliest": _timestamp(record.earliest),
+        "left_out": _by_name(leader, record, record.left_out),
+        "skipped": _by_name(leader, record, record.skipped),
+        "origin": shown(record.origin),
+        "verify": record.verify,
+        "verification": record.verification or None,
+        "error": record.error or None,
+        "current": _concerns(leader, record),
+        "started_at": record.started_at,
+        "first_read_at": record.first_read_at or None,
+        "finished_at": record.finished_at or None,
+    }
+
+
+def _concerns(leader: Leader, record: BuildRecord) -> bool:
+    """Whether an index that there is still is as this build has made it, or will be."""
+    if record.state not in FINAL:
+        return True
+    indexes = leader.builds.book.indexes(record)
+    return any(index.state != "DROPPING" and index.build == record.id for index in indexes)
+
+
+def _rebuilt_slices(leader: Leader, record: BuildRecord) -> dict[str, list[int]] | None:
+    """Index name -> slices that a rebuild fills; null for a build of whole indexes."""
+    if not record.rebuild:
+        return None
+    return {index.name: record.slices_of(index) for index in leader.builds.book.indexes(record)}
+
+
+def node(leader: Leader, name: str, now: int) -> Document:
+    """One indexer node, also one that has not been heard in this term."""
+    record = leader.dictionary.catalog.records[f"node/{name}"]
+    known = leader.core.nodes.by_id.get(name)
+    heartbeat = known.heartbeat if known else None
+    statuses = heartbeat.slices if heartbeat else []
+    return {
+        "id": name,
+        "url": heartbeat.url if heartbeat else getattr(record, "url", None),
+        "live": bool(known and known.live),
+        "slices": len(statuses),
+        "entries": sum(status.entries for status in statuses),
+        "bytes": sum(status.bytes for status in statuses),
+        "stopped": sum(status.state == "STOPPED" for status in statuses),
+        "lost": sum(status.state == "LOST" for status in statuses),
+        "queue_documents": sum(status.queue_documents for status in statuses),
+        "memory": heartbeat.memory if heartbeat else None,
+        "disk_free": heartbeat.disk_free if heartbeat else None,
+        "started_at": heartbeat.started_at if heartbeat else None,
+        "heard_ms_ago": now - known.heard_at if known else None,
+    }
+
+
+def nodes(leader: Leader, now: int) -> list[Document]:
+    return [node(leader, record.id, now) for record in leader.dictionary.catalog.nodes()]
+
+
+def topology(leader: Leader, now: int) -> Document:
+    """Who holds what."""
+    return {
+        "nodes": nodes(leader, now),
+        "indexes": [
+            {"name": record.name, "state": record.state, "slices": index_slices(leader, record)}
+            for record in leader.dictionary.catalog.indexes()
+        ],
+    }
+
+
+def stability(leader: Leader, now: int) -> Document:
+    """The stability timestamps of each keyspace."""
+    keyspaces = {}
+    for name, stream in sorted(leader.core.streams.items()):
+        fresh_at = stream.progress.fresh_at()
+        published = stream.published.values()
+        keyspaces[name] = {
+            "snapshot": stream.number if stream.number >= 0 else None,
+            "timestamp": _timestamp(stream.content),
+            "issued_ms_ago": max(0, now - stream.issued_at) if stream.issued_at else None,
+            "staleness_ms": max(0, now - fresh_at) if fresh_at else None,
+            "published": {
+                record.name: stream.published[record.id]
+                for record in stream.ready
+                if record.id in stream.published
+            },
+            "newest_common": min(published) if published else None,
+            "lag_documents": projector_lag(leader, name, stream),
+            "partitions": stream.progress.keyspace.partitions,
+            "partitions_reported": sum(state.heard_at > 0 for state in stream.progress.partitions.values()),
+            "incarnation": stream.progress.keyspace.incarnation,
+            "rollbacks": len(leader.dictionary.catalog.rollbacks(name)),
+            "last_rollback": _last_rollback(leader, name),
+            "examining": leader.rollbacks.examining(name) or None,
+            "version": stream.progress.keyspace.version,
+            "lagging": [
+                {"node": node, "index": index_id, "slice": number}
+                for node, index_id, number in sorted(stream.lagging)
+            ],
+            "issuing": bool(stream.emitting) and not stream.halted,
+            "waiting_for": _open_transactions(leader, name, now),
+        }
+    return {"term": leader.term, "keyspaces": keyspaces}
+
+
+def _open_transactions(leader: Leader, keyspace: str, now: int) -> list[Document]:
+    """What holds the source up."""
+    facts = leader.facts.get(keyspace)
+    return [
+        {
+            "partition": one.partition,
+            "offset": one.offset,
+            "since": one.since,
+            "producer_id": one.producer_id if one.producer_id >= 0 else None,
+            "producer_epoch": one.producer_epoch if one.producer_id >= 0 else None,
+            "transactional_id": one.transactional_id or None,
+            "text": one.in_words(now),
+            "next_step": one.remedy,
+        }
+        for one in (facts.open if facts else ())
+    ]
+
+
+def _last_rollback(leader: Leader, keyspace: str) -> Document | None:
+    """The newest rollback of a keyspace."""
+    known = leader.dictionary.catalog.rollbacks(keyspace)
+    if not known:
+        return None
+    last = known[-1]
+    return {
+        "incarnation": last.incarnation,
+        "snapshot": last.number if last.number >= 0 else None,
+        "timestamp": _timestamp(last.timestamp),
+        "cause": last.cause,
+        "at": last.at,
+        "lost": _timestamp(Timestamp(last.lost)),
+        "detail": last.detail,
+        "text": in_words(last),
+    }
+
+
+def projector_lag(leader: Leader, name: str, stream: Stream) -> int:
+    """Documents that projectors have still to bring to the queues."""
+    return stream.progress.timestamp().documents_to(_ends(leader, name, stream))
+
+
+def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:
+    """What a client needs to find its way."""
+    record = leader.dictionary.catalog.cluster
+    return {
+        "cluster": leader.dictionary.topics.cluster,
+        "id": record.id if record else None,
+        "term": leader.term,
+        "coordinator": url,
+        "now": now,
+        "kafka": bootstrap,
+        "nodes": [{"id": one["id"], "url": one["url"], "live": one["live"]} for one in nodes(leader, now)],
+    }

@@ -1,0 +1,375 @@
+"""Which slices a node runs, by the system dictionary; opens and closes them.
+
+Theory of operation
+===================
+After every change of the dictionary `reconcile` compares what is placed here with what runs:
+
+    BUILDING, PAUSED, READY   runs; a slice of another build is thrown away and begun anew (BUILDING only)
+    FAILED                    stops; its folder stays until the index is built again or dropped
+    DEFERRED, DROPPING, gone  stops, and its folder is deleted
+
+Each slice belongs to the build that the index names for it (`IndexRecord.build_of`): one slice of a READY
+index may be rebuilt while the others serve. A slice of a READY index cannot be made up: when its data is not
+here, damaged, of another build, or past what it can read on from or step back to, it is LOST. It is closed
+then, a damaged folder set aside, and nothing more is done until the dictionary names another build for it:
+under that one it begins anew. As long as its build goes on, a damaged slice begins anew under the same. A
+folder that cannot be opened for now (the disk is full) is tried again.
+
+Rollbacks of a keyspace are told to its slices here, after builds that began again because of them. The node's
+memory for what is heard is shared out evenly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from indexer.hosting import slice_status as status
+from indexer.hosting.metrics import NodeMetrics
+from indexer.hosting.node import Node
+from indexer.hosting.node_folder import NodeFolder
+from indexer.hosting.scrubber import Scrubber
+from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
+from indexer.hosting.spool import ChunkSpool
+from indexer.slice.following import Limits
+from indexer.store.fold.worker import Folder as FoldRunner
+from indexer.store.interface import Applied, SliceStore, StoreDamagedError
+from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.store.settings import StoreSettings
+from indexer.unique.suspects import UniqueLimits
+from indexer.unique.watch import KeyShape, UniqueWatch
+from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.history import History
+from keytide.definition import IndexDefinition
+from keytide.errors import RetryableError
+from keytide.model.timestamp import Timestamp
+from keytide.settings.settings import IndexerSettings
+from keytide.wire.messages import Duplicate, SliceStatus
+
+log = logging.getLogger(__name__)
+
+_RUNS: Final = frozenset({"BUILDING", "PAUSED", "READY"})
+_KEEPS: Final = frozenset({"BUILDING", "PAUSED", "READY", "FAILED"})
+_ACTIVE: Final = frozenset({"QUEUED", "BACKFILL", "CATCHUP", "PAUSED"})
+"""States of a build that goes on."""
+_LEAST_DOCUMENTS: Final = 10_000
+_LEAST_BYTES: Final = 1 << 20
+
+Acknowledge = Callable[[str, int, int, SliceKey], None]
+
+
+def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, IndexRecord]:
+    """The slices that the dictionary places on a node, in order, whatever their index's state."""
+    return {
+        (record.id, number): record
+        for record in catalog.indexes()
+        for number, nodes in enumerate(record.placement)
+        if node in nodes
+    }
+
+
+class SliceNews(NamedTuple):
+    """`batch`: newest micro-batch committed."""
+
+    key: SliceKey
+    state: str
+    batch: int
+    incarnation: int
+
+
+class _Lost(NamedTuple):
+    """A slice that waits for another build than `build`."""
+
+    build: str
+    reason: str
+    incarnation: int
+
+
+class _LostError(Exception):
+    """A slice cannot be opened, and another try is no use."""
+
+
+class Hosting:
+    """The slices of a node. Used by the ingest thread.
+
+    Attributes:
+        runners: those that run, in order.
+    """
+
+    def __init__(
+        self,
+        folder: NodeFolder,
+        node: Node,
+        settings: IndexerSettings,
+        reading: QueueReading,
+        acknowledge: Acknowledge,
+        metrics: NodeMetrics,
+        folds: FoldRunner,
+    ) -> None:
+        self.runners: dict[SliceKey, SliceRunner] = {}
+        self._folder = folder
+        self._node = node
+        self._settings = settings
+        self._reading = reading
+        self._acknowledge = acknowledge
+        self._metrics = metrics
+        self._folds = folds
+        self._broken: dict[SliceKey, str] = {}
+        self._lost: dict[SliceKey, _Lost] = {}
+        self._fillable: frozenset[SliceKey] = frozenset()
+        self._scrubber = Scrubber(settings.scrub_interval_s * 1_000, settings.doubt_pause_s * 1_000)
+        self._store_settings = StoreSettings(
+            base_map_bytes=settings.base_map_bytes,
+            delta_map_bytes=settings.delta_map_bytes,
+            fold_entries=settings.delta_entries,
+            fold_age_ms=settings.delta_age_s * 1_000,
+            undo_s=settings.undo_s,
+            undo_bytes=settings.undo_bytes,
+            check_mirror_s=settings.check_mirror_s,
+            stall_s=settings.stall_s,
+        )
+
+    def reconcile(self, catalog: Catalog, now: int) -> None:
+        """Run what is to run; stop the rest.
+
+        Args:
+            catalog: read to its end at least once.
+        """
+        placed = placed_here(catalog, self._node.node_id)
+        for key in [key for key in self.runners if key not in placed or placed[key].state not in _RUNS]:
+            self._stop(key, placed.get(key))
+        for key in self._folder.slices():
+            if key not in self.runners and (key not in placed or placed[key].state not in _KEEPS):
+                log.info("deleting slice %s/%d: the index is gone", *key)
+                self._folder.remove(key)
+        self._broken = {key: why for key, why in self._broken.items() if key in placed}
+        self._lost = {
+            key: lost
+            for key, lost in self._lost.items()
+            if key in placed and placed[key].state in _RUNS and placed[key].build_of(key[1]) == lost.build
+        }
+        self._fillable = frozenset(
+            key for key, record in placed.items() if _may_begin(record, key[1], catalog)
+        )
+        for key, record in placed.items():
+            if record.state in _RUNS:
+                self._run(key, record, catalog, now)
+        self._changed()
+
+    def try_again(self, catalog: Catalog, now: int) -> None:
+        """Slices that could not be opened."""
+        if self._broken:
+            self.reconcile(catalog, now)
+
+    def look_after(self, now: int) -> None:
+        """What is due by time in any slice; put away those that are LOST."""
+        for runner in self.runners.values():
+            runner.look_after(now)
+        self._scrubber.look_after(self.runners, now)
+        # One step, of whichever slice comes first: all slices of the node wait for it. Sweeps that have begun
+        # go before those that are due again, or these would never let some end.
+        begun = [one for one in self.runners.values() if one.unique is not None and one.unique.sweeping]
+        any(runner.sweep(now) for runner in begun or self.runners.values())
+        for runner in [runner for runner in self.runners.values() if runner.core.state == "LOST"]:
+            self._put_away(runner)
+
+    def statuses(self, now: int) -> list[SliceStatus]:
+        """For the node's heartbeat, in order."""
+        found = [runner.status(now) for _, runner in sorted(self.runners.items())]
+        found += [status.absent(key, "STOPPED", why) for key, why in sorted(self._broken.items())]
+        return found + [
+            status.absent(key, "LOST", lost.reason, lost.incarnation)
+            for key, lost in sorted(self._lost.items())
+        ]
+
+    def violations(self) -> dict[SliceKey, Sequence[Duplicate]]:
+        """What the slices that follow their queues list, for the endpoint."""
+        return {
+            key: runner.unique.shown if runner.unique else ()
+            for key, runner in self.runners.items()
+            if runner.core.following is not None
+        }
+
+    def news(self) -> list[SliceNews]:
+        """What others want to hear of at once, of each slice."""
+        found = [
+            SliceNews(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)
+            for key, runner in self.runners.items()
+        ]
+        return found + [
+            SliceNews(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())
+        ]
+
+    def close(self) -> None:
+        """Stop all; what is on disk stays."""
+        self._node.show_slices(())
+        for key, runner in self.runners.items():
+            self._scrubber.leave(key)
+            runner.close()
+        self.runners.clear()
+
+    # --- details --------------------------------------------------------------------------------------
+
+    def _run(self, key: SliceKey, record: IndexRecord, catalog: Catalog, now: int) -> None:
+        if key in self._lost:
+            return
+        build, history = record.build_of(key[1]), History.of(catalog, record.keyspace)
+        runner = self.runners.get(key)
+        if runner is not None and runner.core.applied.build != build:
+            self._stop(key, None)  # it is built anew
+            runner = None
+        if runner is not None:
+            runner.rolled_back(history, now)
+            if runner.core.applied.building and key not in self._fillable:
+                runner.lose(f"build {build} ended without it", now)
+            return
+        try:
+            runner = self._open(key, record, history)
+        except RetryableError as error:
+            log.warning("slice %s/%d cannot be opened: %s", *key, error)
+            self._broken[key] = error.message
+            return
+        except _LostError as error:
+            self._broken.pop(key, None)
+            self._lost[key] = _Lost(build, str(error), history.incarnation)
+            log.error("slice %s/%d is lost: %s", *key, error)
+            return
+        self._broken.pop(key, None)
+        self.runners[key] = runner
+        self._changed()
+        runner.start(now)
+
+    def _open(self, key: SliceKey, record: IndexRecord, history: History) -> SliceRunner:
+        """The slice with what is on disk, or begun anew.
+
+        Raises:
+            RetryableError: it cannot be opened for now.
+            _LostError: what is on disk is no use, and it may not be begun anew.
+        """
+        path, build = self._folder.slice_folder(key), record.build_of(key[1])
+        may_begin = key in self._fillable
+        if not may_begin and not path.exists():
+            raise _LostError(
+                "the slice was damaged, and set aside"
+                if self._folder.aside(key).exists()
+                else "the slice's data is not on this node"
+            )
+        initial = Applied(
+            timestamp=Timestamp({}, history.topic_id),
+            incarnation=history.incarnation,
+            build=build,
+            building=True,
+        )
+        store = self._open_store(key, initial)
+        if store.applied.build != build or (store.applied.building and not may_begin):
+            if not may_begin:
+                store.close()
+                raise _LostError(f"the slice's data is of build {store.applied.build}, not {build}")
+            log.info("slice %s/%d of build %s is begun anew", *key, store.applied.build)
+            store = self._begin_anew(key, store, initial)
+        return SliceRunner(
+            key,
+            record.keyspace,
+            store,
+            ChunkSpool(path / "chunks"),
+            self._limits(),
+            self._settings.snapshots_kept,
+            self._reading,
+            self._acknowledge,
+            self._metrics,
+            self._node.control.term,
+            history,
+            lambda old, empty: self._begin_anew(key, old, empty),
+            self._unique_watch(record.definition),
+            record.version,
+        )
+
+    def _unique_watch(self, definition: IndexDefinition) -> UniqueWatch | None:
+        """What looks for keys that several documents have; None where they may have them."""
+        if not definition.unique:
+            return None
+        settings = self._settings
+        return UniqueWatch(
+            KeyShape(len(definition.keys), definition.descending),
+            UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed),
+            self._node.control.term,
+        )
+
+    def _open_store(self, key: SliceKey, initial: Applied) -> SliceStore:
+        """What is on disk, else a new store; a damaged one is set aside.
+
+        Raises:
+            RetryableError: it cannot be opened for now.
+            _LostError: it is damaged.
+        """
+        path = self._folder.slice_folder(key)
+        try:
+            return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+        except StoreDamagedError as error:
+            self._folder.set_aside(key)
+            if key not in self._fillable:
+                raise _LostError(error.message) from error
+            log.error("slice %s/%d begins anew: %s", *key, error)
+            return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+
+    def _begin_anew(self, key: SliceKey, old: SliceStore, initial: Applied) -> SliceStore:
+        """An empty store in the place of a slice's."""
+        self._scrubber.leave(key)
+        old.destroy()
+        path = self._folder.slice_folder(key)
+        return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+
+    def _put_away(self, runner: SliceRunner) -> None:
+        """A slice that runs is LOST: close it."""
+        key, core = runner.key, runner.core
+        del self.runners[key]
+        self._scrubber.leave(key)
+        runner.close()
+        if runner.damaged:
+            self._folder.set_aside(key)
+        if runner.damaged and key in self._fillable:
+            self._broken[key] = core.reason
+        else:
+            self._lost[key] = _Lost(core.applied.build, core.reason, core.incarnation)
+        self._changed()
+
+    def _stop(self, key: SliceKey, record: IndexRecord | None) -> None:
+        runner = self.runners.pop(key)
+        self._scrubber.leave(key)
+        if record is not None and record.state in _KEEPS:
+            runner.close()
+        else:
+            log.info("deleting slice %s/%d", *key)
+            runner.destroy()
+            self._folder.remove(key)
+        if not any(index == key[0] for index, _ in self.runners):
+            self._node.control.forget_index(key[0])
+
+    def _changed(self) -> None:
+        self.runners = dict(sorted(self.runners.items()))
+        self._node.show_slices((key, runner.ring) for key, runner in self.runners.items())
+        limits = self._limits()
+        for runner in self.runners.values():
+            runner.set_limits(limits)
+
+    def _limits(self) -> Limits:
+        settings, slices = self._settings, max(1, len(self.runners))
+        documents = min(settings.slice_queue_documents, settings.node_queue_documents // slices)
+        size = min(settings.slice_queue_bytes, settings.node_queue_bytes // slices)
+        return Limits(
+            max(_LEAST_DOCUMENTS, documents), max(_LEAST_BYTES, size), gap_ms=settings.gap_limit_s * 1_000
+        )
+
+
+def _may_begin(record: IndexRecord, slice_number: int, catalog: Catalog) -> bool:
+    """Whether a build is there that fills the slice from nothing: its index's, or one of its own."""
+    if record.state != "READY":
+        return True
+    build = catalog.build(record.build_of(slice_number))
+    return (
+        build is not None
+        and build.state in _ACTIVE
+        and build.rebuild
+        and slice_number in build.slices_of(record)
+    )

@@ -1,0 +1,80 @@
+"""Metrics of an indexer node's slices (docs/reference/metrics.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+from keytide.catalog.catalog import Catalog
+from keytide.wire.messages import SliceStatus
+
+_COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_FRESHNESS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+def shown_names(catalog: Catalog) -> dict[str, str]:
+    """Index id -> name, of all indexes but those that are being dropped: another may have the name."""
+    return {record.id: record.name for record in catalog.indexes() if record.state != "DROPPING"}
+
+
+class NodeMetrics:
+    """Gauges per slice, and histograms of the node.
+
+    Attributes:
+        commit: seconds that a commit of the mutation queue took, snapshot included.
+        freshness: seconds from a record's timestamp until stable scans show it; of sampled records.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ["index", "slice"]
+        self.commit = Histogram(
+            "keytide_snapshot_commit_seconds",
+            "Time of one commit of a slice",
+            buckets=_COMMIT_BUCKETS,
+            registry=registry,
+        )
+        self.freshness = Histogram(
+            "keytide_freshness_seconds",
+            "From a record's timestamp until stable scans show it",
+            buckets=_FRESHNESS_BUCKETS,
+            registry=registry,
+        )
+        self._entries = Gauge("keytide_slice_entries", "Entries of a slice", labels, registry=registry)
+        self._bytes = Gauge("keytide_slice_bytes", "Bytes of a slice on disk", labels, registry=registry)
+        self._queue = Gauge(
+            "keytide_slice_queue_documents", "Documents heard and not yet applied", labels, registry=registry
+        )
+        self._number = Gauge(
+            "keytide_snapshot_number", "Newest snapshot of a slice, -1 for none", labels, registry=registry
+        )
+        self._violations = Gauge(
+            "keytide_unique_violations",
+            "Keys of a UNIQUE index that several documents have",
+            labels,
+            registry=registry,
+        )
+        self._shown: set[tuple[str, str]] = set()
+
+    def show(self, statuses: Iterable[SliceStatus], names: Mapping[str, str]) -> None:
+        """Set the gauges to the node's slices, and drop those of slices that are gone.
+
+        Args:
+            names: of the indexes that are shown, by id.
+        """
+        shown = set()
+        for status in statuses:
+            if status.index not in names:
+                continue
+            place = (names[status.index], str(status.slice))
+            shown.add(place)
+            self._entries.labels(*place).set(status.entries)
+            self._bytes.labels(*place).set(status.bytes)
+            self._queue.labels(*place).set(status.queue_documents)
+            self._number.labels(*place).set(status.number)
+            self._violations.labels(*place).set(status.violations)
+        for place in sorted(self._shown - shown):
+            for gauge in (self._entries, self._bytes, self._queue, self._number, self._violations):
+                gauge.remove(*place)
+        self._shown = shown

@@ -1,0 +1,167 @@
+"""What a node shows to its scan endpoint: `indexer.view.NodeView` over the slices that run here.
+
+The ingest thread changes it, any thread may ask it. Every change is one assignment or one dictionary
+operation; the rings have locks of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from indexer.hosting.control import Control
+from indexer.hosting.slice_runner import SliceKey
+from indexer.hosting.snapshots import Reading, SnapshotRing
+from indexer.view import Trouble
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import Duplicate, SliceStatus
+
+_NO_HISTORY: Final = History()
+
+
+class Node:
+    """One node.
+
+    Attributes:
+        control: what the control topic said.
+        passed_at: when the thread that owns the slices has last gone round, in seconds of its clock.
+        leader_at: when a leader was last heard; since the first round when none was.
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self._id = node_id
+        self.control = Control()
+        self.passed_at = 0.0
+        self.leader_at = 0.0
+        self._leader_spoke = True
+        self._catalog = Catalog()
+        self._urls: dict[str, str] = {}
+        self._histories: dict[str, History] = {}
+        self._rings: dict[SliceKey, SnapshotRing] = {}
+        self._troubles: dict[SliceKey, Trouble] = {}
+        self._violations: Mapping[SliceKey, Sequence[Duplicate]] = {}
+        self._callbacks: list[Callable[[], None]] = []
+
+    # --- the ingest thread ----------------------------------------------------------------------------
+
+    def show_catalog(self, catalog: Catalog) -> None:
+        """The dictionary has changed; `catalog` is a copy that nobody changes any more."""
+        self._urls = {record.id: record.url for record in catalog.nodes()}
+        histories = {record.name: History.of(catalog, record.name) for record in catalog.keyspaces()}
+        self._histories = {
+            record.id: histories[record.keyspace]
+            for record in catalog.indexes()
+            if record.keyspace in histories
+        }
+        self._catalog = catalog
+        self.control.raise_term(catalog.term)
+        for keyspace, history in histories.items():
+            self.control.show_history(keyspace, history)
+        self.changed()
+
+    def show_slices(self, rings: Iterable[tuple[SliceKey, SnapshotRing]]) -> None:
+        """The slices that run here have changed."""
+        self._rings = dict(rings)
+
+    def show_states(self, statuses: Iterable[SliceStatus]) -> None:
+        """How the slices that are placed here are, as heartbeats tell it."""
+        self._troubles = {
+            (one.index, one.slice): Trouble(one.state, one.reason)
+            for one in statuses
+            if one.reason or one.state == "LOST"
+        }
+
+    def show_violations(self, violations: Mapping[SliceKey, Sequence[Duplicate]]) -> None:
+        """The violations that the slices which follow their queues list, by key; nobody changes them."""
+        self._violations = violations
+
+    def changed(self) -> None:
+        """Tell everybody who asked to be told."""
+        for callback in self._callbacks:
+            callback()
+
+    def leader_heard(self) -> None:
+        """The control topic brought something in this round."""
+        self._leader_spoke = True
+
+    def passed(self, now: float) -> None:
+        """A round is over."""
+        self.passed_at = now
+        if self._leader_spoke:
+            self._leader_spoke, self.leader_at = False, now
+
+    def troubles(self) -> Mapping[SliceKey, Trouble]:
+        """Slices that are placed here and not in order."""
+        return self._troubles
+
+    # --- NodeView -------------------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> str:
+        return self._id
+
+    def catalog(self) -> Catalog:
+        """The system dictionary as last read; not to be changed."""
+        return self._catalog
+
+    def history(self, index: str) -> History:
+        """The rollbacks of an index's keyspace, as the dictionary tells them."""
+        return self._histories.get(index, _NO_HISTORY)
+
+    def published(self, index: str) -> int | None:
+        """Newest common snapshot number of a READY index (id)."""
+        return self.control.published(index)
+
+    def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
+        """(incarnation, timestamp, fresh_at) of a recent number."""
+        return self.control.stamp(keyspace, number)
+
+    def acquire(self, index: str, slice_number: int, number: int) -> Reading | None:
+        """The slice's snapshot of that number; None when it is not held (any more)."""
+        ring = self._rings.get((index, slice_number))
+        return None if ring is None else ring.acquire(number)
+
+    def tip(self, index: str, slice_number: int) -> Reading | None:
+        """The slice's newest committed state; None when there is none."""
+        ring = self._rings.get((index, slice_number))
+        return None if ring is None else ring.tip()
+
+    def newest(self, index: str, slice_number: int) -> int:
+        """Newest snapshot number that the slice holds, -1 when none."""
+        ring = self._rings.get((index, slice_number))
+        return -1 if ring is None else ring.newest()
+
+    def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
+        """Keep a snapshot until a time (ms) for `holder`; False when it is not held or cannot be kept."""
+        ring = self._rings.get((index, slice_number))
+        return ring is not None and ring.lease(number, holder, until)
+
+    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+        """The violations that a slice lists, by key; None when it is not here or not open."""
+        return self._violations.get((index, slice_number))
+
+    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+        """Why a slice that is placed here is not in order; None when it is, or not here."""
+        return self._troubles.get((index, slice_number))
+
+    def report_damage(self, index: str, slice_number: int, reason: str) -> None:
+        """A slice's store is not what was written: take it out of service."""
+        ring = self._rings.get((index, slice_number))
+        if ring is not None:
+            ring.report_damage(reason)
+
+    def report_doubt(self, index: str, slice_number: int, reason: str) -> None:
+        """A read contradicts itself: have the slice examined."""
+        ring = self._rings.get((index, slice_number))
+        if ring is not None:
+            ring.report_doubt(reason)
+
+    def node_url(self, node: str) -> str | None:
+        """Where another node serves, None when unknown."""
+        return self._urls.get(node)
+
+    def on_published(self, callback: Callable[[], None]) -> None:
+        """Call back, in the ingest thread, after a published number or the catalog has changed."""
+        self._callbacks.append(callback)

@@ -1,0 +1,86 @@
+"""What a node tells the coordinators: acknowledged snapshots at once, heartbeats again and again."""
+
+from __future__ import annotations
+
+import logging
+
+from confluent_kafka import KafkaError, Message
+
+from indexer.hosting.slice_runner import SliceKey
+from keytide.kafka.topics import producer
+from keytide.model.topics import Topics
+from keytide.process.sync_points import reach
+from keytide.settings.settings import Settings
+from keytide.wire.messages import Acknowledged, NodeHeartbeat, SliceStatus, encode
+
+log = logging.getLogger(__name__)
+
+_QUEUE_MESSAGES = 10_000
+"""Reports that wait for Kafka; beyond it new ones are dropped: the next heartbeat says it all again."""
+
+
+class Reporter:
+    """Sends a node's reports. Used by one thread.
+
+    Args:
+        url: where the node serves scans.
+        started_at: milliseconds.
+    """
+
+    def __init__(self, settings: Settings, node: str, url: str, started_at: int) -> None:
+        self._producer = producer(settings, queue_buffering_max_messages=_QUEUE_MESSAGES)
+        self._topic = Topics(settings.cluster).reports
+        self._node = node
+        self._url = url
+        self._started_at = started_at
+        self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
+
+    def acknowledge(self, keyspace: str, incarnation: int, number: int, key: SliceKey) -> None:
+        """Note that a slice holds a number; sent with the others of the same number by `flush_acks`."""
+        self._acks.setdefault((keyspace, incarnation, number), []).append(key)
+
+    def flush_acks(self) -> None:
+        """One message per number that was acknowledged."""
+        if not self._acks:
+            return
+        acks, self._acks = self._acks, {}
+        for (keyspace, incarnation, number), keys in sorted(acks.items()):
+            self._send(encode(Acknowledged(self._node, keyspace, incarnation, number, keys)))
+            reach("snapshot-acknowledged")
+
+    def heartbeat(
+        self, statuses: list[SliceStatus], now: int, memory: int, disk_free: int, catalog_offset: int
+    ) -> None:
+        self._send(
+            encode(
+                NodeHeartbeat(
+                    self._node,
+                    self._url,
+                    self._started_at,
+                    now,
+                    statuses,
+                    memory,
+                    disk_free,
+                    catalog_offset,
+                )
+            )
+        )
+
+    def poll(self) -> None:
+        """Let delivery reports be heard."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Send what waits, for a moment."""
+        self._producer.flush(1.0)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._producer.produce(self._topic, value=data, key=self._node.encode(), on_delivery=_delivered)
+        except BufferError:
+            log.warning("a report is dropped: Kafka takes none")
+
+
+def _delivered(error: KafkaError | None, _: Message) -> None:
+    if error is not None:
+        log.warning("a report did not arrive: %s", error)

@@ -1,0 +1,363 @@
+"""Gathering: entries of many slices as one stream in key order.
+
+Theory of operation
+===================
+Every slice gives its entries in order, a block at a time. What lies at or before the *frontier* (the nearest
+place that any slice with more has reached) is final: no slice can still bring anything before it. When the
+keys are spread evenly one round of even shares (and a few standard deviations) is enough; when they are not,
+blocks double from round to round, so that a scan whose rows all lie in one slice takes a few rounds only.
+
+Where the order of slices is that of their entries (`Target.in_order`), they are read one after the other, and
+then more and more at once: what is found in the first ones is final whatever the others hold.
+
+An offset is left out by the slice itself when only one is asked, or one after the other. Of several, keys are
+gathered without values and dropped, in blocks of bounded size.
+
+A read that filters, skips or takes distinct keys may look at much and find little. Slices give up after a
+bounded number of entries and say where they are, and so does the whole read when its time is over: `more`
+with fewer entries than the limit, perhaps none, and `reached`. A count of several rounds keeps its snapshot
+between them.
+
+Distinct entries have keys without ids: equal keys of several slices are equal, and meet in the merge.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Final
+
+from indexer.scan.gather.scatter import Asked, Entry, Target, ask, requests_of
+from indexer.scan.local.cursor import behind
+from indexer.scan.peer.messages import TIP, Nodes, OutOfTimeError
+from indexer.scan.plan.leases import BETWEEN_CALLS_MS
+from keytide.errors import RetryableError, invariant
+
+SKIP_BLOCK: Final = 8_192
+"""Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
+COUNT_BLOCK: Final = 8_192
+"""Distinct keys that are gathered at once to be counted."""
+
+
+@dataclass(slots=True)
+class Gathered(Asked):
+    """The result of one gathered read, while it grows.
+
+    Attributes:
+        entries: (entry key, value) in the direction of the read, at most the limit.
+        rows: the entries as a JSON array of rows, once it is made.
+        more: whether anything may lie behind them.
+        reached: behind which key to go on when there is more.
+        offset_left: how many entries are still to be left out then.
+        count: entries counted, for a count.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    rows: bytes = b""
+    more: bool = False
+    reached: bytes = b""
+    offset_left: int = 0
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Source:
+    """One slice while it is being read: what it gave and was not taken yet, and where it is."""
+
+    slice: int
+    after: bytes
+    entries: list[Entry] = field(default_factory=list)
+    more: bool = True
+
+
+async def gather(
+    target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int, offset: int = 0
+) -> Gathered:
+    """The first `limit` entries behind `after` in key order, over all slices, without the first `offset`.
+
+    Raises:
+        SnapshotMissingError: a slice does not hold the snapshot.
+        RetryableError: a node did not answer.
+    """
+    result = Gathered(offset_left=offset)
+    deadline = monotonic() + target.left_s if offset or target.filter or target.distinct else math.inf
+    last = b""  # the last key that was left out: of distinct keys another slice may bring it again
+    if offset and len(target.nodes) > 1 and not target.in_order:
+        after, last = await _skip(target, nodes, after, reverse, result, deadline)
+        if result.offset_left:
+            return result
+    later = [_Source(number, after) for number in _in_order(target, reverse)]
+    sources, later = (later[:1], later[1:]) if target.in_order else (later, [])
+    taken = result.entries
+    wanted = limit + 1  # one more tells whether there is a next page
+    block = 0
+    while len(taken) < wanted:
+        if later and not any(source.more or source.entries for source in sources):
+            count = 1 if result.offset_left else 2 * len(sources)
+            sources, later, block = later[:count], later[count:], 0
+        hungry = [source for source in sources if source.more and not source.entries]
+        if hungry:
+            still = wanted - len(taken)
+            unread = sum(source.more for source in sources)
+            block = min(still, max(2 * block, _even_share(still, unread)))
+            try:
+                await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
+            except OutOfTimeError:
+                if not taken and all(source.after == after for source in sources):
+                    raise  # nothing came of it
+                deadline = -math.inf
+        if not any(source.entries for source in sources):
+            if not later and not any(source.more for source in sources):
+                break
+        else:
+            final = _final(sources, reverse, distinct=target.distinct)
+            if target.number == TIP:  # an entry on its way between slices may be in both
+                final = list(dict(final).items())
+            if target.distinct:
+                final = _once(final, taken[-1][0] if taken else last)
+            taken += final
+        if len(taken) <= limit and monotonic() > deadline and any(source.more for source in sources):
+            result.more = True
+            result.reached = _onward(
+                _frontier(sources, reverse), taken[-1][0] if taken else last, target, reverse
+            )
+            return result
+    if target.number != TIP:
+        _check_order(taken, reverse)
+    result.more = len(taken) > limit
+    del taken[limit:]
+    if result.more:
+        result.reached = behind(taken[-1][0], reverse) if target.distinct else taken[-1][0]
+    return result
+
+
+def _in_order(target: Target, reverse: bool) -> list[int]:
+    """The slices of a target, if they have an order in that of their entries in the direction of the read."""
+    return sorted(target.nodes, reverse=target.in_order != 0 and (target.in_order < 0) != reverse)
+
+
+async def _skip(
+    target: Target, nodes: Nodes, after: bytes, reverse: bool, result: Gathered, deadline: float
+) -> tuple[bytes, bytes]:
+    """Leave out the first `offset_left` entries of several slices; returns the place behind them and the last
+    key left out. When they are not all left out, `more` tells whether there are any others."""
+    last = b""
+    while result.offset_left:
+        sources = [_Source(number, after) for number in sorted(target.nodes)]
+        block = _even_share(min(result.offset_left, SKIP_BLOCK), len(sources))
+        await _fill(target, nodes, sources, reverse, block, result, keys_only=True)
+        open_ends = any(source.more for source in sources)
+        frontier = _frontier(sources, reverse) if open_ends else b""
+        final = _final(sources, reverse, distinct=target.distinct)
+        if target.number == TIP:
+            final = list(dict(final).items())
+        if target.distinct:
+            final = _once(final, last)
+        dropped = min(len(final), result.offset_left)
+        result.offset_left -= dropped
+        if dropped:
+            last = final[dropped - 1][0]
+        if not result.offset_left:
+            return (behind(last, reverse) if target.distinct else last), last
+        if not open_ends:
+            return after, last
+        # Behind the frontier entries are read once more: the even shares make them few.
+        after = _onward(frontier, last, target, reverse)
+        if monotonic() > deadline:
+            result.more, result.reached = True, after
+            return after, last
+    return after, last
+
+
+async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int) -> None:
+    """Have every slice look at the entries that `gather` with the same arguments has read there.
+
+    Raises:
+        SnapshotMissingError: of the first slice that holds what nothing can have written, with state LOST.
+        RetryableError: a node did not answer.
+    """
+    sources = [_Source(number, after) for number in sorted(target.nodes)]
+    if sources:
+        await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
+
+
+async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered:
+    """How many entries (or distinct keys) the target has, over all slices.
+
+    Args:
+        apart: no key lies in two slices.
+
+    Raises:
+        CountTimeoutError: there are too many to be counted in the time.
+        SnapshotMissingError, RetryableError: as `gather`.
+    """
+    result = Gathered()
+    try:
+        await _count(replace(target, lease_ms=target.lease_ms or BETWEEN_CALLS_MS), nodes, result, apart)
+    except OutOfTimeError as error:
+        raise _too_many(target, result) from error
+    return result
+
+
+async def _count(target: Target, nodes: Nodes, result: Gathered, apart: bool) -> None:
+    """Add what is counted to the result. Raises as `count`."""
+    deadline = monotonic() + target.left_s
+    if target.distinct and not apart and len(target.nodes) > 1:
+        after, last = b"", b""
+        while True:
+            sources = [_Source(number, after) for number in sorted(target.nodes)]
+            share = _even_share(COUNT_BLOCK, len(sources))
+            await _fill(target, nodes, sources, False, share, result, keys_only=True)
+            if open_ends := any(source.more for source in sources):
+                after = _frontier(sources, False)
+            final = _once(_final(sources, False, distinct=True), last)
+            result.count += len(final)
+            last = final[-1][0] if final else last
+            if not open_ends:
+                return
+            _check_time(deadline, target, result)
+            target = replace(target, in_use=True)
+    sources = [_Source(number, b"") for number in sorted(target.nodes)]
+    while sources:
+        await _fill(target, nodes, sources, False, 0, result)
+        sources = [source for source in sources if source.more]
+        if sources:
+            _check_time(deadline, target, result)
+            target = replace(target, in_use=True)
+
+
+class CountTimeoutError(RetryableError):
+    """Counting took longer than the request allows."""
+
+    problem_type = "count-timeout"
+    status = 504
+
+
+def _check_time(deadline: float, target: Target, result: Gathered) -> None:
+    if monotonic() > deadline:
+        raise _too_many(target, result)
+
+
+def _too_many(target: Target, result: Gathered) -> CountTimeoutError:
+    return CountTimeoutError(
+        f"{result.count} were counted in {target.timeout_s:.1f} s, and there are more",
+        next_step="allow more with timeout_ms, or count a narrower span",
+    )
+
+
+def _even_share(rows: int, slices: int) -> int:
+    """How many of `rows` a slice holds at most, very likely, when they fall to `slices` by a hash."""
+    mean = rows / slices
+    return rows if slices == 1 else math.ceil(mean + 3 * math.sqrt(mean)) + 3
+
+
+async def _fill(
+    target: Target,
+    nodes: Nodes,
+    sources: Sequence[_Source],
+    reverse: bool,
+    block: int,
+    result: Gathered,
+    *,
+    examine: bool = False,
+    skip: int = 0,
+    keys_only: bool = False,
+) -> None:
+    """Ask every node once for the next block of its slices among `sources`, or to examine it."""
+    by_slice = {source.slice: source for source in sources}
+    requests = requests_of(
+        target,
+        by_slice,
+        {number: source.after for number, source in by_slice.items()},
+        reverse=reverse,
+        limit=block,
+        examine=examine,
+        skip=skip,
+        keys_only=keys_only,
+    )
+    for one in await ask(target, nodes, requests, result):
+        source = by_slice[one.slice]
+        if one.more:
+            reached = one.reached or (one.entries[-1][0] if one.entries else b"")
+            onward = reached and (
+                not source.after or (reached < source.after if reverse else reached > source.after)
+            )
+            invariant(onward, "Gathered", f"slice {one.slice} has more but came no further")
+            source.after = reached
+        source.entries = one.entries
+        source.more = one.more
+        result.count += one.count
+        result.offset_left -= one.skipped
+        result.read[one.slice] = result.read.get(one.slice, 0) + (one.examined or len(one.entries))
+
+
+def _frontier(sources: Sequence[_Source], reverse: bool) -> bytes:
+    """The nearest place that any source with more has reached; one must have more."""
+    places = (source.after for source in sources if source.more)
+    return max(places) if reverse else min(places)
+
+
+def _onward(frontier: bytes, last: bytes, target: Target, reverse: bool) -> bytes:
+    """Where all slices go on: at the frontier or, of distinct keys, behind the last one that was taken if
+    the frontier lies within it."""
+    return behind(last, reverse) if target.distinct and last and frontier.startswith(last) else frontier
+
+
+def _final(sources: Sequence[_Source], reverse: bool, *, distinct: bool = False) -> list[Entry]:
+    """Take what is at or before the frontier out of the buffers, merged."""
+    frontier = _frontier(sources, reverse) if any(source.more for source in sources) else None
+    if frontier is not None and reverse and distinct:
+        # Backwards the key in which a slice has paused lies behind its entries: whoever has it gives it now.
+        for source in sources:
+            at = _first_behind(source.entries, frontier, reverse)
+            if at < len(source.entries) and frontier.startswith(source.entries[at][0]):
+                frontier = source.entries[at][0]
+                break
+    merged: list[Entry] = []
+    for source in sources:
+        entries = source.entries
+        if not entries:
+            continue
+        last = entries[-1][0]
+        if frontier is None or ((last >= frontier) if reverse else (last <= frontier)):
+            merged += entries
+            source.entries = []
+        else:
+            cut = _first_behind(entries, frontier, reverse)
+            merged += entries[:cut]
+            source.entries = entries[cut:]
+    merged.sort(reverse=reverse)  # sorted runs one after the other: Python's sort merges them
+    return merged
+
+
+def _once(entries: Sequence[Entry], last: bytes) -> list[Entry]:
+    """Each key once, and `last` not again."""
+    once: list[Entry] = []
+    for entry in entries:
+        if entry[0] != last:
+            once.append(entry)
+            last = entry[0]
+    return once
+
+
+def _first_behind(entries: Sequence[Entry], frontier: bytes, reverse: bool) -> int:
+    """Index of the first entry that lies behind the frontier in the direction of the read (bisection)."""
+    low, high = 0, len(entries)
+    while low < high:
+        middle = (low + high) // 2
+        key = entries[middle][0]
+        if (key >= frontier) if reverse else (key <= frontier):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _check_order(entries: Sequence[Entry], reverse: bool) -> None:
+    """One document has an entry key once in all slices of one snapshot."""
+    keys = [key for key, _ in entries]
+    in_order = all(map(operator.gt if reverse else operator.lt, keys, keys[1:]))
+    invariant(in_order, "Untorn", "an entry came twice, or out of order, from the slices of one snapshot")

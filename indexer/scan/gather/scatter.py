@@ -1,0 +1,233 @@
+"""Scattering: one request to every node that is needed, for slices of one index at one snapshot.
+
+Everything that reads slices goes through `ask`: entries (`gather`), and with `ask_task` whatever else is
+worked out on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from indexer.scan.peer.messages import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
+from indexer.scan.plan.tokens import Saw, tip_of
+from keytide.collation import Span
+from keytide.errors import RetryableError
+
+CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
+"""For whom the request that is being answered is: what is kept for it counts as this client's."""
+
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
+
+
+class SnapshotMissingError(Exception):
+    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
+
+    def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
+        super().__init__(slice_number, node, newest, state, reason)
+        self.slice = slice_number
+        self.node = node
+        self.newest = newest
+        self.state = state
+        self.reason = reason
+
+
+def behind(missing: SnapshotMissingError) -> RetryableError:
+    """What the reader of newest states is told when a slice cannot show any that are not older than what it
+    or its session has shown."""
+    return RetryableError(
+        f"slice {missing.slice} is catching up on node {missing.node}"
+        + (f": {missing.reason}" if missing.reason else ""),
+        problem_type="index-not-ready",
+        next_step="ask again in a moment; see `keytide status`",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to read, where, and for how long to wait.
+
+    Attributes:
+        nodes: slice -> id of the node to ask.
+        lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
+        in_use: this is not the first page.
+        timeout_s: how long all of it may take, from now on.
+        until: the end of that (`monotonic`).
+        filter: JSON of the predicate that entries must satisfy, b"" for none.
+        distinct: one entry per key.
+        hold: id of the held snapshot that this is, "" when it is none.
+        in_order: how the order of slices is that of their entries: 1 the same, -1 the other way round, 0 not.
+        saw: of newest states: what the reader's session has seen of the keyspace, which they must not be
+            behind.
+    """
+
+    index: str
+    number: int
+    incarnation: int
+    spans: Sequence[Span]
+    nodes: Mapping[int, str]
+    timeout_s: float
+    lease_ms: int = 0
+    in_use: bool = False
+    filter: bytes = b""
+    distinct: bool = False
+    hold: str = ""
+    in_order: int = 0
+    until: float = 0.0
+    saw: Saw = ()
+
+    def __post_init__(self) -> None:
+        if not self.until:
+            object.__setattr__(self, "until", monotonic() + self.timeout_s)
+
+    @property
+    def left_s(self) -> float:
+        """How long a node may be waited for: at least a moment, for what is asked in vain is not told apart
+        from what was not asked."""
+        return max(0.001, min(self.timeout_s, self.until - monotonic()))
+
+    def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
+        """Node -> its slices, of `slices` or all."""
+        grouped: dict[str, list[int]] = {}
+        for number in self.nodes if slices is None else slices:
+            grouped.setdefault(self.nodes[number], []).append(number)
+        return grouped
+
+
+@dataclass(slots=True)
+class Asked:
+    """What slices have answered, while it grows. Whoever asks them for something of its own adds to it.
+
+    Attributes:
+        read: slice -> entries read there.
+        replies: slice -> its last reply, without entries of use.
+        leased: slices whose snapshot is kept under the target's lease.
+        rounds: how often slices were asked.
+    """
+
+    read: dict[int, int] = field(default_factory=dict)
+    replies: dict[int, SliceReply] = field(default_factory=dict)
+    leased: set[int] = field(default_factory=set)
+    rounds: int = 0
+
+
+async def ask(
+    target: Target, nodes: Nodes, requests: Mapping[str, ReadRequest], asked: Asked
+) -> list[SliceReply]:
+    """Send every node its request, and note in `asked` what came.
+
+    Args:
+        requests: node -> what to ask it, all of the target's snapshot.
+
+    Raises:
+        SnapshotMissingError: a slice does not hold the snapshot.
+        RetryableError: a node did not answer.
+    """
+    asked.rounds += 1
+    found: list[SliceReply] = []
+    for node, reply in (await _ask_all(nodes, requests, target.left_s)).items():
+        if reply.leased:
+            asked.leased.update(requests[node].slices)
+        for one in reply.slices:
+            if one.gone:
+                raise SnapshotMissingError(one.slice, node, one.newest, one.state, one.reason)
+            if one.incarnation != target.incarnation or (one.number != target.number != TIP):
+                raise NodeUnavailableError(
+                    f"node {node} answered from snapshot {one.number} of incarnation {one.incarnation}, "
+                    f"and was asked for {target.number} of {target.incarnation}",
+                    node=node,
+                    next_step="run the same release on every node",
+                )
+            asked.replies[one.slice] = one
+            found.append(one)
+    return found
+
+
+async def ask_task(target: Target, nodes: Nodes, task: str, body: bytes, asked: Asked) -> dict[int, bytes]:
+    """Have a task (`indexer.scan.local.tasks`) work on every slice of the target, once.
+
+    Returns:
+        Slice -> what the task has worked out there. (`asked.replies` has the rest of the replies.)
+
+    Raises:
+        As `ask`.
+    """
+    requests = requests_of(target, target.nodes, {}, task=task, body=body)
+    return {one.slice: one.result for one in await ask(target, nodes, requests, asked)}
+
+
+def requests_of(
+    target: Target,
+    slices: Iterable[int],
+    after: Mapping[int, bytes],
+    *,
+    reverse: bool = False,
+    limit: int = 0,
+    examine: bool = False,
+    skip: int = 0,
+    keys_only: bool = False,
+    task: str = "",
+    body: bytes = b"",
+) -> dict[str, ReadRequest]:
+    """What to ask every node that is needed for some slices of a target (`ask`).
+
+    Args:
+        after: slice -> behind which key to go on; from the start where it says nothing.
+        limit, examine, skip, keys_only, task, body: as in `ReadRequest`.
+    """
+    spans = [(span.low, span.high) for span in target.spans]
+    saw = target.saw if target.number == TIP else ()
+    tip = tip_of(saw)
+    left_s = target.left_s  # a node's answer that it had too little time is to arrive in time
+    within_ms = max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
+    return {
+        node: ReadRequest(
+            target.index,
+            target.number,
+            target.incarnation,
+            numbers,
+            spans,
+            [after.get(number, b"") for number in numbers],
+            reverse,
+            limit,
+            target.lease_ms,
+            target.in_use,
+            examine,
+            target.filter,
+            target.distinct,
+            skip,
+            keys_only,
+            target.hold,
+            task,
+            body,
+            within_ms,
+            CLIENT.get(),
+            saw[0] if saw else -1,
+            tip[1].offsets() if tip is not None else {},
+        )
+        for node, numbers in target.by_node(slices).items()
+    }
+
+
+async def _ask_all(
+    nodes: Nodes, requests: Mapping[str, ReadRequest], timeout_s: float
+) -> dict[str, ReadReply]:
+    """All nodes' replies. Other nodes work while this one reads its own slices."""
+    others = [node for node in requests if node != nodes.here]
+    tasks = [asyncio.ensure_future(nodes.read(node, requests[node], timeout_s)) for node in others]
+    try:
+        replies = {}
+        if nodes.here in requests:
+            if tasks:
+                await asyncio.sleep(0)  # let the requests go out first
+            replies[nodes.here] = await nodes.read(nodes.here, requests[nodes.here], timeout_s)
+        replies.update(zip(others, await asyncio.gather(*tasks), strict=True) if tasks else ())
+        return replies
+    finally:
+        for task in tasks:
+            task.cancel()

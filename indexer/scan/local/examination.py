@@ -1,0 +1,57 @@
+"""Whether entries that a slice gave can have been written by any commit. Pure.
+
+The base of a slice has checksums (`indexer.store`), which are compared when it is opened and from time to
+time, and not with every read. So what a read finds impossible (keys out of order, bytes that are no key,
+included columns that are no JSON) is damage more likely than a bug, and the slice that it came from has to be
+found: the endpoint, which merges many slices, asks each to examine what it gave (`ReadRequest.examine`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+
+import msgspec
+
+from indexer.scan.peer.messages import ReadRequest
+from indexer.scan.plan.selection import Shape
+from indexer.scan.shape.rows import RowMaker
+from keytide.errors import InvariantViolationError
+from keytide.model.entry import unpack_value
+
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
+
+
+def flaw(entries: Sequence[Entry], request: ReadRequest, after: bytes, shape: Shape) -> str:
+    """What is impossible about the entries that a slice gave for a request, "" when nothing is.
+
+    Args:
+        after: where the slice was to go on.
+    """
+    keys = [key for key, _ in entries]
+    if after:
+        keys.insert(0, after)
+    in_order = operator.gt if request.reverse else operator.lt
+    for one, other in itertools.pairwise(keys):
+        if not in_order(one, other):
+            return f"entry {_shown(other)} is out of order behind {_shown(one)}"
+    for key, _ in entries:
+        if not any(low <= key and (high is None or key < high) for low, high in request.spans):
+            return f"entry {_shown(key)} lies outside of what was read"
+    maker = RowMaker(shape, None)
+    for entry in entries:
+        try:
+            maker.rows([entry])
+            _, include = unpack_value(entry[1])
+            if include is not None:
+                msgspec.json.decode(include)
+        except (InvariantViolationError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            return f"entry {_shown(entry[0])} cannot be read ({type(error).__name__})"
+    return ""
+
+
+def _shown(key: bytes) -> str:
+    """The beginning of an entry key, for a reason that people read."""
+    return key[:24].hex() + ("..." if len(key) > 24 else "")

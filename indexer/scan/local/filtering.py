@@ -1,0 +1,125 @@
+"""A reader's condition over entries, as a function that a slice can call per entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from indexer.scan.local.cursor import Test
+from keytide.collation import decode_key
+from keytide.definition import IndexDefinition
+from keytide.definition.binding import Binding, Needs
+from keytide.definition.binding import Test as Condition
+from keytide.definition.expression import Predicate
+from keytide.errors import UNDECODABLE, CallerError
+from keytide.model.entry import unpack_value
+
+KEPT: Final = 64
+"""Filters that a node keeps ready: pages and blocks of one read come with the same."""
+
+ReadyT = TypeVar("ReadyT")
+
+_NOTHING: Final[dict[str, Any]] = {}
+_decode: Final = msgspec.json.Decoder(Predicate).decode
+_included: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Kept(Generic[ReadyT]):
+    """Filters made ready, the last few. Any thread."""
+
+    def __init__(self, make: Callable[[IndexDefinition, bytes], ReadyT]) -> None:
+        self._make = make
+        self._ready: dict[tuple[str, bytes], tuple[IndexDefinition, ReadyT]] = {}
+
+    def of(self, index: str, definition: IndexDefinition, tested: bytes) -> ReadyT | None:
+        """What a request's `filter` is, ready for use; None for none.
+
+        Args:
+            index: id.
+
+        Raises:
+            CallerError: it is no predicate, or asks for what the index does not hold.
+        """
+        if not tested:
+            return None
+        kept = self._ready.get((index, tested))
+        if kept is not None and kept[0] == definition:  # (a test has several clusters in one process)
+            return kept[1]
+        ready = self._make(definition, tested)
+        if len(self._ready) >= KEPT:
+            self._ready.clear()
+        self._ready[index, tested] = (definition, ready)
+        return ready
+
+
+class Bound(NamedTuple):
+    """A condition, and what of an entry it looks at."""
+
+    test: Condition
+    needs: Needs
+
+
+def bound(definition: IndexDefinition, tested: bytes) -> Bound:
+    """A predicate in JSON as a condition of the parts of an entry.
+
+    Raises:
+        CallerError: it is no predicate, or asks for what the index does not hold.
+    """
+    try:
+        predicate = _decode(tested)
+    except UNDECODABLE as error:
+        raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
+    binding = Binding(definition)
+    return Bound(binding.test(predicate), binding.needs(predicate))
+
+
+def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
+    """A predicate in JSON as a function of (entry key, value). Raises as `bound`."""
+    condition, needs = bound(definition, tested)
+    parts = len(definition.keys) if needs.id else needs.parts
+    directions = definition.descending[:parts]
+    if needs.include or needs.id:
+        return partial(_holds, condition, parts, directions, needs)
+    return partial(_holds_of_key, condition, parts, directions)
+
+
+class Filters(_Kept[Test]):
+    """Filters as functions of (entry key, value)."""
+
+    def __init__(self) -> None:
+        super().__init__(entry_test)
+
+
+class Conditions(_Kept[Bound]):
+    """Filters as conditions."""
+
+    def __init__(self) -> None:
+        super().__init__(bound)
+
+
+def _holds_of_key(
+    condition: Condition, parts: int, descending: tuple[bool, ...], entry_key: bytes, value: bytes
+) -> bool:
+    """Whether a condition on the leading key parts is true of an entry."""
+    forms = unpack_value(value)[0] if value else b""
+    key, _ = decode_key(entry_key, parts, descending, forms)
+    return condition(key, "", _NOTHING) is True
+
+
+def _holds(
+    condition: Condition,
+    parts: int,
+    descending: tuple[bool, ...],
+    needs: Needs,
+    entry_key: bytes,
+    value: bytes,
+) -> bool:
+    """Whether a condition is true of an entry."""
+    forms, include = unpack_value(value)
+    key, end = decode_key(entry_key, parts, descending, forms)
+    docid = entry_key[end:].decode() if needs.id else ""
+    columns = _included(include) if needs.include and include else _NOTHING
+    return condition(key, docid, columns) is True

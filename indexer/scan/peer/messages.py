@@ -1,0 +1,211 @@
+"""Reading slices: what one node asks another (and itself), as MessagePack over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Protocol
+
+import msgspec
+
+from keytide.errors import CallerError, RetryableError
+from keytide.model.timestamp import Timestamp
+
+TIP: Final = -1
+"""In place of a snapshot number: each slice's newest state."""
+
+Number = Annotated[int, msgspec.Meta(ge=TIP, le=(1 << 63) - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Decoding holds messages to these; what only a whole message shows is checked by `wellformed`."""
+
+
+HOLDER: Final = "pages"
+"""The name under which slices keep snapshots for page tokens; for a hold it is its id."""
+
+
+class UnknownTaskError(RetryableError):
+    """A node of another release is asked for what it cannot do, or does not understand."""
+
+    problem_type = "node-unavailable"
+
+
+class IndexUnknownHereError(RetryableError):
+    """A node holds slices of an index that its metadata does not have (any more)."""
+
+    problem_type = "index-not-ready"
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Read from some slices of one index, all held by the node that is asked.
+
+    Attributes:
+        number, incarnation: the snapshot; `TIP` for the newest state of each slice.
+        slices: slice numbers.
+        spans: disjoint (low, high) spans in ascending order.
+        after: per slice in `slices`, the entry key behind which to go on (in the direction of the read), b""
+            for the start.
+        limit: entries per slice; 0 only counts.
+        lease_ms: when not 0 and a slice has more than it gives, keep the snapshot of all these slices for so
+            long: a page token will most likely follow.
+        in_use: this is not the first page.
+        examine: give nothing, but look whether every entry is one that can have been written; a slice with
+            one that cannot is `DOUBTED`.
+        filter: JSON of the predicate that entries must satisfy (`keytide.definition.expression`), b"" for
+            none.
+        distinct: only the first entry of each key, in the direction of the read.
+        skip: entries to leave out before the first that is given (only of use when one slice is asked).
+        keys_only: give entries without their values.
+        hold: id of the held snapshot that this read belongs to: its lease is renewed in any case.
+        task, body: instead of giving or counting entries, have this task (`indexer.scan.local.tasks`) work
+        on each
+            slice, with these arguments, which only it understands.
+        within_ms: how long the answer is waited for; 0 when that is not known.
+        client: for whom it is (`indexer.scan.plan.leases`).
+        passed: of newest states: the snapshot number that a slice must have passed since its start; -1 for
+            any.
+        covers: of newest states: source partition -> offset that they must have reached.
+    """
+
+    index: str
+    number: Number
+    incarnation: Count
+    slices: list[Count]
+    spans: list[tuple[bytes, bytes | None]]
+    after: list[bytes]
+    reverse: bool
+    limit: Count
+    lease_ms: Count = 0
+    in_use: bool = False
+    examine: bool = False
+    filter: bytes = b""
+    distinct: bool = False
+    skip: Count = 0
+    keys_only: bool = False
+    hold: str = ""
+    task: str = ""
+    body: bytes = b""
+    within_ms: int = 0
+    client: str = ""
+    passed: Number = -1
+    covers: dict[Count, Annotated[int, msgspec.Meta(ge=0)]] = {}
+
+    def __post_init__(self) -> None:
+        if len(self.after) != len(self.slices):
+            raise ValueError("one `after` per slice")
+
+
+class SliceReply(msgspec.Struct, frozen=True, array_like=True):
+    """What one slice gives.
+
+    Attributes:
+        number: the snapshot read; -1 when the state is unnumbered (tip).
+        entries: (entry key, value) in the direction of the read.
+        more: whether there may be further entries behind the last.
+        count: entries counted, when the request's limit was 0.
+        gone: the slice does not hold the snapshot (it was dropped, or the slice restarted), or is not in
+            order; nothing was read.
+        newest: the newest snapshot number that the slice holds, -1 when none.
+        incarnation: of the snapshot read; of a tip scan, of the history that its states belong to.
+        state, reason: when it is gone because the slice is not in order: `LOST` (only a rebuild helps),
+            `BUILDING`, `STOPPED`, and why; `DOUBTED` when what was read contradicts itself.
+        reached: behind which key to go on; b"" for the last entry's. A read that filters, skips or goes from
+            key to key looks at a bounded number of entries, and may find none for long.
+        skipped: how many entries were left out of those that the request was to `skip`.
+        examined: how many entries were looked at, where that is more than what is given.
+        result: what the request's task has worked out.
+    """
+
+    slice: int
+    number: int
+    timestamp: Timestamp
+    entries: list[tuple[bytes, bytes]]
+    more: bool
+    count: int
+    gone: bool
+    newest: int
+    incarnation: int = -1
+    state: str = ""
+    reason: str = ""
+    reached: bytes = b""
+    skipped: int = 0
+    examined: int = 0
+    result: bytes = b""
+
+
+class ReadReply(msgspec.Struct, frozen=True, array_like=True):
+    """Answers for the request's slices, in its order; `leased` tells whether their snapshot is now kept."""
+
+    slices: list[SliceReply]
+    leased: bool = False
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Keep the snapshot of some slices of one index for at least `lease_ms` from now; with a `hold`, 0 gives
+    it back. `in_use`, `hold` and `client` as in `ReadRequest`; `idle`: whoever had the hold is gone, and may
+    come again."""
+
+    index: str
+    number: Number
+    incarnation: Count
+    slices: list[Count]
+    lease_ms: Count
+    in_use: bool
+    hold: str = ""
+    client: str = ""
+    idle: bool = False
+
+
+class LeaseReply(msgspec.Struct, frozen=True, array_like=True):
+    """The slices of the request whose snapshot is not held (any more)."""
+
+    missing: list[int]
+
+
+encoder = msgspec.msgpack.Encoder()
+read_decoder = msgspec.msgpack.Decoder(ReadRequest)
+read_reply_decoder = msgspec.msgpack.Decoder(ReadReply)
+lease_decoder = msgspec.msgpack.Decoder(LeaseRequest)
+lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)
+
+
+class NodeUnavailableError(RetryableError):
+    """A node that holds slices of the index does not answer. Its id is in `extra` as `node`."""
+
+    problem_type = "node-unavailable"
+    status = 503
+
+
+class OutOfTimeError(RetryableError):
+    """The time that a request may take is over. No node is to blame for that."""
+
+    problem_type = "query-timeout"
+    status = 504
+
+
+class HistoryAheadError(RetryableError):
+    """A node knows of a rollback that voids what it is asked for, and the one that asks does not yet."""
+
+    problem_type = "history-ahead"
+    status = 503
+
+
+class MalformedRequestError(CallerError):
+    """Bytes from another node that are no request of this release."""
+
+    problem_type = "invalid-request"
+    status = 422
+
+
+class Nodes(Protocol):
+    """Reads slices wherever they lie; `indexer.scan.gather.peers.Peers` asks real nodes.
+
+    Every method raises `NodeUnavailableError`, or the error that the node answered with (`HistoryAheadError`
+    as such).
+    """
+
+    @property
+    def here(self) -> str:
+        """Id of this node, whose slices are read without HTTP."""
+        ...
+
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply: ...
+
+    async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply: ...

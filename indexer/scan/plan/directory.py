@@ -1,0 +1,210 @@
+"""What scans look up in the system dictionary, worked out once per change of it and not once per scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from indexer.scan.plan.choose import IndexNotReadyError, UnknownIndexError
+from indexer.scan.plan.selection import Shape
+from indexer.view import NodeView
+from keytide.catalog.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord
+from keytide.catalog.history import History
+from keytide.model.hints import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Scannable:
+    """A READY index with what a scan of it needs.
+
+    Attributes:
+        placement: slice -> the nodes that hold it.
+        partitions, history: of its keyspace.
+        rebuilds: slice -> the build that is to fill it anew, alone, while the others serve.
+        out: those of them that the build has begun to fill: they serve nothing until it is READY.
+    """
+
+    id: str
+    name: str
+    keyspace: str
+    shape: Shape
+    placement: list[list[str]]
+    partitions: int
+    history: History
+    rebuilds: dict[int, BuildRecord] = field(default_factory=dict)
+    out: frozenset[int] = frozenset()
+
+    @property
+    def incarnation(self) -> int:
+        """How often the keyspace was rolled back."""
+        return self.history.incarnation
+
+    def without(self, slices: Iterable[int], reason: str) -> IndexNotReadyError:
+        """The error for a scan that needs slices whose data is lost.
+
+        Args:
+            slices: at least one.
+            reason: what happened to them, "" when it is not known here.
+        """
+        numbers = sorted(slices)
+        builds = {
+            self.rebuilds[number].id: self.rebuilds[number] for number in numbers if number in self.rebuilds
+        }
+        several = len(numbers) > 1
+        what = f"slice{'s' if several else ''} {', '.join(map(str, numbers))} of {self.name}"
+        story = f"{what} {'have' if several else 'has'} lost {'their' if several else 'its'} data"
+        story += f" ({reason})" if reason else ""
+        failed = [build for build in builds.values() if build.state in ("FAILED", "CANCELLED")]
+        if failed:
+            story += f"; build {failed[0].id}, which was to bring it back, is {failed[0].state}"
+            story += f": {failed[0].error}" if failed[0].error else ""
+            step = f"it is tried again by itself; see `keytide index show {self.name}`"
+        elif builds:
+            story += f"; build {', '.join(builds)} brings it back"
+            step = (
+                f"wait for it (`keytide build show {next(iter(builds))}`); scans of other slices are answered"
+            )
+        else:
+            step = f"wait: a rebuild begins by itself (`keytide index show {self.name}`)"
+        return IndexNotReadyError(
+            story,
+            next_step=step,
+            build=next(iter(builds), None),
+            state="READY",
+            slices=numbers,
+            reason=reason,
+        )
+
+
+class Directory:
+    """Indexes by name, as the node's catalog has them now."""
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+        self._catalog: Catalog | None = None
+        self._offset = -1
+        self._by_name: dict[str, IndexRecord] = {}
+        self._ready: dict[str, Scannable] = {}
+        self._histories: dict[str, History] = {}
+        self._secret = b""
+
+    def index(self, name: str) -> Scannable:
+        """The READY index of this name.
+
+        Raises:
+            UnknownIndexError: no index has it.
+            IndexNotReadyError: it cannot be scanned yet, or not any more.
+        """
+        self._refresh()
+        scannable = self._ready.get(name)
+        if scannable is not None:
+            return scannable
+        record = self._by_name.get(name)
+        if record is None:
+            self.secret()  # a node that has just started knows no name at all: that is not 404
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownIndexError(
+                f"there is no index {name} (indexes: {known})",
+                next_step=did_you_mean(name, self._by_name, "see `keytide index list`"),
+            )
+        if record.state == "READY":
+            raise IndexNotReadyError(
+                f"this node has not read all of the metadata of index {name} yet",
+                next_step="try again in a moment",
+            )
+        next_steps = {
+            "FAILED": f"build it again: `keytide index build {name}`",
+            "DEFERRED": f"BUILD INDEX ON {record.keyspace} ({name})",
+            "PAUSED": "resume its build (`keytide build list`)",
+        }
+        raise IndexNotReadyError(
+            f"index {name} is {record.state}{': ' + record.reason if record.reason else ''}",
+            next_step=next_steps.get(record.state, "wait for its build (`keytide build list`)"),
+            build=record.build,
+            state=record.state,
+        )
+
+    def history(self, keyspace: str) -> History:
+        """The rollbacks of a keyspace, as far as this node knows."""
+        self._refresh()
+        return self._histories.get(keyspace) or History()
+
+    def secret(self) -> bytes:
+        """What tokens are signed with.
+
+        Raises:
+            IndexNotReadyError: the node has not read the cluster's record yet.
+        """
+        self._refresh()
+        if not self._secret:
+            raise IndexNotReadyError(
+                "this node has not read the cluster's metadata yet", next_step="try again in a moment"
+            )
+        return self._secret
+
+    def _refresh(self) -> None:
+        catalog = self._view.catalog()
+        if catalog is self._catalog and catalog.offset == self._offset:
+            return
+        offset = catalog.offset
+        keyspaces = {record.name: record for record in catalog.keyspaces()}
+        records = [record for record in catalog.indexes() if record.state != "DROPPING"]
+        # As Catalog.index_by_name: of two with one name (one is being replaced) the first counts.
+        self._by_name = {record.name: record for record in reversed(records)}
+        self._histories = {name: History.of(catalog, name) for name in keyspaces}
+        rebuilds = _rebuilds(catalog)
+        self._ready = {
+            name: _scannable(
+                record,
+                keyspaces[record.keyspace],
+                self._histories[record.keyspace],
+                rebuilds.get(record.id, {}),
+                catalog,
+            )
+            for name, record in self._by_name.items()
+            if record.state == "READY" and record.keyspace in keyspaces and _is_placed(record)
+        }
+        self._secret = bytes.fromhex(catalog.cluster.secret) if catalog.cluster else b""
+        self._catalog, self._offset = catalog, offset
+
+
+def _is_placed(record: IndexRecord) -> bool:
+    return len(record.placement) == record.slices and all(record.placement)
+
+
+def _rebuilds(catalog: Catalog) -> dict[str, dict[int, BuildRecord]]:
+    """Index id -> slice -> the newest rebuild of it that has not succeeded."""
+    found: dict[str, dict[int, BuildRecord]] = {}
+    for build in sorted(catalog.builds(), key=lambda one: one.started_at):
+        for index, slices in build.slices.items():
+            for number in slices:
+                if build.state == "READY":
+                    found.get(index, {}).pop(number, None)
+                else:
+                    found.setdefault(index, {})[number] = build
+    return found
+
+
+def _scannable(
+    record: IndexRecord,
+    keyspace: KeyspaceRecord,
+    history: History,
+    rebuilds: dict[int, BuildRecord],
+    catalog: Catalog,
+) -> Scannable:
+    out = {
+        number
+        for number, name in record.slice_builds.items()
+        if (build := catalog.build(name)) is not None and build.state != "READY"
+    }
+    return Scannable(
+        record.id,
+        record.name,
+        record.keyspace,
+        Shape.of(record.definition, record.splits),
+        record.placement,
+        keyspace.partitions,
+        history,
+        rebuilds,
+        frozenset(out),
+    )

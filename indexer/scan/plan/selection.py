@@ -1,0 +1,229 @@
+"""From a request's selection to spans of entry keys, and to the slices that can hold them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from indexer.scan.request.request import Question, SpanRequest
+from keytide.catalog.partitioning import Partitioning
+from keytide.collation import Span, encode_key, equals_span, merge_spans, prefix_span, span
+from keytide.definition import IndexDefinition
+from keytide.definition.expression import Predicate
+from keytide.errors import CallerError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What selections and rows need to know of an index, worked out once.
+
+    Attributes:
+        parts: how many parts its key has.
+        descending: its directions, empty when every part ascends.
+        partition_part: the key part that the partitioning goes by, None when it is none of them.
+        includes: whether it has included columns.
+        partitioning: how its entries fall to slices.
+    """
+
+    parts: int
+    descending: tuple[bool, ...]
+    partition_part: int | None
+    slices: int
+    includes: bool
+    partitioning: Partitioning
+
+    @classmethod
+    def of(cls, definition: IndexDefinition, splits: Sequence[bytes] = ()) -> Shape:
+        """That of an index; `splits` are those of its record."""
+        return cls(
+            len(definition.keys),
+            definition.descending,
+            definition.partition_part,
+            definition.slices,
+            bool(definition.include),
+            Partitioning.of(definition, splits),
+        )
+
+    @property
+    def in_order(self) -> int:
+        """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
+        return self.partitioning.in_order if self.partition_part == 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is read of an index, from whatever moment.
+
+    Attributes:
+        spans: disjoint stretches of entry keys, ascending; none when nothing can be selected.
+        slices: which can hold entries of them.
+        filter: entries for which this is true, of those in the spans; None for all. Slices test it.
+        distinct: one entry per key: the first one in the direction of the read.
+        in_order: as `Shape.in_order`.
+    """
+
+    spans: Sequence[Span]
+    slices: Sequence[int]
+    filter: Predicate | None = None
+    distinct: bool = False
+    in_order: int = 0
+
+
+def selection_of(question: Question, shape: Shape, max_spans: int, *, distinct: bool = False) -> Selection:
+    """What a request selects.
+
+    Args:
+        max_spans: how many `spans` a request may give.
+
+    Raises:
+        CallerError (422): too many spans, more key parts than the index has, a value that no key can hold, or
+            a slice that the index does not have.
+    """
+    if question.spans is not None and len(question.spans) > max_spans:
+        raise CallerError(
+            f"{len(question.spans)} spans were given, this server takes {max_spans}",
+            status=422,
+            problem_type="too-many-spans",
+            next_step="ask in several requests at one held snapshot, or raise scan.max_spans",
+        )
+    spans = spans_of(question, shape)
+    slices = slices_of(question, shape) if spans else ()
+    return Selection(spans, slices, None, distinct, shape.in_order if spans else 0)
+
+
+def filter_json(predicate: Predicate | None) -> bytes:
+    """A selection's filter as slices are told it (JSON, as the metadata has predicates)."""
+    return b"" if predicate is None else msgspec.json.encode(predicate)
+
+
+def spans_of(question: Question, shape: Shape) -> list[Span]:
+    """The disjoint spans, in order, that a request means in an index; none when it can select nothing.
+
+    Raises:
+        CallerError (422): more key parts than the index has, or a value that no key can hold.
+    """
+    if question.spans is not None:
+        return merge_spans(_span_of(one, shape) for one in question.spans)
+    one = _span_of(question, shape)
+    return [] if one.empty else [one]
+
+
+def _span_of(one: SpanRequest | Question, shape: Shape) -> Span:
+    parts, directions = shape.parts, shape.descending
+    if one.prefix is not None:
+        return prefix_span(one.equals or (), one.prefix, directions, parts)
+    if one.equals is not None:
+        return equals_span(one.equals, directions, parts)
+    return span(
+        one.low,
+        one.high,
+        one.inclusion in ("both", "low"),
+        one.inclusion in ("both", "high"),
+        directions,
+        parts,
+    )
+
+
+def slices_of(question: Question, shape: Shape) -> Sequence[int]:
+    """The slices that can hold entries of what is selected; of these only the `slices` that were asked for.
+    Of HASH one per stretch that fixes the part that the partitioning goes by, else all. Of RANGE those that
+    a stretch reaches, if it fixes the parts before that one. (`spans_of` has checked the values.)
+
+    Raises:
+        CallerError (422): the index has no such slice.
+    """
+    stretches: Sequence[SpanRequest | Question] = (question,)
+    if question.spans is not None:
+        stretches = [one for one in question.spans if not _span_of(one, shape).empty]
+    slices: Sequence[int]
+    if shape.partition_part is None:
+        slices = range(shape.slices)
+    else:
+        found: set[int] = set()
+        for one in stretches:
+            found.update(_slices_of(one, shape, shape.partition_part))
+        slices = range(shape.slices) if len(found) == shape.slices else tuple(sorted(found))
+    if question.slices is None:
+        return slices
+    if max(question.slices, default=0) >= shape.slices:
+        raise CallerError(
+            f"the index has no slice {max(question.slices)}, it has {shape.slices}",
+            status=422,
+            problem_type="unknown-slice",
+            next_step=f"name slices 0 to {shape.slices - 1}",
+        )
+    return tuple(sorted(set(slices).intersection(question.slices)))
+
+
+def _slices_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> range | tuple[int]:
+    """The slices that can hold entries of a stretch that is not empty.
+
+    Args:
+        fixed: the key part that the partitioning goes by.
+    """
+    rule = shape.partitioning
+    if rule.ranged:
+        before = _shared_parts(one, fixed, shape.descending)
+        return range(shape.slices) if before is None else rule.slices_of_span(_span_of(one, shape), before)
+    value = _shared_parts(one, fixed + 1, ())
+    if value is None:
+        return range(shape.slices)
+    number = rule.slice_of(value[len(_shared_parts(one, fixed, ()) or b"") :])
+    return range(shape.slices) if number is None else (number,)
+
+
+def slices_ahead(shape: Shape, after: bytes, reverse: bool) -> range:
+    """The slices that can hold entries behind a place; all, if the order of slices is not that of entries."""
+    if not after or not shape.in_order:
+        return range(shape.slices)
+    return shape.partitioning.slices_of_span(Span(b"", after) if reverse else Span(after), b"")
+
+
+def _shared_parts(one: SpanRequest | Question, count: int, descending: Sequence[bool]) -> bytes | None:
+    """The first `count` key parts, encoded, of all entries of a stretch; None when it does not fix them."""
+    if one.equals is not None:
+        bounds: tuple[list[Any], ...] = (one.equals,)
+    else:
+        bounds = (one.low or [], one.high or [])
+    if any(len(bound) < count for bound in bounds):
+        return None
+    # They must be the same in both bounds as keys, and not as Python compares.
+    first, *others = (encode_key(bound[:count], descending) for bound in bounds)
+    return None if any(other != first for other in others) else first
+
+
+def effective_limit(limit: int | None, default: int, maximum: int) -> int:
+    """The page size to use.
+
+    Raises:
+        CallerError (422): more than the server allows.
+    """
+    if limit is None:
+        return default
+    if limit > maximum:
+        raise CallerError(
+            f"limit {limit} is above this server's {maximum} rows per page",
+            status=422,
+            problem_type="limit-too-large",
+            next_step="ask for smaller pages and follow the page tokens",
+        )
+    return limit
+
+
+def bounded_offset(offset: int, maximum: int) -> int:
+    """The offset to use.
+
+    Raises:
+        CallerError (422): more than the server allows.
+    """
+    if offset > maximum:
+        raise CallerError(
+            f"offset {offset} is above this server's {maximum}",
+            status=422,
+            problem_type="offset-too-large",
+            next_step="follow the page tokens, which cost nothing for rows gone by, or use `low`",
+        )
+    return offset

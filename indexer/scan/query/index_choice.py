@@ -1,0 +1,107 @@
+"""Which index a query is answered from: the catalog's indexes of its keyspace, as candidates for a plan.
+
+An index that would serve and is being built makes the query wait a moment, and then fail as a scan of it
+does: that it is not ready is the news, not that there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Final
+
+from indexer.scan.gather.reads import Shared
+from indexer.scan.plan.choose import IndexNotReadyError
+from indexer.scan.plan.tokens import HeldToken, verify
+from indexer.scan.plan.waiting import Gone
+from indexer.scan.query.request import QueryRequest
+from indexer.scan.query.sizes import IndexSizes
+from keytide.query import Candidate, NoIndexError, Plan, Select, choose, described, parse_query, plan_on
+
+_INLINE_CHARACTERS: Final = 2_000
+"""Longer queries are parsed and planned in a thread."""
+
+
+class IndexChooser:
+    """Plans queries on the indexes that this node knows.
+
+    Args:
+        shared: the parts of the node's endpoint.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._sizes = IndexSizes(shared)
+
+    async def parsed(self, text: str) -> Select:
+        """The query in `text`.
+
+        Raises:
+            InvalidStatementError: there is none; says why and where.
+        """
+        if len(text) <= _INLINE_CHARACTERS:
+            return parse_query(text)
+        return await self._shared.local.lanes.run(parse_query, text)
+
+    async def chosen(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
+        """The plan to follow, and how EXPLAIN shows it.
+
+        Raises:
+            NoIndexError: no index serves.
+            IndexNotReadyError: one would, and is not ready.
+        """
+        only = None
+        if request.at is not None:
+            only = verify(request.at, HeldToken, self._shared.directory.secret()).index
+        candidates = await self._candidates(select.keyspace, only)
+        try:
+            return await self._planned(select, candidates)
+        except NoIndexError as none:
+            if only is not None:
+                none.next_step = f"leave `at` out: it is of another index; or {none.next_step}"
+            for name in _unready(select, candidates):
+                await self._shared.ready_index(name, request, gone)
+                return await self._planned(select, await self._candidates(select.keyspace, only))
+            raise
+
+    async def _planned(self, select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
+        indexes = list(self._shared.view.catalog().indexes())
+        taken, keyspaces = {one.name for one in indexes}, {one.keyspace for one in indexes}
+        if len(select.text) <= _INLINE_CHARACTERS:
+            return _choose(select, candidates, taken, keyspaces)
+        return await self._shared.local.lanes.run(_choose, select, candidates, taken, keyspaces)
+
+    async def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
+        """The indexes of a keyspace.
+
+        Args:
+            only: id of the one that may serve, None for all.
+        """
+        found: list[Candidate] = []
+        for record in self._shared.view.catalog().indexes():
+            definition = record.definition
+            if definition.keyspace != keyspace or record.state == "DROPPING" or only not in (None, record.id):
+                continue
+            try:
+                ready = self._shared.directory.index(record.name)
+            except IndexNotReadyError as error:
+                found.append(Candidate(record.name, definition, None, error.message))
+                continue
+            if ready.id == record.id:
+                entries = await self._sizes.of(ready)
+                found.append(Candidate(record.name, definition, entries, splits=record.splits))
+        return found
+
+
+def _choose(
+    select: Select, candidates: list[Candidate], taken: Collection[str], keyspaces: Collection[str]
+) -> tuple[Plan, dict[str, Any]]:
+    """The best plan, and how EXPLAIN shows it. Any thread."""
+    plan, others, refusals = choose(select, candidates, taken, keyspaces)
+    return plan, described(plan, others, refusals)
+
+
+def _unready(select: Select, candidates: list[Candidate]) -> list[str]:
+    """Indexes that would serve if they were ready."""
+    waiting = [replace(one, trouble="") for one in candidates if one.trouble]
+    return [one.name for one in waiting if isinstance(plan_on(select, one), Plan)]

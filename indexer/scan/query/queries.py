@@ -1,0 +1,309 @@
+"""`POST /v1/query`: a SELECT answered from the index that serves it best, at one moment.
+
+Theory of operation
+===================
+The query is parsed and planned on every index of its keyspace (`keytide.query`); what comes of it is a read
+like any other: a selection (spans, slices, filter) at a moment, by the rules of scans. Rows in an index's
+order come in pages, whose tokens carry the snapshot and the query. Sorted rows and groups come in one answer;
+settings bound them.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from indexer.scan.gather.answer import Answer, encode, explain
+from indexer.scan.gather.gather import Gathered
+from indexer.scan.gather.paging import first_lease_ms, gone_by, later, page_of, target_of, token_of
+from indexer.scan.gather.reads import Shared, check_snapshot
+from indexer.scan.gather.scatter import SnapshotMissingError, Target
+from indexer.scan.peer.messages import TIP, OutOfTimeError
+from indexer.scan.plan.agreement import Agreed
+from indexer.scan.plan.choose import SnapshotGoneError
+from indexer.scan.plan.directory import Scannable
+from indexer.scan.plan.leases import keep_everywhere
+from indexer.scan.plan.selection import Selection, bounded_offset, effective_limit
+from indexer.scan.plan.tokens import InvalidTokenError, PageToken, Seen, newest, sign, verify
+from indexer.scan.plan.waiting import Gone
+from indexer.scan.query.groups import GroupReader
+from indexer.scan.query.index_choice import IndexChooser
+from indexer.scan.query.request import QueryRequest, QueryToken
+from indexer.scan.query.rows import OutputMaker, Sorted, sorted_rows
+from indexer.scan.request.parsing import InvalidRequestError
+from keytide.query import Candidate, Plan, plan_on
+
+
+class QueryService:
+    """Answers queries.
+
+    Args:
+        shared: the parts of the node's endpoint.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._first_lease_ms = first_lease_ms(shared)
+        self._chooser = IndexChooser(shared)
+
+    async def answer(self, request: QueryRequest, gone: Gone) -> Answer:
+        """The answer of `POST /v1/query`.
+
+        Args:
+            gone: returns when the reader has gone away.
+
+        Raises:
+            NoIndexError: no index serves; says which CREATE INDEX would.
+            KeytideError: the typed errors of docs/reference; of statements; of sorting and aggregates.
+            ReaderGoneError: the reader went away while the request waited.
+        """
+        shared = self._shared
+        secret = shared.directory.secret()
+        seen = shared.session(request)
+        began = monotonic()
+        if request.page is not None:
+            return await self._next_page(request, verify(request.page, QueryToken, secret), seen, gone)
+        select = await self._chooser.parsed(request.sql)
+        plan, shown = await self._chooser.chosen(select, request, gone)
+        if select.explain:
+            return Answer(encode(shown), 0, plan.index.name, request.consistency)
+        request = self._with_the_rest(request, began)
+        index = await shared.ready_index(plan.index.name, request, gone)
+        if select.grouped:
+            return await self._groups(index, plan, request, seen, gone, shown)
+        if not plan.ordered and select.limit != 0:
+            return await self._sorted(index, plan, request, seen, gone, shown)
+        return await self._first_page(index, plan, request, seen, gone, shown)
+
+    def _with_the_rest(self, request: QueryRequest, began: float) -> QueryRequest:
+        """A request with what planning has left of its time.
+
+        Raises:
+            OutOfTimeError: nothing.
+        """
+        allowed_s = self._shared.timeout_s(request)
+        left_ms = int((allowed_s - (monotonic() - began)) * 1000)
+        if left_ms < 1:
+            raise OutOfTimeError(
+                f"planning the query took all of its {allowed_s:.1f} s",
+                next_step="allow more with timeout_ms",
+            )
+        return msgspec.structs.replace(request, timeout_ms=left_ms)
+
+    # --- rows in the index's order ------------------------------------------------
+
+    async def _first_page(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        seen: Seen,
+        gone: Gone,
+        shown: dict[str, Any],
+    ) -> Answer:
+        select = plan.select
+        limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
+        offset = bounded_offset(select.offset, self._settings.max_offset)
+        one_page = select.limit is not None and select.limit <= limit
+        limit = limit if select.limit is None else min(limit, select.limit)
+        maker = OutputMaker(plan)
+
+        async def work(target: Target) -> Gathered:
+            return await self._page(target, maker, b"", plan.reverse, limit, offset, select.limit)
+
+        # What filters or leaves out may stop before its page is full, when its time is over.
+        for_sure = one_page and plan.filter is None and not offset
+        agreed = await self._shared.read(
+            index, _selection(plan), request, seen, gone, work, 0 if for_sure else self._first_lease_ms
+        )
+        stamp, target = agreed.stamp, agreed.target
+        seen = self._shared.seen_too(seen, index, stamp)
+        token = token_of(
+            index.id,
+            stamp,
+            target,
+            seen,
+            after=b"",
+            reverse=plan.reverse,
+            limit=request.limit or 0,
+            offset=0,
+        )
+        return self._rows_answer(index, plan, request, agreed, seen, shown, token, select.limit)
+
+    async def _next_page(self, request: QueryRequest, token: QueryToken, seen: Seen, gone: Gone) -> Answer:
+        if request.sql and request.sql != token.sql:
+            raise InvalidRequestError(
+                "the page token belongs to another query", next_step="send the same `sql`, or leave it out"
+            )
+        shared, scan = self._shared, token.scan
+        record = shared.view.catalog().index(scan.index)
+        if record is None:
+            raise SnapshotGoneError("the index that served the query was dropped", next_step="ask again")
+        index = await shared.ready_index(record.name, request, gone)
+        check_snapshot(index, scan.index, scan.number, scan.incarnation, seen)
+        select = await self._chooser.parsed(token.sql)
+        plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits))
+        if not isinstance(plan, Plan):
+            raise InvalidTokenError(
+                f"this node does not read the query as the one that made the token did ({plan.reason})",
+                next_step="run the same release on every node, and ask again",
+            )
+        limit = effective_limit(scan.limit or None, self._settings.default_limit, self._settings.max_limit)
+        limit = limit if token.left is None else min(limit, token.left)
+        seen = newest(scan.seen, seen, shared.directory.history)
+        target = target_of(
+            scan,
+            index.shape,
+            seen.get(index.keyspace, ()),
+            shared.timeout_s(request),
+            self._settings.lease_s * 1000,
+        )
+        maker = OutputMaker(plan)
+        try:
+            gathered = await self._page(
+                target, maker, scan.after, scan.reverse, limit, scan.offset, token.left
+            )
+        except SnapshotMissingError as missing:
+            raise gone_by(missing, scan, shared, "ask again") from missing
+        agreed = later(scan, target, gathered)
+        seen = shared.seen_too(seen, index, agreed.stamp)
+        scan = msgspec.structs.replace(scan, seen=seen)
+        return self._rows_answer(index, plan, request, agreed, seen, None, scan, token.left)
+
+    async def _page(
+        self,
+        target: Target,
+        maker: OutputMaker,
+        after: bytes,
+        reverse: bool,
+        limit: int,
+        offset: int,
+        left: int | None,
+    ) -> Gathered:
+        """Gather a page and make its rows; keep the snapshot if there is a next page.
+
+        Args:
+            left: how many rows the query's LIMIT allows.
+        """
+        if not limit:
+            return Gathered()
+        gathered = await page_of(target, self._shared, maker.rows, after, reverse, limit, offset)
+        gathered.more = gathered.more and (left is None or len(gathered.entries) < left)
+        if gathered.more and target.lease_ms:
+            await keep_everywhere(target, self._shared.nodes, gathered.leased)
+        return gathered
+
+    def _rows_answer(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        agreed: Agreed[Gathered],
+        seen: Seen,
+        shown: dict[str, Any] | None,
+        token: PageToken,
+        left: int | None,
+    ) -> Answer:
+        """The answer with a page of rows.
+
+        Args:
+            token: where this page began.
+            left: how many rows the LIMIT allowed before it.
+        """
+        gathered = agreed.gathered
+        page = None
+        if gathered.more:
+            onward = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
+            still = None if left is None else left - len(gathered.entries)
+            page = sign(QueryToken(onward, plan.select.text, still), self._shared.directory.secret())
+        rows = msgspec.Raw(gathered.rows or b"[]")
+        return self._answer(index, plan, request, agreed, seen, shown, rows, len(gathered.entries), page)
+
+    # --- sorted rows, groups ------------------------------------------------------
+
+    async def _sorted(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        seen: Seen,
+        gone: Gone,
+        shown: dict[str, Any],
+    ) -> Answer:
+        maker = OutputMaker(plan)
+
+        async def work(target: Target) -> Sorted:
+            return await sorted_rows(target, self._shared, plan, maker)
+
+        agreed = await self._shared.read(
+            index, _selection(plan), request, seen, gone, work, self._first_lease_ms
+        )
+        rows = agreed.gathered.rows
+        seen = self._shared.seen_too(seen, index, agreed.stamp)
+        written = msgspec.Raw(await self._shared.local.lanes.run(encode, rows))
+        return self._answer(index, plan, request, agreed, seen, shown, written, len(rows), None)
+
+    async def _groups(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        seen: Seen,
+        gone: Gone,
+        shown: dict[str, Any],
+    ) -> Answer:
+        reader = GroupReader(plan, self._shared)
+        agreed = await self._shared.read(
+            index, _selection(plan), request, seen, gone, reader.work, self._first_lease_ms
+        )
+        seen = self._shared.seen_too(seen, index, agreed.stamp)
+        run = self._shared.local.lanes.run
+        found = await run(reader.rows, agreed.gathered)
+        rows = msgspec.Raw(await run(encode, found.rows))
+        extra = {"ignored": found.ignored} if found.ignored else {}
+        return self._answer(index, plan, request, agreed, seen, shown, rows, len(found.rows), None, **extra)
+
+    def _answer(
+        self,
+        index: Scannable,
+        plan: Plan,
+        request: QueryRequest,
+        agreed: Agreed[Any],
+        seen: Seen,
+        shown: dict[str, Any] | None,
+        rows: msgspec.Raw,
+        count: int,
+        page: str | None,
+        **extra: Any,
+    ) -> Answer:
+        """The answer of a query.
+
+        Args:
+            seen: what the session has seen with it.
+            shown: the plan, for `explain`.
+            extra: further members.
+        """
+        body: dict[str, Any] = {
+            "columns": [one.name for one in plan.outputs],
+            "rows": rows,
+            "index": index.name,
+            **self._shared.head(agreed.stamp, seen),
+            "page": page,
+            **extra,
+        }
+        if request.explain:
+            body["explain"] = explain(agreed, index.shape.slices)
+            if shown is not None:
+                body["plan"] = shown
+        consistency = "tip" if agreed.stamp.number == TIP else "stable"
+        return Answer(encode(body), count, index.name, consistency)
+
+
+def _selection(plan: Plan) -> Selection:
+    """What a plan reads."""
+    if plan.select.limit == 0:
+        return Selection((), ())
+    return Selection(plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order)

@@ -1,0 +1,156 @@
+"""The rows of a query: entries read as its plan says, to the values of its columns.
+
+Theory of operation
+===================
+When entries come in the query's order, rows are pages of a scan: filter, offset and limit are the slices'.
+When they do not, every entry of the spans is read, block by block, and sorted here; with LIMIT only as many
+rows are kept as it can need. A row's place is the encoding of what it is ordered by (`keytide.collation`,
+with DESC inverted), then its entry key, so that the order is that of an index, and the same every time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, Final
+
+from indexer.scan.aggregate.columns import EntryReader
+from indexer.scan.gather.gather import Gathered, examine, gather
+from indexer.scan.gather.paging import UNREADABLE
+from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.scatter import Asked, Entry, Target
+from indexer.scan.local.pace import Pace
+from indexer.scan.peer.messages import OutOfTimeError
+from keytide.collation import encode_part, to_json_value
+from keytide.definition import IndexDefinition
+from keytide.definition.binding import Binding, Needs
+from keytide.errors import CallerError
+from keytide.query import Aggregate, Plan
+
+SORT_BLOCK: Final = 2_000
+"""Entries that are read at once to be sorted, over all slices. They are merged on the event loop: a
+millisecond."""
+
+Placed = tuple[bytes, bytes, list[Any]]
+"""A row with its place: what it is ordered by, its entry key, its values."""
+
+
+class TooManyRowsError(CallerError):
+    """More rows are to be sorted than a node holds."""
+
+    problem_type = "too-many-rows"
+    status = 422
+
+
+@dataclass(slots=True)
+class Sorted(Asked):
+    """The rows that were read to be sorted.
+
+    Attributes:
+        rows: at the end, those of the answer in their order.
+    """
+
+    rows: list[list[Any]] = field(default_factory=list)
+
+
+class OutputMaker:
+    """Makes the rows of one plan.
+
+    Args:
+        plan: not of groups.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        definition: IndexDefinition = plan.index.definition
+        binding = Binding(definition)
+        outputs = [one.value for one in plan.outputs if not isinstance(one.value, Aggregate)]
+        order = [] if plan.ordered else [one for one in plan.order_by if not isinstance(one.value, Aggregate)]
+        self._outputs = [binding.value(one) for one in outputs]
+        self._order = [(binding.value(one.value), one.descending) for one in order]  # type: ignore[arg-type]
+        needs = Needs()
+        for value in [*outputs, *(one.value for one in order)]:
+            needs |= binding.needs(value)  # type: ignore[arg-type]
+        self._reader = EntryReader(len(definition.keys), definition.descending, needs)
+
+    def rows(self, entries: Sequence[Entry]) -> list[list[Any]]:
+        """The values of each entry's row; what is MISSING is null."""
+        read = self._reader.read([key for key, _ in entries], [value for _, value in entries])
+        outputs = self._outputs
+        return [[to_json_value(value(*one)) for value in outputs] for one in read]
+
+    def placed(self, entries: Sequence[Entry], pace: Pace) -> list[Placed]:
+        """The rows with what they are sorted by.
+
+        Raises:
+            NotIndexableError: a value that has no place in the order.
+        """
+        outputs, order = self._outputs, self._order
+        made: list[Placed] = []
+        for part in pace.parts(entries):
+            read = self._reader.read([key for key, _ in part], [value for _, value in part])
+            made += [
+                (
+                    b"".join(encode_part(value(*one), descending) for value, descending in order),
+                    entry[0],
+                    [to_json_value(value(*one)) for value in outputs],
+                )
+                for one, entry in zip(read, part, strict=True)
+            ]
+        return made
+
+
+async def sorted_rows(target: Target, shared: Shared, plan: Plan, maker: OutputMaker) -> Sorted:
+    """Read all entries of a target, and sort their rows: the `work` of `Shared.read`.
+
+    Raises:
+        TooManyRowsError: more than `scan.max_sort_rows` are to be held.
+        OutOfTimeError: it takes longer than the target's time.
+        SnapshotMissingError, RetryableError: as `paging.page_of`.
+    """
+    most = shared.settings.max_sort_rows
+    select = plan.select
+    wanted = None if select.limit is None else select.limit + select.offset
+    bound = most if wanted is None or wanted > most else wanted
+    result = Sorted()
+    held: list[Placed] = []
+    after, more = b"", bool(target.nodes)
+    lanes = shared.local.lanes
+    while more:
+        if monotonic() > target.until:
+            raise OutOfTimeError(
+                f"{sum(result.read.values())} entries were read in {target.timeout_s:.1f} s to be sorted, "
+                "and there are more",
+                next_step="allow more with timeout_ms, or ask in the order of an index",
+            )
+        now = replace(target, timeout_s=target.left_s, in_use=target.in_use or bool(after))
+        try:
+            page = await gather(now, shared.nodes, after, False, SORT_BLOCK)
+            held += await lanes.run(maker.placed, page.entries, lanes.pace)
+        except UNREADABLE:
+            await examine(now, shared.nodes, after, False, SORT_BLOCK)
+            raise
+        _note(result, page)
+        if wanted is not None and wanted <= most:
+            if len(held) > 2 * bound + SORT_BLOCK:
+                held = await lanes.run(heapq.nsmallest, bound, held)
+        elif len(held) > bound:
+            raise TooManyRowsError(
+                f"more than {most} rows are to be sorted (scan.max_sort_rows)",
+                next_step="add a LIMIT, narrow the condition, or ask in the order of an index; EXPLAIN tells "
+                "what is sorted",
+            )
+        after, more = page.reached, page.more
+    held = await lanes.run(sorted, held)
+    result.rows = [row for _, _, row in held[select.offset : wanted]]
+    return result
+
+
+def _note(result: Sorted, page: Gathered) -> None:
+    """Add to what was asked what a page has asked."""
+    for number, count in page.read.items():
+        result.read[number] = result.read.get(number, 0) + count
+    result.replies.update(page.replies)
+    result.leased |= page.leased
+    result.rounds += page.rounds

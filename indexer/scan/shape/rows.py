@@ -1,0 +1,68 @@
+"""Entries to the rows that readers see. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from indexer.scan.plan.selection import Shape
+from keytide.collation import MISSING, Value, decode_key, to_json_value
+from keytide.model.entry import unpack_value
+
+ALL_COLUMNS: Final = ("key", "id", "include")
+_NO_COLUMNS: Final = msgspec.Raw(b"{}")
+
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
+
+
+class RowMaker:
+    """Makes the rows of one index.
+
+    Args:
+        shape: of the index.
+        columns: which members a row has; None for all.
+    """
+
+    def __init__(self, shape: Shape, columns: Sequence[str] | None) -> None:
+        self._parts = shape.parts
+        self._descending = shape.descending
+        wanted = ALL_COLUMNS if columns is None else columns
+        self._key = "key" in wanted
+        self._id = "id" in wanted
+        self._include = "include" in wanted and shape.includes
+
+    def rows(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+        """Rows, ready for `msgspec.json`, one per entry. Rows of equal keys share one list of parts."""
+        parts, descending = self._parts, self._descending
+        with_key, with_id, with_include = self._key, self._id, self._include
+        made: list[dict[str, Any]] = []
+        canonical, forms, end = b"", b"", 0
+        key: Sequence[Value] = ()
+        none: list[int] = []
+        missing = none
+        for entry_key, value in entries:
+            own_forms, include = unpack_value(value) if value else (b"", None)
+            # No key is the beginning of another one, so what begins with the last key has that key.
+            if not end or own_forms != forms or not entry_key.startswith(canonical):
+                forms = own_forms
+                found, end = decode_key(entry_key, parts, descending, forms)
+                canonical = entry_key[:end]
+                if MISSING in found:
+                    missing = [at for at, part in enumerate(found) if part is MISSING]
+                    key = [to_json_value(part) for part in found]
+                else:
+                    missing, key = none, found
+            row: dict[str, Any] = {}
+            if with_key:
+                row["key"] = key
+                if missing:
+                    row["missing"] = missing
+            if with_id:
+                row["id"] = entry_key[end:].decode()
+            if with_include:
+                row["include"] = _NO_COLUMNS if include is None else msgspec.Raw(include)
+            made.append(row)
+        return made

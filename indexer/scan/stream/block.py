@@ -1,0 +1,122 @@
+"""Blocks: what a slice gives to a stream, as a task (`indexer.scan.local.tasks`). Pure.
+
+A block is bounded in rows and in bytes, whichever comes first, so that a stream's memory does not depend on
+how large its rows are. Keys and values are lists of their own: nearly always all values are empty, and then
+nothing is made of them.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Final
+
+import msgspec
+
+from indexer.scan.local.cursor import pick, stretches
+from indexer.scan.local.filtering import Filters
+from indexer.scan.local.tasks import SliceWork
+from indexer.scan.plan.selection import Shape
+from indexer.view import DoubtfulReadError
+from keytide.errors import InvariantViolationError
+from keytide.model.entry import pack_value, unpack_value
+
+TASK: Final = "block"
+_EXAMINED: Final = 50_000
+"""Entries that one block looks at, at most, when it filters or takes distinct keys."""
+
+
+class BlockWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Arguments of the task; the rest is in the request.
+
+    Attributes:
+        bytes: of keys and values; a block has at least one row, and may be larger by some rows.
+        include: whether included columns are wanted.
+    """
+
+    bytes: int
+    include: bool
+
+
+class Block(msgspec.Struct, array_like=True):
+    """Entries of one slice, or of many merged.
+
+    Attributes:
+        keys: entry keys, in the direction of the read.
+        values: as many, or none when all of them are empty.
+        more: whether there may be further ones.
+        reached: behind which key to go on.
+        examined: entries that were looked at.
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+    more: bool = False
+    reached: bytes = b""
+    examined: int = 0
+
+
+_filters = Filters()
+_encode = msgspec.msgpack.Encoder().encode
+encode_wanted = _encode
+_decode_wanted = msgspec.msgpack.Decoder(BlockWanted).decode
+decode_block = msgspec.msgpack.Decoder(Block).decode
+
+
+def read_block(work: SliceWork) -> bytes:
+    """The task: at most `request.limit` entries behind `work.after`.
+
+    Raises:
+        DoubtfulReadError: what is stored cannot have been written.
+    """
+    wanted = _decode_wanted(work.request.body)
+    request = work.request
+    block = _picked(work) if request.filter or request.distinct else _plain(work, wanted.bytes)
+    if not wanted.include:
+        block.values = [without_columns(value) for value in block.values]
+    if not any(block.values):
+        block.values = []
+    compare = operator.gt if request.reverse else operator.lt
+    if not all(map(compare, block.keys, block.keys[1:])):
+        raise DoubtfulReadError("entries are out of order")
+    return _encode(block)
+
+
+def _plain(work: SliceWork, most: int) -> Block:
+    """The next entries of the spans."""
+    request = work.request
+    block = Block([], [])
+    size = 0
+    for low, high in stretches(request, work.after):
+        for rows in work.snapshot.rows(low, high, request.reverse, request.limit - len(block.keys)):
+            keys = [key for key, _ in rows]
+            values = [value for _, value in rows]
+            size += sum(map(len, keys))
+            if any(values) or block.values:
+                block.values = block.values or [b""] * len(block.keys)
+                block.values += values
+                size += sum(map(len, values))
+            block.keys += keys
+            work.effort.look()
+            if len(block.keys) >= request.limit or size >= most:
+                block.more, block.reached = True, block.keys[-1]
+                block.examined = len(block.keys)
+                return block
+    block.examined = len(block.keys)
+    return block
+
+
+def _picked(work: SliceWork) -> Block:
+    """The next entries that pass the filter, or the first of each key."""
+    definition, request = work.definition, work.request
+    try:
+        test = _filters.of(request.index, definition, request.filter)
+        picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.effort)
+    except (InvariantViolationError, UnicodeDecodeError) as error:
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
+    keys, values = [key for key, _ in picked.entries], [value for _, value in picked.entries]
+    return Block(keys, values, picked.more, picked.reached, picked.examined)
+
+
+def without_columns(value: bytes) -> bytes:
+    """An entry's value without the included columns."""
+    return pack_value(unpack_value(value)[0]) if value else value

@@ -1,0 +1,270 @@
+"""Blocks of many slices as one stream of blocks, with one block of every slice read ahead.
+
+Theory of operation
+===================
+Every slice has a buffer. A round asks all nodes at once for the next block of each slice whose buffer has
+run low, and goes on while the reader of the stream takes what was merged before. Then what lies at or before
+the *frontier* (the nearest last key of any slice that has more) is final, and is merged. With keys spread
+evenly over the slices, a round brings as much as was taken; when one slice has all the rows, the whole
+allowance of a round is its own. Nothing is read while the reader does not come for more, so memory is bounded
+by two rounds: about twice `round_bytes`, whatever the rows are like, and some for Python's objects.
+
+The first round is small: it brings the first row soon, tells how large rows are, and is the sample that
+types are inferred from.
+
+In any order (`ordered=False`) blocks are passed on as they come, and nothing is compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from indexer.scan.gather.gather import examine
+from indexer.scan.gather.held_pages import Pages
+from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.scatter import Asked, Target, ask, requests_of
+from indexer.scan.peer.messages import TIP
+from indexer.scan.plan.selection import Selection
+from indexer.scan.stream.block import TASK, Block, BlockWanted, decode_block, encode_wanted
+from keytide.errors import invariant
+
+FIRST_ROWS: Final = 256
+"""Rows of each slice in the first round."""
+ROUND_ROWS: Final = 65_536
+"""Rows of a round, over all slices: enough that what is paid per round does not count."""
+GROWTH: Final = 8
+"""How much more rows a round has than the one before, at most: until it is known how large they are."""
+LEAST_ROWS: Final = 64
+"""Rows of a slice in a round, at least: one of less is not worth its request."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """One slice: what it gave and was not taken yet, and behind which key it goes on."""
+
+    slice: int
+    after: bytes = b""
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    more: bool = True
+
+
+class BlockReader:
+    """Reads a selection at a held snapshot to its end, block by block, for one task. Close it in any case.
+
+    Args:
+        shared: of this node's endpoint.
+        pages: the held snapshot; closed with the reader.
+        selection: what to read.
+        timeout_s: longest wait for a node, per round.
+        round_bytes: of keys and values that a round brings, about.
+        include: whether included columns are wanted.
+
+    Attributes:
+        asked: what the slices answered, with the timestamp of the snapshot.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        pages: Pages,
+        selection: Selection,
+        timeout_s: float,
+        round_bytes: int,
+        *,
+        include: bool = True,
+        reverse: bool = False,
+        ordered: bool = True,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> None:
+        self.pages = pages
+        self.asked = Asked()
+        self._shared = shared
+        self._selection = selection
+        self._timeout_s = timeout_s
+        self._round_bytes = round_bytes
+        self._include = include
+        self._reverse = reverse
+        # The same key may come from several slices: of distinct ones, and of a tip that moves meanwhile.
+        self._doubles = selection.distinct or pages.stamp.number == TIP
+        self._ordered = (ordered or self._doubles) and len(selection.slices) > 1
+        self._left = limit
+        self._skip = offset
+        self._rows = FIRST_ROWS * max(1, len(selection.slices))
+        self._row_bytes = 64.0
+        self._sources = [_Source(number) for number in selection.slices]
+        self._ahead: asyncio.Task[None] | None = None
+        self._last = b""
+
+    async def begin(self) -> None:
+        """Read the first round.
+
+        Raises:
+            SnapshotGoneError, KeytideError: as `Shared.read_held`.
+        """
+        await self._round(self._sources)
+
+    def sample(self, rows: int) -> tuple[list[bytes], list[bytes]]:
+        """Keys and values of the first `rows` of every slice that are there, before they are taken."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for source in self._sources:
+            some = source.keys[:rows]
+            keys += some
+            values += source.values[:rows] or [b""] * len(some)
+        return keys, values
+
+    async def next(self) -> Block | None:
+        """The next rows, at least one; None at the end. Its `reached` is the key that comes before them.
+
+        Raises:
+            SnapshotGoneError, KeytideError: as `Shared.read_held`.
+            InvariantViolationError: the slices of one snapshot contradict each other.
+        """
+        while self._left != 0:
+            await self._settle()
+            starving = [source for source in self._sources if source.more and not source.keys]
+            if starving:
+                await self._round(starving)
+                continue
+            if not any(source.keys for source in self._sources):
+                return None
+            parts = self._take()
+            self._read_ahead()
+            block = await self._shared.local.lanes.run(self._merged, parts)
+            if block.keys:
+                return block
+        return None
+
+    async def examine(self, block: Block) -> None:
+        """Have the slices look at what they gave, when a block that `next` has given cannot be read.
+
+        Raises:
+            SnapshotGoneError: a slice holds what nothing can have written.
+        """
+
+        async def work(target: Target) -> Asked:
+            await examine(target, self._shared.nodes, block.reached, self._reverse, block.examined)
+            return Asked()
+
+        await self._shared.read_held(self.pages.held, self._selection, self._timeout_s, work)
+
+    async def close(self) -> None:
+        """Read no more, and give the snapshot back."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)
+            self._ahead = None
+        await self.pages.close()
+
+    # --- rounds -----------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Wait for what is being read ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            await ahead
+
+    def _read_ahead(self) -> None:
+        """Begin to read for the slices whose buffers have run low."""
+        low = self._rows // (2 * max(1, len(self._sources)))
+        hungry = [source for source in self._sources if source.more and len(source.keys) <= low]
+        if hungry and self._left != 0:
+            self._ahead = asyncio.ensure_future(self._round(hungry))
+
+    async def _round(self, hungry: Sequence[_Source]) -> None:
+        """Read the next block of each of these slices."""
+        buffered = sum(len(source.keys) for source in self._sources)
+        room = min(self._rows, int(self._round_bytes / self._row_bytes))
+        share = max(LEAST_ROWS, max(room - buffered, room // 8) // max(1, len(hungry)))
+        if self._left is not None:
+            share = min(share, self._left + self._skip + len(self._sources))
+        by_slice = {source.slice: source for source in hungry}
+        after = {number: source.after for number, source in by_slice.items()}
+        wanted = encode_wanted(BlockWanted(self._round_bytes // max(1, len(by_slice)), self._include))
+        some = replace(self._selection, slices=tuple(by_slice))
+
+        async def work(target: Target) -> Asked:
+            asked = Asked()
+            requests = requests_of(
+                target, target.nodes, after, reverse=self._reverse, limit=share, task=TASK, body=wanted
+            )
+            await ask(target, self._shared.nodes, requests, asked)
+            return asked
+
+        agreed = await self._shared.read_held(self.pages.held, some, self._timeout_s, work)
+        self.pages.stamp = agreed.stamp
+        self.asked = agreed.gathered
+        sampled = size = 0
+        for number, source in by_slice.items():
+            block = decode_block(agreed.gathered.replies[number].result)
+            if block.values or source.values:
+                source.values = source.values or [b""] * len(source.keys)
+                source.values += block.values or [b""] * len(block.keys)
+            source.keys += block.keys
+            source.more, source.after = block.more, block.reached
+            sampled += len(block.keys[:64])
+            size += sum(map(len, block.keys[:64])) + sum(map(len, block.values[:64]))
+        if sampled:
+            self._row_bytes = max(16.0, size / sampled)
+        self._rows = min(ROUND_ROWS, self._rows * GROWTH)
+
+    # --- merging ----------------------------------------------------------------
+
+    def _take(self) -> list[Block]:
+        """What is final, out of the buffers."""
+        open_ends = [source.keys[-1] for source in self._sources if source.more and self._ordered]
+        frontier = (max(open_ends) if self._reverse else min(open_ends)) if open_ends else None
+        parts: list[Block] = []
+        for source in self._sources:
+            keys, values = source.keys, source.values
+            cut = len(keys) if frontier is None or not keys else self._behind(keys, frontier)
+            if cut:
+                parts.append(Block(keys[:cut], values[:cut]))
+                source.keys, source.values = keys[cut:], values[cut:]
+        return parts
+
+    def _behind(self, keys: list[bytes], frontier: bytes) -> int:
+        """Index of the first key that lies behind the frontier."""
+        if not self._reverse:
+            return len(keys) if keys[-1] <= frontier else bisect_right(keys, frontier)
+        return len(keys) if keys[-1] >= frontier else len(keys) - bisect_left(keys[::-1], frontier)
+
+    def _merged(self, parts: Sequence[Block]) -> Block:
+        """The parts as one block, without what is to be left out. Any thread."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        with_values = any(part.values for part in parts)
+        for part in parts:
+            keys += part.keys
+            if with_values:
+                values += part.values or [b""] * len(part.keys)
+        if self._ordered and len(parts) > 1:
+            if with_values:
+                pairs = sorted(zip(keys, values, strict=True), reverse=self._reverse)
+                keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+            else:
+                keys.sort(reverse=self._reverse)
+        if self._doubles:
+            unique = dict(zip(reversed(keys), reversed(values or [b""] * len(keys)), strict=True))
+            keys = [*reversed(unique)]
+            values = [*reversed(unique.values())] if with_values else []
+        elif self._ordered:
+            compare = operator.gt if self._reverse else operator.lt
+            in_order = all(map(compare, keys, keys[1:])) and (not self._last or compare(self._last, keys[0]))
+            invariant(in_order, "Untorn", "an entry came twice, or out of order, from one snapshot's slices")
+        before, self._last, rows_given = self._last, keys[-1], len(keys)
+        if self._skip:
+            left_out = min(self._skip, len(keys))
+            self._skip -= left_out
+            keys, values = keys[left_out:], values[left_out:]
+        if self._left is not None:
+            keys, values = keys[: self._left], values[: self._left]
+            self._left -= len(keys)
+        return Block(keys, values, reached=before, examined=rows_given)

@@ -1,0 +1,149 @@
+"""Sending to readers that may be slow, stop taking anything, or go away: streams, and whatever else is long.
+
+Theory of operation
+===================
+Bytes are sent in small pieces, and the server (uvicorn) takes the next piece only when the connection has
+room for it: a reader that does not read holds up everything behind it. What is waited for, a piece or the
+next rows, is given up when the reader goes away (`http.disconnect`), a piece also after the time in which a
+reader must take one.
+
+A body that is not ended by an empty last message is broken off by the server: with chunked transfer the
+client sees that the last chunk never came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from indexer.scan.plan.waiting import ReaderGoneError
+from indexer.scan.stream.streams import Stream
+
+log = logging.getLogger(__name__)
+
+PIECE: Final = 1 << 18
+"""Bytes that are sent at once: what a reader must take within the time after which it is let go."""
+
+ResultT = TypeVar("ResultT")
+
+
+class StreamResponse(Response):
+    """Sends a stream, and closes it when it is over, however that comes about.
+
+    Args:
+        stall_s: how long a reader may take nothing.
+        refused: answers an error: counts and logs it, and gives the problem document as a response.
+        over: told of the rows that were given and the seconds that it took, when it is closed.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        stall_s: float,
+        refused: Callable[[Exception], Response],
+        over: Callable[[int, float], None],
+    ) -> None:
+        super().__init__(None, 200, stream.head, stream.form.media_type)
+        del self.headers["content-length"]
+        self._stream = stream
+        self._stall_s = stall_s
+        self._refused = refused
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = perf_counter()
+        gone = asyncio.ensure_future(reader_gone(receive))
+        try:
+            await self._send(Sender(send, gone, self._stall_s))
+        except ReaderGoneError:
+            return
+        finally:
+            gone.cancel()
+            await asyncio.shield(self._closed(perf_counter() - began))
+
+    async def _closed(self, seconds: float) -> None:
+        self._over(self._stream.rows, seconds)
+        await self._stream.close()
+
+    async def _send(self, sender: Sender) -> None:
+        """The head, all rows, and the end; or what could be had of them. Without the last chunk the server
+        breaks the connection off when this returns."""
+        await sender.message(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        stream = self._stream
+        try:
+            await sender.bytes(stream.form.begin())
+            while (rows := await sender.unless_gone(stream.next())) is not None:
+                await sender.bytes(rows)
+            await sender.bytes(stream.form.end())
+        except ReaderGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every error is told, and our bugs are logged
+            document = json.loads(bytes(self._refused(error).body))
+            await sender.bytes(stream.form.problem(document))
+            return
+        await sender.message({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Sender:
+    """Sends to a reader that may be slow, stop taking anything, or go away."""
+
+    def __init__(self, send: Send, gone: asyncio.Future[None], stall_s: float) -> None:
+        self._send = send
+        self._gone = gone
+        self._stall_s = stall_s
+
+    async def bytes(self, data: bytes) -> None:
+        """Send a part of the body.
+
+        Raises:
+            ReaderGoneError: it takes nothing any more.
+        """
+        for start in range(0, len(data), PIECE):
+            await self.message(
+                {"type": "http.response.body", "body": data[start : start + PIECE], "more_body": True}
+            )
+
+    async def message(self, message: dict[str, Any]) -> None:
+        await self.unless_gone(self._send(message), self._stall_s)
+
+    async def gone(self) -> None:
+        """Returns when the reader has gone away (`indexer.scan.plan.waiting.Gone`)."""
+        await asyncio.wait([self._gone])
+
+    async def unless_gone(self, work: Awaitable[ResultT], limit_s: float | None = None) -> ResultT:
+        """The outcome of `work`.
+
+        Raises:
+            ReaderGoneError: the reader went away first, or `limit_s` seconds did.
+        """
+        task = asyncio.ensure_future(_awaited(work))
+        try:
+            either: set[asyncio.Future[Any]] = {task, self._gone}
+            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() or self._gone.done():
+                if not self._gone.done():
+                    log.info("a reader took nothing for %.0f s, and was let go", limit_s)
+                raise ReaderGoneError
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def reader_gone(receive: Receive) -> None:
+    """Returns when the reader has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _awaited(work: Awaitable[ResultT]) -> ResultT:
+    return await work

@@ -1,0 +1,354 @@
+"""What a node does for verification (`keytide.wire.digests`): holds snapshots of slices, sums them up, gives
+rows.
+
+Theory of operation
+===================
+Verification asks slices of any index that is placed here, READY or not: an index is verified before it is
+READY, when scans still refuse it. A snapshot is held under an id of the verifier's own, in the ring of each
+slice, like a page token's; it runs out when it is not renewed, and a restart loses it (then the verification
+begins again).
+
+A call looks at a bounded number of rows and says where it is, in a thread of the pool for long reads: so it
+keeps no thread from scans for long, and ends with whoever asked.
+
+What a read finds that no commit can have written has the slice examined, as with every other read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.scan.local.pace import UNHURRIED, Pace
+from indexer.view import DoubtfulReadError, Held, NodeView, ReadableSnapshot, StoreDamagedError
+from keytide.collation import MISSING, decode_key, skip_key
+from keytide.definition import IndexDefinition
+from keytide.errors import InvariantViolationError, RetryableError
+from keytide.model.timestamp import Timestamp
+from keytide.wire import digests
+from keytide.wire.columns import hashes_of
+from keytide.wire.digests import (
+    Answer,
+    Ask,
+    BackRow,
+    DigestAnswer,
+    DigestAsk,
+    Duplicate,
+    PinAnswer,
+    PinAsk,
+    RowsAnswer,
+    RowsAsk,
+    SlicePin,
+)
+
+LONGEST_LEASE_MS: Final = 600_000
+"""Whatever is asked: a verifier renews what it holds much sooner."""
+LARGEST_LIMIT: Final = 500_000
+"""Rows that one call looks at at most: about a second."""
+_BLOCK: Final = 4_096
+_DUPLICATES: Final = 1_000
+"""A call ends with the block in which it has so many to tell."""
+
+
+class SnapshotNotHeldError(RetryableError):
+    """A slice does not hold the snapshot (any more): it restarted, or was rolled back."""
+
+    problem_type = "snapshot-not-held"
+    status = 503
+
+
+def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answer:
+    """Answer a verifier. Any thread.
+
+    Args:
+        now: milliseconds.
+        effort: how much of the node it may take.
+
+    Raises:
+        OutOfTimeError, GivenUpError: as `Pace.look`.
+        SnapshotNotHeldError: the slice does not hold the snapshot.
+        RetryableError: the index is not known here, or the slice is damaged.
+    """
+    if isinstance(ask, PinAsk):
+        return PinAnswer([_pin(view, ask, number, now) for number in ask.slices])
+    record = view.catalog().index(ask.index)
+    if record is None:
+        raise RetryableError(
+            f"node {view.node_id} knows no index {ask.index}",
+            problem_type="index-not-ready",
+            next_step="try again in a moment",
+        )
+    snapshot = view.acquire(ask.index, ask.slice, ask.number)
+    if snapshot is None or snapshot.incarnation != ask.incarnation:
+        if snapshot is not None:
+            snapshot.release()
+        raise SnapshotNotHeldError(
+            f"slice {ask.slice} of {ask.index} does not hold snapshot {ask.number} on node {view.node_id}",
+            next_step="begin again with a newer one",
+        )
+    try:
+        if isinstance(ask, DigestAsk):
+            return digest(snapshot, record.definition, ask, effort)
+        return rows(snapshot, record.definition, ask, effort)
+    except StoreDamagedError as error:
+        view.report_damage(ask.index, ask.slice, error.message)
+        raise RetryableError(
+            f"slice {ask.slice} of {ask.index} is damaged: {error.message}",
+            problem_type="store-damaged",
+            next_step="it is rebuilt by itself; verify the index again when it is READY",
+        ) from error
+    except DoubtfulReadError as error:
+        view.report_doubt(ask.index, ask.slice, error.message)
+        raise
+    finally:
+        snapshot.release()
+
+
+def _pin(view: NodeView, ask: PinAsk, number: int, now: int) -> SlicePin:
+    newest = view.newest(ask.index, number)
+    wanted = newest if ask.number < 0 else ask.number
+    trouble = view.trouble(ask.index, number)
+    snapshot = view.acquire(ask.index, number, wanted) if wanted >= 0 else None
+    if snapshot is None:
+        return SlicePin(number, False, wanted, newest, -1, Timestamp(), trouble.reason if trouble else "")
+    try:
+        held = ask.number < 0 or snapshot.incarnation == ask.incarnation
+        if held and ask.number >= 0:
+            until = now + min(ask.lease_ms, LONGEST_LEASE_MS)
+            held = view.lease(ask.index, number, wanted, ask.hold, until)
+        entries = snapshot.count(b"", None)
+        return SlicePin(
+            number, held, wanted, newest, snapshot.incarnation, snapshot.timestamp, entries=entries
+        )
+    finally:
+        snapshot.release()
+
+
+# --- digests ----------------------------------------------------------------------------------------------
+
+
+def digest(
+    snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk, effort: Pace
+) -> DigestAnswer:
+    """Sum up a part of a slice.
+
+    Raises:
+        DoubtfulReadError: a row cannot have been written.
+    """
+    limit = max(1, min(ask.limit, LARGEST_LIMIT))
+    work = _Forward(snapshot, definition, ask) if ask.stage == "forward" else _Back(snapshot, ask)
+    reached, seen = ask.after, 0
+    try:
+        for reached, count in work.blocks():
+            seen += count
+            effort.look()
+            if seen >= limit or work.full or effort.spent:
+                return work.result(True, reached, seen)
+    except (InvariantViolationError, UnicodeDecodeError) as error:
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
+    return work.result(False, reached, seen)
+
+
+class _Forward:
+    """Sums of forward entries."""
+
+    @property
+    def full(self) -> bool:
+        """Whether there is enough for one answer."""
+        return len(self._duplicates) >= _DUPLICATES
+
+    def __init__(self, snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk) -> None:
+        self._snapshot = snapshot
+        self._ask = ask
+        self._parts = len(definition.keys)
+        self._descending = definition.descending
+        self._unique = definition.unique
+        self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
+        self._sums = digests.no_sums(ask.bits)
+        self._last: tuple[bytes, bytes] = (b"", b"")
+        self._left_out = 0
+        self._duplicates: list[Duplicate] = []
+
+    def blocks(self) -> Iterator[tuple[bytes, int]]:
+        """Sum up block by block; (the last key, rows) of each."""
+        after = self._ask.after or None
+        if after and self._unique:
+            self._last = self._split(after)
+        for block in self._snapshot.rows(b"", None, False, None, after):
+            self._add([key for key, _ in block], [value for _, value in block])
+            yield block[-1][0], len(block)
+
+    def _split(self, key: bytes) -> tuple[bytes, bytes]:
+        at = skip_key(key, self._parts, self._descending)
+        return key[:at], key[at:]
+
+    def _add(self, keys: list[bytes], values: list[bytes]) -> None:
+        parts, descending, sums = self._parts, self._descending, self._sums
+        starts = [skip_key(key, parts, descending) for key in keys]
+        ids = [key[start:] for key, start in zip(keys, starts, strict=True)]
+        buckets = digests.buckets_of(hashes_of(ids, len(ids)), self._ask.bits)
+        plain, full = digests.entry_hashes(keys, values)
+        digests.add(sums, digests.FORWARD, buckets, plain)
+        if self._unique:
+            self._find_duplicates([key[:start] for key, start in zip(keys, starts, strict=True)], ids)
+        if self._floors:
+            kept = self._provable(ids)
+            self._left_out += len(ids) - int(kept.sum())
+            buckets, full = buckets[kept], full[kept]
+        digests.add(sums, digests.ENTRIES, buckets, 1)
+        digests.add(sums, digests.CONTENT, buckets, full)
+
+    def _provable(self, ids: list[bytes]) -> npt.NDArray[np.bool_]:
+        """Whether the version of each document lies where the source still has records. bool[n]."""
+        floors = self._floors
+        return np.array(
+            [
+                version is None or not digests.below(floors, *version)
+                for version in self._snapshot.versions(ids)
+            ],
+            np.bool_,
+        )
+
+    def _find_duplicates(self, keys: list[bytes], ids: list[bytes]) -> None:
+        for one, other in pairwise([self._last, *zip(keys, ids, strict=True)]):
+            if one[0] and one[0] == other[0] and self._is_value(one[0]):
+                self._duplicates.append(Duplicate(one[0], (one[1], other[1])))
+        self._last = keys[-1], ids[-1]
+
+    def _is_value(self, key: bytes) -> bool:
+        """Whether a key can be held twice wrongly: NULL and MISSING equal nothing, as in SQL."""
+        values, _ = decode_key(key, self._parts, self._descending)
+        return not any(value is None or value is MISSING for value in values)
+
+    def result(self, more: bool, reached: bytes, seen: int) -> DigestAnswer:
+        sums = self._sums.astype("<u8").tobytes()
+        return DigestAnswer(sums, more, reached, seen, self._left_out, self._duplicates)
+
+
+class _Back:
+    """Sums of the back index."""
+
+    full = False
+
+    def __init__(self, snapshot: ReadableSnapshot, ask: DigestAsk) -> None:
+        self._snapshot = snapshot
+        self._ask = ask
+        self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
+        self._sums = digests.no_sums(ask.bits)
+        self._left_out = 0
+
+    def blocks(self) -> Iterator[tuple[bytes, int]]:
+        """Sum up block by block; (the last id, rows) of each."""
+        block: list[tuple[bytes, Held]] = []
+        for row in self._snapshot.back_rows(self._ask.after):
+            block.append(row)
+            if len(block) == _BLOCK:
+                self._add(block)
+                yield block[-1][0], len(block)
+                block = []
+        if block:
+            self._add(block)
+            yield block[-1][0], len(block)
+
+    def _add(self, block: Sequence[tuple[bytes, Held]]) -> None:
+        rows = [(docid, held) for docid, held in block if held.keys]  # others are remembered tombstones
+        ids = [docid for docid, _ in rows]
+        hashes = hashes_of(ids, len(ids))
+        buckets = digests.buckets_of(hashes, self._ask.bits)
+        keys = [key + docid for docid, held in rows for key in held.keys]
+        many = np.repeat(buckets, [len(held.keys) for _, held in rows])
+        digests.add(self._sums, digests.BACK, many, hashes_of(keys, len(keys)))
+        records = digests.record_hashes(
+            hashes, [held.partition for _, held in rows], [held.offset for _, held in rows]
+        )
+        if self._floors:
+            floors = self._floors
+            kept = np.array(
+                [not digests.below(floors, held.partition, held.offset) for _, held in rows], np.bool_
+            )
+            self._left_out += len(rows) - int(kept.sum())
+            buckets, records = buckets[kept], records[kept]
+        digests.add(self._sums, digests.RECORDS, buckets, records)
+
+    def result(self, more: bool, reached: bytes, seen: int) -> DigestAnswer:
+        return DigestAnswer(self._sums.astype("<u8").tobytes(), more, reached, seen, self._left_out, [])
+
+
+# --- rows -------------------------------------------------------------------------------------------------
+
+
+def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, effort: Pace) -> RowsAnswer:
+    """The rows of chosen documents among the next rows of a slice.
+
+    Raises:
+        DoubtfulReadError: a row cannot have been written.
+    """
+    chosen = _Chosen(ask)
+    limit = max(1, min(ask.limit, LARGEST_LIMIT))
+    seen = size = 0
+    reached = ask.after
+    entries: list[tuple[bytes, bytes, bytes]] = []
+    back: list[BackRow] = []
+    try:
+        if ask.stage == "forward":
+            parts, descending = len(definition.keys), definition.descending
+            for block in snapshot.rows(b"", None, False, None, ask.after or None):
+                starts = [skip_key(key, parts, descending) for key, _ in block]
+                ids = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
+                for at in chosen.among(ids):
+                    key, value = block[at]
+                    entries.append((ids[at], key[: starts[at]], value))
+                    size += len(key) + len(value)
+                reached, seen = block[-1][0], seen + len(block)
+                effort.look()
+                if seen >= limit or size >= ask.bytes_limit or effort.spent:
+                    return RowsAnswer(entries, back, True, reached)
+        else:
+            held: list[tuple[bytes, Held]] = []
+            for row in snapshot.back_rows(ask.after):
+                held.append(row)
+                if len(held) < _BLOCK:
+                    continue
+                size += _choose(chosen, held, back)
+                reached, seen = held[-1][0], seen + len(held)
+                held = []
+                effort.look()
+                if seen >= limit or size >= ask.bytes_limit or effort.spent:
+                    return RowsAnswer(entries, back, True, reached)
+            _choose(chosen, held, back)
+    except (InvariantViolationError, UnicodeDecodeError) as error:
+        raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
+    return RowsAnswer(entries, back, False, reached)
+
+
+def _choose(chosen: _Chosen, held: list[tuple[bytes, Held]], back: list[BackRow]) -> int:
+    """Add those that are wanted to `back`; about how many bytes they take."""
+    size = 0
+    for at in chosen.among([docid for docid, _ in held]):
+        docid, one = held[at]
+        back.append(BackRow(docid, one.partition, one.offset, one.time, one.keys, one.foreign))
+        size += len(docid) + sum(map(len, one.keys)) + 32
+    return size
+
+
+class _Chosen:
+    """Which documents are wanted."""
+
+    def __init__(self, ask: RowsAsk) -> None:
+        self._bits = ask.bits
+        self._buckets = np.zeros(1 << ask.bits, np.bool_)
+        self._buckets[ask.buckets] = True
+        self._ids = frozenset(ask.ids)
+
+    def among(self, ids: list[bytes]) -> list[int]:
+        """The positions of those that are wanted."""
+        wanted = self._buckets[digests.buckets_of(hashes_of(ids, len(ids)), self._bits)]
+        found: list[int] = np.flatnonzero(wanted).tolist()
+        if self._ids:
+            more = {at for at, docid in enumerate(ids) if docid in self._ids}
+            found = sorted(more.union(found))
+        return found

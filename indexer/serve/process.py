@@ -1,0 +1,137 @@
+"""A scan endpoint as a process: work in a thread beside the HTTP server on the main thread.
+
+The work begins first, so that there is something to answer from when the server has started. When it fails,
+or a request finds an invariant broken, the server stops once it has answered, and the process ends with the
+reason: a supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+from prometheus_client import REGISTRY
+
+from indexer.hosting.node import Node
+from indexer.serve import health
+from indexer.serve.api import create_app
+from indexer.serve.one_write import OneWriteProtocol
+from keytide.errors import InvariantViolationError, KeytideError
+from keytide.process.metrics import build_info
+from keytide.process.program import spare_collections
+from keytide.serving.server import server_of
+from keytide.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S: Final = 0.0002
+"""How soon working threads give way to scans: measured, half a millisecond (Python has five) took a third off
+their 99th percentile, and this some more."""
+STOP_WAIT_S: Final = 15.0
+
+Work = Callable[[threading.Event, threading.Event], None]
+"""`work(stop, started)` runs until `stop` is set; it sets `started` once there is something to answer from.
+An error that it raises ends the process."""
+
+
+class Serving:
+    """Serves scans until it is told to stop.
+
+    Args:
+        view: what scans see.
+        listener, url: where it serves.
+        work: runs in the thread `name`.
+        component: what this process is, for its metrics.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        view: Node,
+        listener: socket.socket,
+        url: str,
+        work: Work,
+        name: str,
+        component: str = "node",
+    ) -> None:
+        build_info(component)
+        limit_s = settings.coordinator.suspect_ms / 1000
+        self._listener, self._url, self._work = listener, url, work
+        self._stop = threading.Event()
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_work, name=name)
+        self._server = server_of(
+            create_app(
+                view,
+                settings,
+                REGISTRY,
+                self._end_by_bug,
+                lambda: health.of(view, time.monotonic(), limit_s),
+            ),
+            settings.http,
+            settings.security,
+            OneWriteProtocol,
+            loop="uvloop",
+        )
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises:
+            KeytideError: the work's, when it failed; the invariant that a request found broken.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)  # uvicorn raises the signal again once it has stopped
+        announcer = threading.Thread(target=self._announce, name="announce", daemon=True)
+        self._thread.start()
+        announcer.start()
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            self._stop.set()
+            self._thread.join(STOP_WAIT_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._server.should_exit = True
+
+    def _end_by_bug(self, error: InvariantViolationError) -> None:
+        """A request has found an invariant broken: stop in order, and tell the story (`run` raises it)."""
+        self._failure = self._failure or error
+        self._server.should_exit = True
+
+    def _run_work(self) -> None:
+        try:
+            self._work(self._stop, self._started)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends with it
+            self._failure = error
+        finally:
+            self._server.should_exit = True
+
+    def _announce(self) -> None:
+        """One line on stdout once it serves."""
+        self._started.wait()
+        while not self._server.started and not self._stop.wait(0.01):
+            pass
+        if not self._stop.is_set():
+            spare_collections()
+            print(f"ready {self._url}", flush=True)
+
+
+def exit_status(error: BaseException) -> int:
+    """2 when something outside is wrong (tried again by a supervisor), 70 for a bug of ours."""
+    if isinstance(error, KeytideError) and error.problem_type != "invariant-violated":
+        print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
+        return 2
+    log.critical("the process ends because of a bug", exc_info=error)
+    return 70

@@ -1,0 +1,354 @@
+"""What a slice has heard and not yet applied: the mutation queue in memory. Pure.
+
+Theory of operation
+===================
+Per source partition the slice has *applied* everything below its position, and *heard* everything below a
+later (or equal) offset. What lies between is held here, segment after segment without a hole: a segment
+that begins where hearing ends extends it, one wholly below it is a duplicate, one that overlaps is trimmed,
+one beyond it is dropped and waits for the resend (R10). Of a segment that was read before a rollback only
+what lies below the cut is there for any of these questions (R30). `take` gives everything below a timestamp,
+splitting the segments it goes through (R11), and keeps the rest.
+
+What an election has lost may be held already; `hear` takes what the log has in its place, by the leader
+epochs of segments: records of the new leader, or nothing but its marker. (Where it is applied, the
+coordinator knows of it and rolls back.) A timestamp may come before what `hear` needs for that: so one of a
+later leader than what is held last below it waits until a segment of that leader was heard behind that and
+reaches as far. It always comes: whoever had the place acknowledged first has sent what ends there to every
+slice, and a slice that held something older then has that in its queue behind it. In the same way a segment
+does not continue what is held of an earlier leader than its sender has read there, before that was heard.
+
+Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
+restart must begin to read (R6).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from keytide.errors import invariant
+from keytide.model.timestamp import UNKNOWN_EPOCH, Place, Timestamp
+from keytide.wire.columns import heard_offsets
+from keytide.wire.messages import Segment
+
+
+class Hearing(Enum):
+    """What became of a segment."""
+
+    EXTENDED = "extended"
+    TRIMMED = "trimmed"
+    DUPLICATE = "duplicate"
+    BEYOND = "beyond"
+    EMPTY = "empty"
+    VOID = "void"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part [start, end) of a segment.
+
+    Attributes:
+        segment: as it came; may be wider than the piece.
+        position: queue offset of the message that brought it, of its first part.
+        arrival: the how manieth segment it was.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+    position: int
+    arrival: int
+
+    @property
+    def partition(self) -> int:
+        return self.segment.partition
+
+    @property
+    def whole(self) -> bool:
+        """Whether the piece is the segment, uncut."""
+        return self.start <= self.segment.start and self.end >= self.segment.end
+
+
+class _Witness(NamedTuple):
+    """A segment that was heard: its leader epoch, where it ends, and the how manieth it was."""
+
+    epoch: int
+    end: int
+    arrival: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One source partition: where hearing ends, and the pieces between there and the position.
+
+    Attributes:
+        applied: where the pieces begin.
+        witnesses: the last segments heard, without those that a later one stands for.
+    """
+
+    heard: Place
+    applied: Place
+    pieces: deque[Piece] = field(default_factory=deque)
+    witnesses: list[_Witness] = field(default_factory=list)
+
+    def note(self, epoch: int, end: int, arrival: int) -> None:
+        """A segment was heard."""
+        self.witnesses = [one for one in self.witnesses if one.epoch > epoch or one.end > end]
+        self.witnesses.append(_Witness(epoch, end, arrival))
+
+    def vouched_for(self, place: Place, arrival: int) -> bool:
+        """Whether a segment came behind the `arrival`th that is of the place's leader, or a later one, and
+        reaches as far."""
+        return any(
+            one.arrival > arrival and one.epoch >= place.epoch and one.end >= place.offset
+            for one in self.witnesses
+        )
+
+
+class HeldQueue:
+    """Pieces heard and not yet applied, by source partition, without holes.
+
+    Attributes:
+        documents: versions in the messages held (a split segment counts until its last piece is taken).
+        bytes: size of their columns.
+    """
+
+    __slots__ = ("_arrivals", "_lanes", "bytes", "documents")
+
+    def __init__(self, applied: Timestamp) -> None:
+        self._lanes = {partition: _Lane(place, place) for partition, place in sorted(applied.places.items())}
+        self._arrivals = 0
+        self.documents = 0
+        self.bytes = 0
+
+    def heard(self, partition: int) -> int:
+        """Next offset of a source partition that has not been heard."""
+        lane = self._lanes.get(partition)
+        return lane.heard.offset if lane else 0
+
+    def place(self, partition: int) -> Place:
+        """Where hearing ends in a source partition."""
+        lane = self._lanes.get(partition)
+        return lane.heard if lane else Place(0)
+
+    def heard_timestamp(self, topic_id: str) -> Timestamp:
+        return Timestamp({p: lane.heard for p, lane in sorted(self._lanes.items())}, topic_id)
+
+    def covers(self, timestamp: Timestamp) -> bool:
+        """Whether everything below `timestamp` has been heard, and is of its branch."""
+        return all(
+            self.heard(p) >= place.offset and not self._lost(p, place)
+            for p, place in timestamp.places.items()
+        )
+
+    def contradicts(self, timestamp: Timestamp) -> bool:
+        """Whether what is held below `timestamp` is of another branch than it: an election has lost the one
+        or the other. It is settled by what the queue brings next, or by a rollback."""
+        return any(self._lost(p, place) for p, place in timestamp.places.items())
+
+    def _lost(self, partition: int, place: Place) -> bool:
+        """Whether a document is held below `place` of a later leader than the place's, or the last one of an
+        earlier leader; or it cannot be told yet, for what is held there is of an earlier leader, and nothing
+        of the place's own or a later one that reaches as far was heard since."""
+        lane = self._lanes.get(partition)
+        if lane is None or place.epoch < 0:
+            return False
+        if place.offset == lane.applied.offset and place.tail == 0 and place.epoch < lane.applied.epoch:
+            return True  # a build has read what the log has since an election; this is of what it had before
+        if not lane.pieces:
+            return False
+        if lane.pieces[0].segment.epoch == place.epoch == lane.pieces[-1].segment.epoch:
+            return False
+        for piece in lane.pieces:
+            end = min(piece.end, place.offset)
+            if piece.segment.epoch > place.epoch:
+                start = piece.start
+            elif 0 <= piece.segment.epoch < place.epoch:
+                start = max(piece.start, place.offset - 1)
+                if start < end and not lane.vouched_for(place, piece.arrival):
+                    return True
+            else:
+                continue
+            if _first_document(piece.segment, start, end) is not None:
+                return True
+        return False
+
+    def hear(self, segment: Segment, position: int, limit: Place | None = None) -> Hearing:
+        """Take in one segment of the message at queue offset `position`.
+
+        Args:
+            limit: where its branch ends in this source partition, None when it goes on; what lies at or past
+                it does not count.
+        """
+        end = Place(segment.end, segment.epoch)
+        if limit is not None and limit.offset <= segment.start:
+            return Hearing.VOID
+        if limit is not None and limit.offset < segment.end:
+            end = limit
+        self._arrivals += 1
+        outcome = self._take_in(segment, position, end)
+        lane = self._lanes.get(segment.partition)
+        if lane is not None and segment.epoch >= 0 and outcome not in (Hearing.BEYOND, Hearing.VOID):
+            lane.note(segment.epoch, end.offset, self._arrivals)
+        return outcome
+
+    def _take_in(self, segment: Segment, position: int, end: Place) -> Hearing:
+        """`hear`, up to where the segment's branch ends."""
+        self._settle(segment, end.offset)
+        known = self.heard(segment.partition)
+        if segment.start > known:
+            return Hearing.BEYOND
+        if self._continues_another_branch(segment):
+            return Hearing.VOID if end.offset <= known else Hearing.BEYOND
+        if end.offset <= known:
+            return Hearing.EMPTY if segment.start == end.offset else Hearing.DUPLICATE
+        lane = self._lanes.setdefault(segment.partition, _Lane(Place(0), Place(0)))
+        if 0 <= segment.epoch < lane.heard.epoch and _first_document(segment, known, end.offset) is not None:
+            return Hearing.VOID
+        lane.pieces.append(Piece(segment, known, end.offset, position, self._arrivals))
+        lane.heard = end
+        self.documents += _documents(segment)
+        self.bytes += _size(segment)
+        return Hearing.EXTENDED if segment.start == known else Hearing.TRIMMED
+
+    def _continues_another_branch(self, segment: Segment) -> bool:
+        """Whether its sender has read below its start what is of a later leader than what is held there, and
+        that has not come: a send between failed. It comes again, and settles what is held (R10)."""
+        lane = self._lanes.get(segment.partition)
+        if lane is None or segment.below < 0:
+            return False
+        piece = next((one for one in reversed(lane.pieces) if one.start < segment.start), None)
+        if piece is None or not 0 <= piece.segment.epoch < segment.below:
+            return False
+        return not lane.vouched_for(Place(segment.start, segment.below), piece.arrival)
+
+    def _settle(self, segment: Segment, end: int) -> None:
+        """Let go of what is held and not on the log any more: along a log leader epochs only grow, so where
+        this segment is of a later epoch and has a document where an older one is held, or none where one is
+        held, an election has lost what is held. (Or the cleaner took it; then a newer version follows.)
+
+        A rollback does not cut it, for nobody may know of it: its sender may have died before it committed or
+        reported any of it.
+        """
+        lane = self._lanes.get(segment.partition)
+        if lane is None or segment.start >= lane.heard.offset:
+            return
+        if not any(
+            0 <= piece.segment.epoch < segment.epoch and _either_has_documents(segment, piece, end)
+            for piece in lane.pieces
+        ):
+            return
+        cut = max(segment.start, lane.pieces[0].start)
+        while lane.pieces and lane.pieces[-1].end > cut:
+            piece = lane.pieces.pop()
+            if piece.start < cut:
+                lane.pieces.append(replace(piece, end=cut))
+                break
+            self.documents -= _documents(piece.segment)
+            self.bytes -= _size(piece.segment)
+        lane.heard = Place(cut, lane.pieces[-1].segment.epoch if lane.pieces else UNKNOWN_EPOCH)
+
+    def reachable(self, target: Timestamp) -> Timestamp:
+        """The latest timestamp that is neither past `target` nor past what was heard."""
+        places: dict[int, Place] = {}
+        for partition, place in sorted(target.places.items()):
+            lane = self._lanes.get(partition)
+            places[partition] = (
+                place if lane and lane.heard.offset >= place.offset else (lane.heard if lane else Place(0))
+            )
+        return Timestamp(places, target.topic_id)
+
+    def bytes_below(self, target: Timestamp) -> int:
+        """Bytes that `take` up to `target` would free."""
+        return sum(
+            _size(piece.segment)
+            for partition, lane in self._lanes.items()
+            for piece in lane.pieces
+            if piece.end <= target.offset(partition)
+        )
+
+    def take(self, applied: Timestamp, target: Timestamp) -> list[Piece]:
+        """Remove and return every piece below `target`, by partition and in offset order.
+
+        Args:
+            applied: the slice's position, with which the pieces begin.
+            target: at or past `applied`, and heard entirely.
+        """
+        taken: list[Piece] = []
+        for partition, place in sorted(target.places.items()):
+            lane = self._lanes.get(partition)
+            start = reached = applied.offset(partition)
+            while lane and lane.pieces and lane.pieces[0].start < place.offset:
+                piece = lane.pieces.popleft()
+                invariant(
+                    piece.start == reached,
+                    "Contiguous",
+                    f"partition {partition}: piece at {piece.start}, not {reached}",
+                )
+                if piece.end > place.offset:
+                    lane.pieces.appendleft(replace(piece, start=place.offset))
+                    piece = replace(piece, end=place.offset)
+                else:
+                    self.documents -= _documents(piece.segment)
+                    self.bytes -= _size(piece.segment)
+                taken.append(piece)
+                reached = piece.end
+            if lane is not None:
+                lane.applied = place
+            invariant(
+                reached == max(start, place.offset),
+                "Contiguous",
+                f"partition {partition}: taken [{start}, {reached}), wanted up to {place.offset}",
+            )
+        return taken
+
+    def first_position(self) -> int | None:
+        """The smallest queue offset of a message with anything held, None when nothing is (R6)."""
+        return min((piece.position for lane in self._lanes.values() for piece in lane.pieces), default=None)
+
+    def empty(self) -> bool:
+        return not any(lane.pieces for lane in self._lanes.values())
+
+
+def _first_document(segment: Segment, start: int, end: int) -> int | None:
+    """The offset of the first document of a segment in [start, end), None when there is none."""
+    if segment.heard is None or start >= end:
+        return None
+    offsets = heard_offsets(segment.heard, segment.start)
+    at = int(np.searchsorted(offsets, start))
+    return int(offsets[at]) if at < len(offsets) and offsets[at] < end else None
+
+
+def _either_has_documents(segment: Segment, piece: Piece, end: int) -> bool:
+    """Whether a segment, of which what lies below `end` counts, or a piece has a document where both are."""
+    start, end = max(piece.start, segment.start), min(piece.end, end)
+    return any(_first_document(one, start, end) is not None for one in (segment, piece.segment))
+
+
+def _documents(segment: Segment) -> int:
+    return segment.heard.count if segment.heard else 0
+
+
+def _size(segment: Segment) -> int:
+    """Bytes of a segment's columns; small change (skips, the objects themselves) is a flat 200 bytes and
+    100 per skip."""
+    size = 200 + 100 * len(segment.skips)
+    if segment.heard:
+        heard = segment.heard
+        size += (
+            len(heard.offsets) + len(heard.times) + len(heard.id_lengths) + len(heard.ids) + len(heard.hashes)
+        )
+    if segment.puts:
+        puts = segment.puts
+        size += (
+            len(puts.ordinals)
+            + len(puts.key_lengths)
+            + len(puts.keys)
+            + len(puts.value_lengths)
+            + len(puts.values)
+        )
+    return size

@@ -1,0 +1,200 @@
+"""The handle on the fold worker: one small process beside the indexer that runs folds, one after the other.
+
+A process of its own, not a thread: a fold shares neither the interpreter lock with ingest and scans nor its
+memory, and a disk that fills up under the memory map ends only the worker (LMDB's base stays as it was).
+
+The process itself is `fold_process`. It is watched: while it comes further it may take what time it needs,
+when it stands still it is ended and another takes its place (`watched`). Should it still commit in its last
+moment, the owner number in the base tells (see `fold`).
+
+Jobs wait on this side and are handed over one by one, by a thread that speaks with the process. So nobody who
+submits a fold ever waits for the worker; of a worker that dies, or is ended because it stands still, only the
+fold at work fails; and a fold that nobody wants any more is taken back (`FoldTicket.cancel`).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections import deque
+from typing import Final, Protocol
+
+from indexer.store.fold.fold import FoldJob, FoldOutcome
+from indexer.store.fold.watched_process import Child, StalledError
+
+WORKER_DIED: Final = "fold-worker-died"
+WORKER_STALLED: Final = "fold-worker-stalled"
+DISK_FULL: Final = "disk-full"
+STALL_S: Final = 60.0
+"""See `IndexerSettings.stall_s`."""
+_CLOSE_WAIT_S: Final = 10.0
+"""For the end of a fold, or of a killed process."""
+
+log = logging.getLogger(__name__)
+
+
+class FoldTicket(Protocol):
+    """A fold that was handed over."""
+
+    def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
+        """How it ended, None while it has not; waits for up to so long."""
+        ...
+
+    def cancel(self) -> None:
+        """It is not wanted any more. On return it is not at work, and never will be; what it had begun
+        may be done or not."""
+        ...
+
+
+class Folder(Protocol):
+    """Something that folds."""
+
+    def submit(self, job: FoldJob) -> FoldTicket: ...
+
+
+class FoldWorker:
+    """The handle on the worker process, shared by all slices of a node. It is started when first needed, and
+    again after it died or stood still. Safe to use from several threads.
+
+    Args:
+        stall_s: how long a fold may show no progress before the worker is replaced.
+    """
+
+    def __init__(self, stall_s: float = STALL_S) -> None:
+        self._stall_s = stall_s
+        self._changed = threading.Condition()
+        self._waiting: deque[_Ticket] = deque()
+        self._at_work: _Ticket | None = None
+        self._process: Child | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process at work, if any."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def submit(self, job: FoldJob) -> FoldTicket:
+        """Hand over a fold; it begins when those before it have ended."""
+        ticket = _Ticket(self, job)
+        with self._changed:
+            if self._closed:
+                ticket.settle(FoldOutcome(WORKER_DIED, "the fold worker is closed"))
+                return ticket
+            self._waiting.append(ticket)
+            self._changed.notify_all()
+            if self._thread is None:
+                # It lives as long as the process may, which dies with the thread that starts it.
+                self._thread = threading.Thread(target=self._run, name="folds", daemon=True)
+                self._thread.start()
+        return ticket
+
+    def cancel(self, ticket: _Ticket) -> None:
+        """`FoldTicket.cancel`."""
+        with self._changed:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                ticket.settle(FoldOutcome(WORKER_DIED, "the fold was taken back"))
+            elif ticket is self._at_work:
+                ticket.cancelled = True  # (its process may be starting)
+                if self._process is not None:
+                    self._process.kill()
+        if ticket.outcome(_CLOSE_WAIT_S) is None:  # only a disk that does not answer holds a killed process
+            log.error("fold worker %s does not end, %s s after it was killed", self.pid, _CLOSE_WAIT_S)
+
+    def close(self) -> None:
+        """Let it finish the fold at hand, up to a limit, then end it."""
+        with self._changed:
+            self._closed = True
+            at_work, thread = self._at_work, self._thread
+            while self._waiting:
+                self._waiting.popleft().settle(FoldOutcome(WORKER_DIED, "the fold worker was closed"))
+            self._changed.notify_all()
+        if at_work is not None and at_work.outcome(_CLOSE_WAIT_S) is None:
+            self.cancel(at_work)
+        if thread is not None:
+            thread.join(_CLOSE_WAIT_S)
+
+    def _run(self) -> None:
+        """The thread that speaks with the process."""
+        while (ticket := self._next()) is not None:
+            outcome = self._fold(ticket)
+            with self._changed:
+                self._at_work = None
+                ticket.settle(outcome)
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _next(self) -> _Ticket | None:
+        """The next job, once there is one; None at the end."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            self._at_work = self._waiting.popleft()
+            return self._at_work
+
+    def _ready(self) -> Child:
+        """The process, started if there is none. Not under the lock, which callers wait for.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        process = self._process
+        if process is not None and not process.alive():
+            process.close()  # it died with nothing to do
+            process = None
+        return process or Child("indexer.store.fold.process", (), self._stall_s)
+
+    def _fold(self, ticket: _Ticket) -> FoldOutcome:
+        """Have the process do one job."""
+        job, stalled = ticket.job, ""
+        try:
+            process = self._ready()
+        except OSError as error:
+            log.error("no fold worker can be started: %s", error)
+            return FoldOutcome(WORKER_DIED, f"no fold worker could be started: {error}")
+        with self._changed:
+            self._process = process
+            if ticket.cancelled:
+                return FoldOutcome(WORKER_DIED, "the fold was taken back")
+        try:
+            for line in process.lines(job.to_line()):
+                return FoldOutcome.from_line(line)
+        except StalledError as error:
+            stalled = str(error)
+        status = process.close()
+        with self._changed:
+            self._process = None
+        if stalled:
+            log.error("the fold of %s: %s, and is replaced", job.slice_folder, stalled)
+            return FoldOutcome(WORKER_STALLED, f"the fold worker was ended: {stalled}")
+        # A page of a memory map for which the disk has no room is a SIGBUS; so is a broken disk.
+        how = DISK_FULL if status == -signal.SIGBUS else WORKER_DIED
+        return FoldOutcome(how, f"the fold worker ended with status {status}")
+
+
+class _Ticket:
+    def __init__(self, worker: FoldWorker, job: FoldJob) -> None:
+        self.job = job
+        self.cancelled = False
+        self._worker = worker
+        self._outcome: FoldOutcome | None = None
+        self._settled = threading.Event()
+
+    def settle(self, outcome: FoldOutcome) -> None:
+        self._outcome = outcome
+        self._settled.set()
+
+    def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:
+        if wait_s > 0:
+            self._settled.wait(wait_s)
+        return self._outcome
+
+    def cancel(self) -> None:
+        if self._outcome is None:
+            self._worker.cancel(self)

@@ -1,0 +1,154 @@
+"""A level: one environment of a slice, its views, and its end.
+
+Theory of operation
+===================
+A *view* is a read transaction on one commit of a level, shared by all snapshots of that commit and counted.
+A level makes one view per commit, on demand (`view`), and keeps it until the next commit.
+
+A retired level (a delta that was folded, a store that was closed) lives on until its last view is let go;
+then its environment is closed and, if wanted, its folder deleted (on a thread of its own). So a snapshot
+outlives folds, `close` and `destroy`, and costs a reader slot and a few microseconds.
+
+Views are counted under a lock, because scans let go of them on other threads. The read transaction itself
+is safe to read from several threads: each reader has its own cursors, and the one lazy step of LMDB in it,
+looking up the named databases, is done when the view is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from indexer.store.environment import Room, open_environment
+from indexer.store.resolve.bloom_filter import IdFilter
+from indexer.store.settings import StoreSettings
+from keytide.errors import RetryableError, invariant
+
+
+class View:
+    """One commit of one level. Use `acquire` and `release` in pairs; it is born acquired by its level."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._transaction = level.environment.begin()
+        self.tables = level.tables
+        self.ids = level.ids
+        self.folder = level.folder
+        self.has_long = False
+        for table in level.tables:
+            entries = self._transaction.stat(table)["entries"]
+            if table is level.tables.long:
+                self.has_long = entries > 0
+        self._holders = 1
+
+    def acquire(self) -> View:
+        with self._level.lock:
+            invariant(self._holders > 0, "Stable", "a view was taken after its last holder let go")
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        with self._level.lock:
+            self._holders -= 1
+            if self._holders:
+                return
+            self._transaction.abort()
+            del self._transaction  # an aborted one keeps its reader slot for as long as it is referred to
+            self._level.view_gone()
+
+    def cursor(self, table: Any) -> lmdb.Cursor[bytes]:
+        return self._transaction.cursor(table)
+
+    def get(self, key: bytes, table: Any) -> bytes | None:
+        value: bytes | None = self._transaction.get(key, db=table)
+        return value
+
+    def many(self, keys: list[bytes], table: Any) -> list[tuple[bytes, bytes]]:
+        """(key, value) of those of `keys` that are there; fastest with ascending keys."""
+        with self._transaction.cursor(table) as cursor:
+            found: list[tuple[bytes, bytes]] = cursor.getmulti(keys)
+        return found
+
+
+class Level:
+    """One environment of a slice.
+
+    Attributes:
+        lock: guards the views of this level; reentrant.
+        ids: contains at least the documents in `back`; None: any may be there. A look-up asks it first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        map_bytes: int,
+        settings: StoreSettings,
+        *,
+        sync: bool,
+        ids: IdFilter | None = None,
+    ) -> None:
+        self.folder = folder
+        self.ids = ids
+        self.environment, self.tables = open_environment(folder, map_bytes, settings, sync=sync)
+        self.room = Room(self.environment, folder, settings.reserve_bytes)
+        self.lock = threading.RLock()
+        self._view: View | None = None
+        self._views = 0
+        self._retired = False
+        self._delete: Path | None = None
+
+    def view(self) -> View:
+        """The last commit, acquired for the caller.
+
+        Raises:
+            RetryableError: `too-many-snapshots`.
+        """
+        with self.lock:
+            if self._view is None:
+                try:
+                    self._view = View(self)
+                except lmdb.ReadersFullError as error:
+                    raise RetryableError(
+                        f"{self._views} snapshots of {self.folder} are open",
+                        problem_type="too-many-snapshots",
+                    ) from error
+                self._views += 1
+            return self._view.acquire()
+
+    def changed(self) -> None:
+        """A commit was made: the next view is a new one."""
+        with self.lock:
+            view, self._view = self._view, None
+            if view is not None:
+                view.release()
+
+    def retire(self, delete: Path | None = None) -> None:
+        """Close the environment, and delete a folder, as soon as the last view is let go."""
+        with self.lock:
+            self._retired = True
+            self._delete = delete
+            self.changed()
+            self._end()
+
+    def view_gone(self) -> None:
+        """Called by a view whose last holder let go."""
+        self._views -= 1
+        self._end()
+
+    def _end(self) -> None:
+        if not self._retired or self._views:
+            return
+        self._retired = False
+        if self._delete is None:
+            self.environment.close()
+        else:
+            # Unlinking some hundred megabytes takes long enough to be felt by whoever lets go last: a scan.
+            threading.Thread(target=self._dispose, args=(self._delete,), name="old-delta").start()
+
+    def _dispose(self, folder: Path) -> None:
+        self.environment.close()
+        shutil.rmtree(folder, ignore_errors=True)

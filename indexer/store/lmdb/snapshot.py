@@ -1,0 +1,142 @@
+"""Reading one commit of a slice: the views of its levels, from the base to the newest delta."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from indexer.store.environment import DAMAGE, damaged
+from indexer.store.formats.records import REMOVED, ledger_key, unpack_line, unpack_record
+from indexer.store.interface import Applied, Counts, Held, Row, SkipLine
+from indexer.store.lmdb.equal_keys import shared_keys
+from indexer.store.lmdb.levels import View
+from indexer.store.lmdb.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
+from keytide.errors import RetryableError
+from keytide.model.timestamp import Timestamp
+
+
+class LmdbSnapshot:
+    """One commit, from its views (oldest first, acquired for it)."""
+
+    def __init__(self, views: Sequence[View], applied: Applied, counts: Counts) -> None:
+        self.applied = applied
+        self.counts = counts
+        self._views = tuple(views)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def timestamp(self) -> Timestamp:
+        return self.applied.timestamp
+
+    @property
+    def number(self) -> int:
+        return self.applied.number
+
+    @property
+    def incarnation(self) -> int:
+        return self.applied.incarnation
+
+    @property
+    def entries(self) -> int:
+        return self.counts.entries
+
+    def rows(
+        self,
+        low: bytes = b"",
+        high: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        start_after: bytes | None = None,
+    ) -> Iterator[list[Row]]:
+        if start_after is not None:
+            if reverse:
+                high = start_after if high is None else min(high, start_after)
+            else:
+                low = max(low, start_after + b"\x00")
+        if limit == 0 or (high is not None and low >= high):
+            return
+        wanted = limit
+        with self._reading() as views:
+            first = FIRST_BLOCK if limit is None else min(limit, FIRST_BLOCK)
+            for block in live_blocks(views, low, high, reverse, first):
+                if wanted is None:
+                    yield block
+                    continue
+                if len(block) >= wanted:
+                    yield block[:wanted]
+                    return
+                wanted -= len(block)
+                yield block
+
+    def count(self, low: bytes = b"", high: bytes | None = None) -> int:
+        if not low and high is None:
+            return self.counts.entries
+        return sum(map(len, self.rows(low, high)))
+
+    def shared(self, keys: Sequence[bytes]) -> list[bytes]:
+        with self._reading() as views:
+            return shared_keys(views, keys)
+
+    def back(self, docid: bytes) -> Held | None:
+        with self._reading() as views:
+            for view in reversed(views):
+                record = view.get(docid, view.tables.back)
+                if record is not None:
+                    return None if record == REMOVED else unpack_record(record)
+        return None
+
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+        low = after + b"\x00" if after else b""
+        with self._reading() as views:
+            tables = [
+                table_blocks(view.cursor(view.tables.back), low, None, False, FIRST_BLOCK) for view in views
+            ]
+            for block in merged_blocks(tables, reverse=False):
+                for docid, record in block:
+                    if record != REMOVED:
+                        yield docid, unpack_record(record)
+
+    def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
+        low = b"" if after is None else ledger_key(*after) + b"\x00"
+        lines: list[SkipLine] = []
+        with self._reading() as views:
+            tables = [
+                table_blocks(view.cursor(view.tables.skips), low, None, False, min(limit, FIRST_BLOCK) or 1)
+                for view in views
+            ]
+            for block in merged_blocks(tables, reverse=False):
+                lines += [unpack_line(value) for _, value in block[: limit - len(lines)]]
+                if len(lines) >= limit:
+                    break
+        return lines
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for view in self._views:
+            view.release()
+
+    def _reading(self) -> _Reading:
+        with self._lock:
+            if self._closed:
+                raise RetryableError("the snapshot was closed", problem_type="snapshot-closed")
+            return _Reading(self._views)
+
+
+class _Reading:
+    """Holds the views while they are read, so that closing the snapshot waits for no one."""
+
+    def __init__(self, views: Sequence[View]) -> None:
+        self._views = [view.acquire() for view in views]
+
+    def __enter__(self) -> Sequence[View]:
+        return self._views
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        for view in self._views:
+            view.release()
+        if isinstance(error, DAMAGE):
+            raise damaged(self._views[0].folder, error) from error

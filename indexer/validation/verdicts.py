@@ -1,0 +1,146 @@
+"""Verdicts: does a row's document still project to the row? Pure.
+
+Documents are projected by `projector.core.projection`, the very code that filled the index, refusals and
+all; a document that cannot be indexed, is left out or is gone projects to nothing. The row's entry key (key
+and id) among the projected ones is all that "still projects to its key" means. Two spellings of a number are
+one key.
+
+    the document projects to the key      valid; `columns-differ` if included columns are asked for and differ
+    it does not, the primary has the
+      version that the row comes from     stale
+    it does not, and the primary lacks    unknown: `primary-behind`, or `not-there-yet` without a document
+    the primary can say nothing           unknown, in its words
+
+A row whose key holds is never dropped, whatever else differs: a reader of its key must not miss it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from indexer.validation.primary import UNKNOWN_OFFSET, Asked, Found
+from keytide.collation import NotIndexableError, encode_part, skip_key
+from keytide.definition import IndexDefinition
+from keytide.model.entry import unpack_value
+from projector.core.projection import KeyspacePlan, SourceBatch, project
+
+VALID: Final = ""
+STALE: Final = "stale"
+PRIMARY_BEHIND: Final = "primary-behind"
+NOT_THERE_YET: Final = "not-there-yet"
+COLUMNS_DIFFER: Final = "columns-differ"
+NO_VERSION: Final = "no-version"
+
+BEHIND: Final = frozenset({PRIMARY_BEHIND, NOT_THERE_YET})
+"""Verdicts that a primary which catches up will change."""
+
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
+
+_INDEX: Final = "judged"
+_decode_json = msgspec.json.Decoder().decode
+
+
+class Judge:
+    """Judges rows of one index.
+
+    Args:
+        definition: of the index.
+
+    Attributes:
+        fields: the top-level fields of a document that decide.
+    """
+
+    def __init__(self, definition: IndexDefinition) -> None:
+        self._parts = len(definition.keys)
+        self._descending = definition.descending
+        self._plan = KeyspacePlan([(_INDEX, definition)])
+        self.fields = self._plan.indexes[_INDEX].fields
+
+    def ids(self, entries: Sequence[Entry]) -> list[bytes]:
+        """The document id of each entry."""
+        parts, descending = self._parts, self._descending
+        return [key[skip_key(key, parts, descending) :] for key, _ in entries]
+
+    def verdicts(
+        self,
+        entries: Sequence[Entry],
+        asked: Sequence[Asked],
+        found: Mapping[bytes, Found],
+        *,
+        columns: bool,
+    ) -> list[str]:
+        """`VALID`, `STALE`, or why nothing is known, for each entry.
+
+        Args:
+            asked: for each entry its document and version.
+            found: by document id.
+            columns: whether included columns matter.
+        """
+        projected = self._project(found)
+        verdicts: list[str] = []
+        for (key, value), one in zip(entries, asked, strict=True):
+            answer = found[one.id]
+            if answer.why:
+                verdicts.append(answer.why)
+            elif key in projected:
+                same = not columns or _same_columns(value, projected[key])
+                verdicts.append(VALID if same else _difference(one, answer, COLUMNS_DIFFER))
+            else:
+                verdicts.append(_difference(one, answer, STALE))
+        return verdicts
+
+    def _project(self, found: Mapping[bytes, Found]) -> dict[bytes, bytes]:
+        """The entries of all documents: entry key -> value."""
+        some = [(id_, one.document) for id_, one in found.items() if one.document is not None]
+        count = len(some)
+        numbers = range(count)
+        batch = SourceBatch(
+            0,
+            -1,
+            0,
+            count,
+            numbers,
+            [id_ for id_, _ in some],
+            [document for _, document in some],
+            [0] * count,
+        )
+        result = project(batch, self._plan, with_heard=False)
+        entries = result.indexes[_INDEX]
+        values = entries.values or [b""] * len(entries.keys)
+        ids = result.ids
+        return {
+            key + ids[ordinal]: value
+            for ordinal, key, value in zip(entries.ordinals.tolist(), entries.keys, values, strict=True)
+        }
+
+
+def _difference(asked: Asked, found: Found, meaning: str) -> str:
+    """What a difference means: `meaning` if the primary has the version that the row comes from."""
+    if found.position is None or found.position > asked.offset != UNKNOWN_OFFSET:
+        return meaning
+    if asked.offset == UNKNOWN_OFFSET:
+        return NO_VERSION
+    return NOT_THERE_YET if found.document is None else PRIMARY_BEHIND
+
+
+def _same_columns(one: bytes, other: bytes) -> bool:
+    """Whether two entry values hold the same included columns: the same values, however written."""
+    if one == other:
+        return True
+    first, second = unpack_value(one)[1], unpack_value(other)[1]
+    if first == second:
+        return True
+    return first is not None and second is not None and _comparable(first) == _comparable(second)
+
+
+def _comparable(columns: bytes) -> Any:
+    """Equal for equal columns: 5 and 5.0 are, and objects with their members in another order."""
+    value = _decode_json(columns)
+    try:
+        return encode_part(value)
+    except NotIndexableError:
+        return value

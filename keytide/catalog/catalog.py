@@ -1,0 +1,174 @@
+"""The system dictionary: what the compacted `metadata` topic says, as typed records.
+
+The coordinator's leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply`
+one record at a time) and asks it. The records (`keytide.catalog.records`) can be imported from here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+from keytide.catalog.records import (
+    BuildRecord,
+    BuildState,
+    ClusterRecord,
+    IndexRecord,
+    IndexState,
+    JobKind,
+    JobRecord,
+    JobState,
+    KeyspaceRecord,
+    NodeRecord,
+    PausedBy,
+    Record,
+    RollbackRecord,
+    TermRecord,
+    Violated,
+    decode_record,
+    encode_record,
+    record_key,
+)
+from keytide.catalog.table_origin import TableOrigin
+
+__all__ = [
+    "EMITTING",
+    "BuildRecord",
+    "BuildState",
+    "Catalog",
+    "ClusterRecord",
+    "IndexRecord",
+    "IndexState",
+    "JobKind",
+    "JobRecord",
+    "JobState",
+    "KeyspaceRecord",
+    "NodeRecord",
+    "PausedBy",
+    "Record",
+    "RollbackRecord",
+    "TableOrigin",
+    "TermRecord",
+    "Violated",
+    "decode_record",
+    "encode_record",
+    "record_key",
+]
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+EMITTING: frozenset[str] = frozenset({"BUILDING", "PAUSED", "READY"})
+"""States of an index for which projectors emit."""
+
+
+class Catalog:
+    """All records by key, as of `offset` (the next metadata offset to read). Of one thread; others take a
+    `copy`."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._listed: dict[type[object], Sequence[Record]] = {}
+        """Of each kind that was asked for since it changed: its records in key order. (The leader asks for
+        the same lists at every event.)"""
+        self.offset = 0
+        self.ended: set[str] = set()
+        """Keys of indexes and builds whose removal was read: of those, and no others, the cluster may have
+        left topics behind. (Kafka keeps removals for a day at least, then nobody remembers them.)"""
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """All of them by key, as they are at any moment."""
+        return self._records
+
+    def put(self, key: str, record: Record) -> None:
+        """Change or add a record."""
+        self._records[key] = record
+        self._listed.pop(type(record), None)
+
+    def remove(self, key: str) -> bool:
+        """Forget a record; whether there was one."""
+        record = self._records.pop(key, None)
+        self._listed.pop(type(record), None)
+        return record is not None
+
+    def apply(self, key: str, value: bytes | None, offset: int) -> Record | None:
+        """Fold one metadata message in. Returns the new record, or None for a deletion."""
+        self.offset = offset + 1
+        if value is None:
+            self.remove(key)
+            if key.startswith(("index/", "build/")):
+                self.ended.add(key)
+            return None
+        record = decode_record(key, value)
+        self.put(key, record)
+        return record
+
+    def copy(self) -> Catalog:
+        """A shallow copy for readers in other threads: records are immutable."""
+        other = Catalog()
+        other._records, other._listed = dict(self._records), dict(self._listed)
+        other.offset, other.ended = self.offset, set(self.ended)
+        return other
+
+    def _all(self, kind: type[RecordT]) -> list[RecordT]:
+        listed = self._listed.get(kind)
+        if listed is None:
+            records = self._records
+            listed = [records[key] for key in sorted(records) if isinstance(records[key], kind)]
+            self._listed[kind] = listed
+        return list(cast("Sequence[RecordT]", listed))
+
+    def _one(self, key: str, kind: type[RecordT]) -> RecordT | None:
+        record = self._records.get(key)
+        return record if isinstance(record, kind) else None
+
+    @property
+    def cluster(self) -> ClusterRecord | None:
+        return self._one("cluster", ClusterRecord)
+
+    @property
+    def term(self) -> int:
+        record = self._one("term", TermRecord)
+        return record.term if record else 0
+
+    def keyspace(self, name: str) -> KeyspaceRecord | None:
+        return self._one(f"keyspace/{name}", KeyspaceRecord)
+
+    def keyspaces(self) -> list[KeyspaceRecord]:
+        return self._all(KeyspaceRecord)
+
+    def index(self, id_: str) -> IndexRecord | None:
+        return self._one(f"index/{id_}", IndexRecord)
+
+    def indexes(self, keyspace: str | None = None) -> list[IndexRecord]:
+        found = self._all(IndexRecord)
+        return found if keyspace is None else [one for one in found if one.keyspace == keyspace]
+
+    def index_by_name(self, name: str) -> IndexRecord | None:
+        """The index that bears this name now (one that is being dropped no longer does)."""
+        return next((r for r in self._all(IndexRecord) if r.name == name and r.state != "DROPPING"), None)
+
+    def build(self, id_: str) -> BuildRecord | None:
+        return self._one(f"build/{id_}", BuildRecord)
+
+    def builds(self) -> list[BuildRecord]:
+        return self._all(BuildRecord)
+
+    def job(self, id_: str) -> JobRecord | None:
+        return self._one(f"job/{id_}", JobRecord)
+
+    def jobs(self) -> list[JobRecord]:
+        return self._all(JobRecord)
+
+    def rollbacks(self, keyspace: str) -> list[RollbackRecord]:
+        """All rollbacks of a keyspace, oldest first."""
+        found = [record for record in self._all(RollbackRecord) if record.keyspace == keyspace]
+        return sorted(found, key=lambda record: record.incarnation)
+
+    def nodes(self) -> list[NodeRecord]:
+        return self._all(NodeRecord)
+
+    def emitting(self, keyspace: str, version: int) -> list[IndexRecord]:
+        """The indexes that a source partition on which `version` is activated emits for (R13), in id
+        order."""
+        return [r for r in self.indexes(keyspace) if r.state in EMITTING and 0 < r.version <= version]

@@ -1,0 +1,333 @@
+"""The records of the system dictionary, as they stand in the compacted `metadata` topic.
+
+One record per thing, keyed `<kind>/<name>`, JSON so that an operator can read it with Kafka's own tools.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from keytide.catalog.table_origin import TableOrigin
+from keytide.definition import IndexDefinition
+from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.messages import Duplicate
+
+IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
+BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
+PausedBy = Literal["", "operator", "system"]
+JobKind = Literal["verify", "repair"]
+JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
+
+
+class ClusterRecord(msgspec.Struct, frozen=True):
+    """Key `cluster`. Written once, by the first leader."""
+
+    id: str
+    secret: str
+    """Hex; signs page and session tokens, so that they are useless on another cluster."""
+    created_at: int
+
+
+class TermRecord(msgspec.Struct, frozen=True):
+    """Key `term`. A claim is written in a transaction that fences the previous leader."""
+
+    term: int
+    holder: str
+    claimed_at: int
+
+
+class KeyspaceRecord(msgspec.Struct, frozen=True):
+    """Key `keyspace/<name>`.
+
+    Attributes:
+        version: newest catalog version: projectors activate it on each of their partitions (R13).
+        bound: partition -> offset that no stability timestamp has passed; written before one does
+            (`coordinator.stability.bounds`). Empty where none was issued, or by a release that did not write
+            it.
+        fresh_at: a time at which timestamps covered the end of the source, ms; it may have been later, by an
+            hour at most. 0: not known.
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+    version: int
+    incarnation: int = 0
+    bound: dict[int, int] = {}
+    fresh_at: int = 0
+
+
+class Violated(msgspec.Struct, frozen=True):
+    """Why a build has failed a UNIQUE index: its slices are gone, and this is what is left to look at.
+
+    Attributes:
+        count: keys that several documents have.
+        exact: there are so many; else at least so many.
+        keys: some of them, ascending.
+    """
+
+    count: int
+    exact: bool
+    keys: list[Duplicate]
+
+
+class IndexRecord(msgspec.Struct, frozen=True):
+    """Key `index/<id>`; a null value once it is dropped.
+
+    Attributes:
+        version: catalog version from which projectors emit for it; 0 before its first BUILD.
+        placement: for each slice, the ids of the nodes that hold it (the first is asked first).
+        build: the build that is under way or was the last.
+        slice_builds: slice -> the build that fills or filled it, where that is another one than `build`: the
+            slice was rebuilt alone.
+        splits: of a RANGE index, from the version on (`keytide.catalog.partitioning`): encoded values,
+        ascending, one
+            less than slices.
+        verified_at: when its last verification ended, milliseconds; 0 when there was none.
+        verification: id of the job that it was; "" for none.
+        violated: what failed it, when its last build found violations of UNIQUE.
+    """
+
+    id: str
+    definition: IndexDefinition
+    state: IndexState
+    version: int
+    placement: list[list[str]]
+    build: str | None
+    created_at: int
+    reason: str = ""
+    slice_builds: dict[int, str] = {}
+    splits: tuple[bytes, ...] = ()
+    verified_at: int = 0
+    verification: str = ""
+    violated: Violated | None = None
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def keyspace(self) -> str:
+        return self.definition.keyspace
+
+    @property
+    def slices(self) -> int:
+        return self.definition.slices
+
+    def build_of(self, slice_number: int) -> str:
+        """The build that a slice's data comes from, "" before the first."""
+        return self.slice_builds.get(slice_number, self.build or "")
+
+
+class BuildRecord(msgspec.Struct, frozen=True):
+    """Key `build/<id>`: what must survive a restart of the coordinator.
+
+    Attributes:
+        load_timestamp: the end (high watermark) of the source at BUILD (R24).
+        low_watermark: first offsets in the mutation queues; partitions appear as they are activated (R13).
+        backfill_timestamp: how far finished micro-batches have come.
+        final_timestamp: the source's end sampled after the final micro-batch was read (R25); None until then.
+        ended: the coordinator has decided the end and `BuildEnd` is (being) sent (R23).
+        earliest: from where the source could be read.
+        slices: index id -> the slices that it fills, for a *rebuild*: single slices of READY indexes whose
+            data was lost, while the others serve. Empty for a build of whole indexes.
+        queue_positions: index id -> slice -> where in its mutation queue a rebuilt slice goes on. Every
+            offset at or past the load timestamp is in the queue from there on, for the queue's end was taken
+            before the source's.
+        incarnation: of the keyspace, when the build began.
+        attempt: how often the same has been begun before, because the source was rolled back, a slice lost
+            what it had got, or a rebuild failed.
+        verify: its indexes are READY only when they were verified.
+        phase: `waiting-for-transactions`, `sampling`, `reading`, `sorting`, `loading`, `catching-up` or
+            `verifying`; "" before the first and after the last.
+        paused: why it pauses, in words; "" when it does not. With state QUEUED: it is not to start.
+        paused_by: who may end the pause: the operator, or the system when the reason is gone.
+        bytes_done, bytes_total: of the source's records (keys and values); the total is estimated from what
+            was read, 0 while nothing was.
+        verification: id of the job that verifies, or verified, it; "" for none.
+        origin: the table that its initial state comes from; None: the log's beginning.
+        table_documents: rows of it, as far as they are read; in `documents_done` and `documents_total`.
+        left_out, skipped: index id -> reason -> documents read that it has no entries of, because its
+            definition leaves them out (`leading-key-missing`, `where-not-true`...), or because they cannot be
+            indexed.
+    """
+
+    id: str
+    keyspace: str
+    indexes: list[str]
+    state: BuildState
+    load_timestamp: Timestamp
+    started_at: int
+    low_watermark: dict[int, int] = {}
+    backfill_timestamp: Timestamp = Timestamp()
+    final_timestamp: Timestamp | None = None
+    earliest: Timestamp = Timestamp()
+    batches: int = 0
+    ended: bool = False
+    documents_done: int = 0
+    documents_total: int = 0
+    first_read_at: int = 0
+    finished_at: int = 0
+    rate_limit: int = 0
+    """Documents per second; 0 is no limit."""
+    error: str = ""
+    slices: dict[str, list[int]] = {}
+    queue_positions: dict[str, dict[int, int]] = {}
+    incarnation: int = 0
+    attempt: int = 0
+    verify: bool = True
+    phase: str = ""
+    paused: str = ""
+    paused_by: PausedBy = ""
+    bytes_done: int = 0
+    bytes_total: int = 0
+    verification: str = ""
+    origin: TableOrigin | None = None
+    table_documents: int = 0
+    left_out: dict[str, dict[str, int]] = {}
+    skipped: dict[str, dict[str, int]] = {}
+
+    @property
+    def rebuild(self) -> bool:
+        """Whether it fills single slices of READY indexes."""
+        return bool(self.slices)
+
+    def slices_of(self, index: IndexRecord) -> list[int]:
+        """The slices of one of its indexes that it fills, ascending."""
+        return self.slices.get(index.id, []) if self.slices else list(range(index.slices))
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """Key `job/<id>`: work over whole indexes by a Spark driver of its own, other than builds. It has no
+    checkpoint: after the death of its driver it begins again.
+
+    Attributes:
+        indexes: index ids, of one keyspace.
+        build: the build that is READY only when this verification found nothing; "" for none.
+        snapshot: number of the snapshot that is (or was) compared with the source; -1 before it is chosen.
+        incarnation: of the keyspace, when the job was asked for.
+        dry_run: a repair that only lists what it would do.
+        documents, documents_total: records read of the source.
+        counts: class of difference -> how many were found.
+        attempts: how often its driver was started, not counting waits for something in its way.
+        detail: what it does now, in words; or what it did.
+    """
+
+    id: str
+    kind: JobKind
+    keyspace: str
+    indexes: list[str]
+    state: JobState
+    created_at: int
+    build: str = ""
+    snapshot: int = -1
+    incarnation: int = 0
+    dry_run: bool = False
+    percent: float = 0.0
+    documents: int = 0
+    documents_total: int = 0
+    counts: dict[str, int] = {}
+    attempts: int = 0
+    detail: str = ""
+    error: str = ""
+    started_at: int = 0
+    finished_at: int = 0
+
+    @property
+    def index(self) -> str:
+        """Index id of a job of one index."""
+        return self.indexes[0] if self.indexes else ""
+
+
+class RollbackRecord(msgspec.Struct, frozen=True):
+    """Key `rollback/<keyspace>/<incarnation>`, for ever (R31): the source lost acknowledged offsets, and
+    everything goes back to the newest snapshot before the loss.
+
+    What was done under an older incarnation holds below `timestamp` only, in every partition; projectors go
+    on from there. Of older incarnations, snapshot numbers up to `number` hold and later ones are void.
+
+    Attributes:
+        incarnation: the one that begins with this record.
+        number: the newest snapshot before the loss; -1 when there is none.
+        timestamp: of that snapshot; the zero timestamp when there is none (a topic made anew: its indexes
+            begin from nothing).
+        topic_id: of the topic from now on.
+        cause: `truncated` (acknowledged offsets are gone) or `recreated` (another topic of the same name).
+        lost: partition -> where the histories part, with the leader epoch of the new one: an offset past it
+            under a smaller epoch lies on the lost branch. Empty when that is not known.
+        detail: shown to people.
+    """
+
+    keyspace: str
+    incarnation: int
+    number: int
+    timestamp: Timestamp
+    topic_id: str
+    cause: Literal["truncated", "recreated"]
+    at: int
+    lost: dict[int, Place] = {}
+    detail: str = ""
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    """Key `node/<id>`."""
+
+    id: str
+    url: str
+    first_seen: int
+
+
+Record = (
+    ClusterRecord
+    | TermRecord
+    | KeyspaceRecord
+    | IndexRecord
+    | BuildRecord
+    | JobRecord
+    | RollbackRecord
+    | NodeRecord
+)
+
+_KINDS: dict[str, type[Record]] = {
+    "cluster": ClusterRecord,
+    "term": TermRecord,
+    "keyspace": KeyspaceRecord,
+    "index": IndexRecord,
+    "build": BuildRecord,
+    "job": JobRecord,
+    "rollback": RollbackRecord,
+    "node": NodeRecord,
+}
+
+
+def record_key(record: Record) -> str:
+    """The metadata key that `record` is written under."""
+    match record:
+        case ClusterRecord():
+            return "cluster"
+        case TermRecord():
+            return "term"
+        case KeyspaceRecord(name=name):
+            return f"keyspace/{name}"
+        case IndexRecord(id=id_):
+            return f"index/{id_}"
+        case BuildRecord(id=id_):
+            return f"build/{id_}"
+        case JobRecord(id=id_):
+            return f"job/{id_}"
+        case RollbackRecord(keyspace=keyspace, incarnation=incarnation):
+            return f"rollback/{keyspace}/{incarnation}"
+        case NodeRecord(id=id_):
+            return f"node/{id_}"
+
+
+def encode_record(record: Record) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode_record(key: str, value: bytes) -> Record:
+    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` for one this
+    release does not know."""
+    return msgspec.json.decode(value, type=_KINDS[key.split("/", 1)[0]])

@@ -1,0 +1,132 @@
+"""What people see of a cluster: keyspaces and their rollbacks, slices that need attention, events.
+
+Each function prints one of the coordinator's documents (docs/reference); members that an older coordinator
+does not have are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.markup import escape
+
+from keytide.cli.output import facts, out, readable, table
+from keytide.model.health import Status, Verdict
+
+Document = Mapping[str, Any]
+
+KEYSPACE_COLUMNS = ("snapshot", "staleness_ms", "lag_documents", "issuing", "rollbacks")
+SLICE_COLUMNS = (
+    "slice",
+    "node",
+    "live",
+    "state",
+    "entries",
+    "bytes",
+    "snapshot",
+    "queue_documents",
+    "undo_steps",
+    "rebuild",
+    "reason",
+)
+HEALTH_WORDS: Final[dict[Status, str]] = {
+    "ok": "[green]all is well[/green]",
+    "degraded": "[yellow]degraded[/yellow], all answers come",
+    "failing": "[red]failing[/red]",
+}
+HEALTH_STYLES: Final[dict[Status, str]] = {"ok": "dim", "degraded": "yellow", "failing": "red"}
+EVENT_COLUMNS = ("at", "level", "kind", "subject", "text")
+
+
+def cells(document: Document, columns: Iterable[str]) -> list[object]:
+    """A row of a table."""
+    values: list[object] = []
+    for column in columns:
+        value = document.get(column)
+        values.append(", ".join(map(str, value)) if isinstance(value, list) else readable(column, value))
+    return values
+
+
+def show_health(verdict: Verdict) -> None:
+    """The verdict, and for each reason what to do."""
+    out.print(f"The cluster: {HEALTH_WORDS[verdict.status]}", highlight=False)
+    for one in verdict.reasons:
+        style = HEALTH_STYLES[one.status]
+        mark = "note" if one.status == "ok" else one.status
+        out.print(
+            f"  [{style}]{mark}[/{style}] {escape(one.subject)}: {escape(one.reason)}\n"
+            f"    what to do: {escape(one.next_step)}",
+            highlight=False,
+        )
+
+
+def show_stability(document: Document) -> None:
+    """The stability timestamps of each keyspace, what was rolled back, and which slices are late."""
+    keyspaces: dict[str, Document] = document.get("keyspaces") or {}
+    rows = [[name, *cells(one, KEYSPACE_COLUMNS)] for name, one in keyspaces.items()]
+    table(f"Keyspaces (term {document.get('term')})", ("keyspace", *KEYSPACE_COLUMNS), rows)
+    for name, one in keyspaces.items():
+        if one.get("examining"):
+            out.print(
+                f"[yellow]{name}: its history is being examined: {escape(_words(one['examining']))}[/yellow]"
+            )
+        last = one.get("last_rollback")
+        if last:
+            at = readable("rolled_back_at", last.get("at"))
+            text = escape(str(last.get("text") or f"{name} was rolled back"))
+            out.print(f"[yellow]{text}[/yellow] ({at})", highlight=False)
+        for late in one.get("lagging") or ():
+            out.print(
+                f"slice {late['slice']} of {late['index']} on node {late['node']} lags behind; "
+                "snapshots do not wait for it"
+            )
+
+
+def show_troubles(topology: Document) -> None:
+    """Slices that are not in order: why, and the build that mends them. Nothing when all are."""
+    rows = [
+        [index["name"], *cells(one, ("slice", "node", "state", "rebuild", "reason"))]
+        for index in topology.get("indexes") or ()
+        for one in index["slices"]
+        if one.get("reason") or one.get("rebuild") or one.get("state") == "LOST"
+    ]
+    if rows:
+        table("Slices to look at", ("index", "slice", "node", "state", "rebuild", "reason"), rows)
+
+
+def show_index(document: Document) -> None:
+    """One index: its facts, and its slices."""
+    slices: Sequence[Document] = document.get("slice_states") or ()
+    facts(
+        f"Index {document.get('name')}",
+        {name: value for name, value in document.items() if name != "slice_states"},
+    )
+    if slices:
+        table("Slices", SLICE_COLUMNS, [cells(one, SLICE_COLUMNS) for one in slices])
+    lost = document.get("lost") or ()
+    if lost:
+        builds = ", ".join(document.get("rebuilds") or ()) or "a build that begins by itself"
+        out.print(
+            f"[yellow]slices {', '.join(map(str, lost))} are rebuilt by {builds}; scans that need no other "
+            "slices than the rest are answered[/yellow]"
+        )
+
+
+def show_topology(document: Document) -> None:
+    """Which node holds which slice."""
+    for index in document.get("indexes") or ():
+        rows = [cells(one, SLICE_COLUMNS) for one in index["slices"]]
+        table(f"{index['name']} {index['state']}", SLICE_COLUMNS, rows)
+
+
+def show_event(line: Document) -> None:
+    """One line."""
+    at = readable("happened_at", line.get("at"))
+    style = {"error": "red", "warning": "yellow"}.get(str(line.get("level")), "default")
+    text = escape(str(line.get("text")))
+    out.print(f"{at} [{style}]{line.get('kind')}[/{style}] {text}", highlight=False)
+
+
+def _words(value: Any) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)

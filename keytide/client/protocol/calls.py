@@ -1,0 +1,225 @@
+"""Asking one of several nodes until one answers, without any I/O (after h11 and httpx's `auth_flow`). Pure.
+
+Theory of operation
+===================
+What a client does is written once, as generators (`Flow`): they yield what is to be done (`Call`, `Read`,
+`Close`, `Pause`), are sent what came of it (a `Reply`, bytes, a `Failure`), and return their result.
+`keytide.client.transports` carries that out with httpx, in two ways of waiting, and knows nothing else.
+
+Reading changes nothing, so what fails for a while is tried again: a node that cannot be reached, and what a
+node answers with `Retry-After`. The next node is asked at once; a pause is made when all of them were asked.
+A node that answers is kept. One that lets a request time out is not asked again for the same request, since
+all the time that the caller gave has been spent on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from keytide.client.protocol.answers import problem
+from keytide.errors import CallerError, KeytideError, RetryableError
+
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 2.0
+"""Between tries; doubled from the first to the longest, also if a node asks for a longer one."""
+ANSWER_S: Final = 10.0
+"""How much longer than the request's own time-out an answer may take."""
+DEFAULT_TIMEOUT_MS: Final = 20_000
+"""For requests that name no time-out: well beyond what nodes wait by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to send.
+
+    Attributes:
+        url: where; a path until a node is chosen.
+        seconds: how long nothing may come back.
+        stream: leave a good answer's body in `Reply.body` to be read bit by bit.
+    """
+
+    method: str
+    url: str
+    content: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = DEFAULT_TIMEOUT_MS / 1000 + ANSWER_S
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Take the next bytes of an open answer: they come as bytes, none when the answer is complete."""
+
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Be done with an open answer."""
+
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Time to let pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a node answered.
+
+    Attributes:
+        url: the node's.
+        content: the body, b"" of a stream.
+        body: the open answer of a stream, to be closed by who reads it.
+    """
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    content: bytes = b""
+    reason: str = ""
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No answer.
+
+    Attributes:
+        why: in the words of who tried.
+        slow: whether it was a time-out.
+        busy: the request was not even sent: all of the client's connections are in use.
+    """
+
+    why: str
+    slow: bool = False
+    busy: bool = False
+
+
+Step = Call | Read | Close | Pause
+Outcome = Reply | Failure | bytes | None
+ResultT = TypeVar("ResultT")
+Flow = Generator[Step, Outcome, ResultT]
+
+
+class Nodes:
+    """The nodes' addresses, and which of them is asked first. For several threads.
+
+    Raises:
+        CallerError: no address, or something that is none.
+    """
+
+    def __init__(self, urls: str | Sequence[str]) -> None:
+        listed = [urls] if isinstance(urls, str) else list(urls)
+        if not listed:
+            raise CallerError("a client needs the URL of an indexer node", next_step=_EXAMPLE)
+        for url in listed:
+            try:
+                parts = urlsplit(url)
+                good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError:
+                good = False
+            if not good:
+                raise CallerError(f"{url!r} is not the address of an indexer node", next_step=_EXAMPLE)
+        self.urls: Final = [url.rstrip("/") for url in listed]
+        self._first = 0
+
+    @property
+    def first(self) -> int:
+        return self._first
+
+    def keep(self, at: int) -> None:
+        """Ask this one first from now on."""
+        self._first = at
+
+
+_EXAMPLE: Final = "give one like http://127.0.0.1:8093 (`keytide node list` shows them)"
+
+
+class Sessions(Protocol):
+    """What the client has seen (`keytide.client.session`)."""
+
+    @property
+    def token(self) -> str | None: ...
+
+    def sending(self) -> tuple[str | None, int]: ...
+
+    def seen(self, sent: str | None, resets: int, token: str) -> None: ...
+
+
+def ask(nodes: Nodes, call: Call, retries: int) -> Flow[Reply]:
+    """Ask until a node gives a good answer.
+
+    Args:
+        call: its `url` is a path.
+        retries: how often all of the nodes are asked again.
+
+    Raises:
+        KeytideError: what the last node answered, or that none did.
+    """
+    slow: set[int] = set()
+    rounds = 0
+    while True:
+        wait = 0.0
+        error: KeytideError | None = None
+        first = nodes.first
+        for turn in range(len(nodes.urls)):
+            at = (first + turn) % len(nodes.urls)
+            if at in slow:
+                continue
+            url = nodes.urls[at]
+            reply = yield replace(call, url=url + call.url)
+            if isinstance(reply, Reply):
+                if reply.status in (200, 204):
+                    nodes.keep(at)
+                    return replace(reply, url=url)
+                error = problem(reply.status, reply.content, reply.reason)
+                again = reply.headers.get("retry-after")
+                if again is None:
+                    raise error
+                wait = max(wait, _seconds(again))
+            elif isinstance(reply, Failure):
+                error = _silence(url, reply)
+                if reply.busy:
+                    raise error
+                if reply.slow:
+                    slow.add(at)
+        if error is None or len(slow) == len(nodes.urls) or rounds >= retries:
+            raise error or _silence(", ".join(nodes.urls), Failure("time-out", slow=True))
+        pause = min(FIRST_PAUSE_S * 2.0**rounds, LONGEST_PAUSE_S)
+        rounds += 1
+        yield Pause(min(max(pause, wait), LONGEST_PAUSE_S))
+
+
+def _silence(url: str, failure: Failure) -> RetryableError:
+    """The error for a node that gave no answer."""
+    if failure.busy:
+        return RetryableError(
+            "all connections of this client are in use",
+            problem_type="client-busy",
+            next_step="wait for fewer answers at a time, or close results that are not read to their end",
+        )
+    if failure.slow:
+        return RetryableError(
+            f"the node at {url} did not answer in time ({failure.why})",
+            problem_type="node-unavailable",
+            status=504,
+            next_step="see `keytide node list`",
+        )
+    return RetryableError(
+        f"the node at {url} does not answer: {failure.why}",
+        problem_type="node-unavailable",
+        next_step="see `keytide node list`",
+    )
+
+
+def _seconds(retry_after: str) -> float:
+    """`Retry-After` in seconds; 0 for the form with a date, which nodes do not use."""
+    return float(retry_after) if retry_after.isdecimal() else 0.0

@@ -1,0 +1,191 @@
+"""From a condition to spans of an index's keys.
+
+Theory of operation
+===================
+A *box* allows each key part a set of values (`regions`). A condition is a union of boxes: AND intersects
+them, OR puts them side by side. Boxes that differ in one part only become one. Each box is then walked along
+the key: as long as a part may have single values only, every one of them (times those before) is a prefix to
+go on from; the first part with a range ends the walk. What the walk has taken in is *realised*: the spans
+hold nothing else, and a condition that rests on realised parts alone need not be tested again.
+
+Everything is bounded: too many boxes become one that covers them, too many spans become one per prefix. Both
+read more than is needed and leave the condition to the residual filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from keytide.collation import Span, merge_spans, successor
+from keytide.collation.layout import INVERTED
+from keytide.definition.expression import And, Expression, Or, Predicate
+from keytide.query.parse.normal import conjuncts
+from keytide.query.plan.intervals import ALL, Interval, intersection, union
+from keytide.query.plan.regions import region
+
+MAX_BOXES: Final = 64
+MAX_SPANS: Final = 500
+"""Of one read: slices walk them one after the other, and pages carry them."""
+
+Box = Mapping[int, tuple[Interval, ...]]
+"""Key part -> the values that it may have; all of them for a part that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read of an index for a condition.
+
+    Attributes:
+        spans: disjoint, ascending; none when nothing can satisfy the condition.
+        boxes: what they were made from.
+        rest: the conditions that the spans do not assure.
+        depth: for each box, how many leading key parts its spans bound.
+    """
+
+    spans: tuple[Span, ...]
+    boxes: tuple[Box, ...]
+    rest: tuple[Predicate, ...]
+    depth: tuple[int, ...]
+
+
+def reading(node: Predicate, parts: Sequence[Expression], directions: Sequence[bool]) -> Reading:
+    """The spans for a condition in normal form.
+
+    Args:
+        parts: the expressions of the key parts.
+        directions: for each whether it descends.
+    """
+    boxes, loose = _boxes(node, parts)
+    spans: list[Span] = []
+    depths: list[int] = []
+    realised = set(range(len(parts)))
+    for box in boxes:
+        found, done, depth = _spans(box, directions, max(1, MAX_SPANS // len(boxes)))
+        spans += found
+        depths.append(depth)
+        realised &= done | (realised - box.keys())
+    rest = []
+    for one in conjuncts(node):
+        support = _support(one, parts)
+        if loose or support is None or not support <= realised:
+            rest.append(one)
+    return Reading(tuple(merge_spans(spans)), tuple(boxes), tuple(rest), tuple(depths))
+
+
+def _boxes(node: Predicate, parts: Sequence[Expression]) -> tuple[list[Box], bool]:
+    """The boxes of a condition, and whether some were given up for one that covers them."""
+    loose = False
+    found: list[Box] = []
+    if isinstance(node, And):
+        found = [{}]
+        for operand in node.operands:
+            more, given_up = _boxes(operand, parts)
+            loose = loose or given_up
+            if len(found) * len(more) > MAX_BOXES:
+                more, loose = [_cover(more)], True
+            found = [both for one in found for other in more if (both := _both(one, other)) is not None]
+        return _merged(found), loose
+    if isinstance(node, Or):
+        for operand in node.operands:
+            more, given_up = _boxes(operand, parts)
+            loose = loose or given_up
+            found += more
+        found = _merged(found)
+        return ([_cover(found)], True) if len(found) > MAX_BOXES else (found, loose)
+    box: dict[int, tuple[Interval, ...]] = {}
+    for ordinal, part in enumerate(parts):
+        allowed = region(node, part)
+        if not allowed.intervals:
+            return [], False
+        if allowed.intervals != ALL.intervals:
+            box[ordinal] = allowed.intervals
+    return [box], False
+
+
+def _both(one: Box, other: Box) -> Box | None:
+    """What two boxes share; None for nothing."""
+    box = dict(one)
+    for ordinal, intervals in other.items():
+        box[ordinal] = intersection(box[ordinal], intervals) if ordinal in box else intervals
+        if not box[ordinal]:
+            return None
+    return box
+
+
+def _cover(boxes: Sequence[Box]) -> Box:
+    """One box that holds them all."""
+    common = set.intersection(*(set(box) for box in boxes)) if boxes else set()
+    return {ordinal: union([box[ordinal] for box in boxes]) for ordinal in common}
+
+
+def _merged(boxes: Sequence[Box]) -> list[Box]:
+    """The same values in fewer boxes: two that differ in one part become one. Bounded: of many boxes only
+    neighbours are compared."""
+    merged: list[Box] = []
+    for box in boxes:
+        for at, other in enumerate(merged[-MAX_BOXES:], max(0, len(merged) - MAX_BOXES)):
+            if box.keys() != other.keys():
+                continue
+            differ = [ordinal for ordinal in box if box[ordinal] != other[ordinal]]
+            if len(differ) <= 1:
+                merged[at] = {**other, **{n: union([box[n], other[n]]) for n in differ}}
+                break
+        else:
+            merged.append(box)
+    return merged
+
+
+def _support(node: Predicate, parts: Sequence[Expression]) -> frozenset[int] | None:
+    """Key parts whose regions say all that a condition says; None when none do."""
+    if isinstance(node, And | Or):
+        below = [_support(operand, parts) for operand in node.operands]
+        known = [one for one in below if one is not None]
+        return frozenset().union(*known) if len(known) == len(below) else None
+    for ordinal, part in enumerate(parts):
+        if region(node, part).exact:
+            return frozenset((ordinal,))
+    return None
+
+
+def _spans(box: Box, directions: Sequence[bool], most: int) -> tuple[list[Span], set[int], int]:
+    """The spans of a box, the parts that they realise, and how many leading parts they bound."""
+    ended: list[Span] = []
+    open_: list[bytes] = [b""]
+    realised: set[int] = set()
+    depth = 0
+    for ordinal, descending in enumerate(directions):
+        intervals = box.get(ordinal)
+        if intervals is None or not open_:
+            break
+        if len(ended) + len(open_) * len(intervals) > most:
+            intervals = (Interval(intervals[0].low, intervals[-1].high),)
+            if len(ended) + len(open_) > most:
+                break
+        elif not ended:
+            realised.add(ordinal)
+        depth += 1
+        further: list[bytes] = []
+        for prefix in open_:
+            for one in intervals:
+                low, high = _directed(one, descending)
+                if one.is_point:
+                    further.append(prefix + low)
+                else:
+                    ended.append(Span(prefix + low, prefix + high))
+        open_ = further
+    ended += [Span(prefix, successor(prefix)) if prefix else Span() for prefix in open_]
+    return ended, realised, depth
+
+
+def _directed(one: Interval, descending: bool) -> tuple[bytes, bytes]:
+    """The interval's bounds as they stand in keys. Inverting turns the order round, and what began with a
+    bound still does: so each bound becomes the successor of the other's inversion. (Of a point the low bound
+    is its code.)"""
+    if not descending:
+        return one.low, one.high
+    if one.is_point:
+        code = one.low.translate(INVERTED)
+        return code, successor(code)
+    return successor(one.high.translate(INVERTED)), successor(one.low.translate(INVERTED))

@@ -1,0 +1,136 @@
+"""The best index for a query, or the error that says which CREATE INDEX would make one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from keytide.definition.render import render_expression, render_predicate
+from keytide.errors import CallerError
+from keytide.query.parse.expressions import Aggregate, column_name
+from keytide.query.parse.select import Select
+from keytide.query.plan.grouping import grouping
+from keytide.query.plan.plan import ASSUMED_ENTRIES, Candidate, Plan, Refusal, plans
+from keytide.query.plan.similar_names import meant
+from keytide.query.plan.suggest import suggest
+
+
+class NoIndexError(CallerError):
+    """No index serves a query. `extra` has `create_index`, a statement that makes one, and `indexes`, why
+    each index of the keyspace does not."""
+
+    problem_type = "no-index"
+    status = 422
+
+
+def choose(
+    select: Select,
+    candidates: Sequence[Candidate],
+    taken: Collection[str] = (),
+    keyspaces: Collection[str] = (),
+) -> tuple[Plan, list[Plan], list[Refusal]]:
+    """The plan to follow, the other plans, and the indexes that do not serve.
+
+    Args:
+        taken: names that a new index cannot have besides: those of the indexes of other keyspaces.
+        keyspaces: those that have indexes, to tell one that was mistyped.
+
+    Raises:
+        NoIndexError: no index serves.
+    """
+    found, refusals = plans(select, candidates)
+    if found:
+        return found[0], found[1:], refusals
+    statement = suggest(select, {*taken, *(candidate.name for candidate in candidates)})
+    reasons = {one.index: one.reason for one in refusals}
+    told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+    hint = meant(select, [one.definition for one in candidates], keyspaces)
+    step = f"create one, and build it: {statement}" if statement else "ask for less in one query"
+    raise NoIndexError(
+        f"no index of {select.keyspace} serves this query" + (f" ({told})" if told else ""),
+        next_step=f"{hint} {step}".strip(),
+        create_index=statement,
+        indexes=reasons,
+    )
+
+
+def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -> dict[str, Any]:
+    """A plan as EXPLAIN shows it."""
+    select, definition = plan.select, plan.index.definition
+    grouped = select.grouped
+    ordered = grouping(plan).ordered if grouped else plan.ordered
+    limit_pushed = select.limit is not None and ordered
+    pushed = {
+        "condition": bool(plan.reading.depth and any(plan.reading.depth)),
+        "filter": plan.filter is not None,
+        "order": bool(select.order_by) and ordered,
+        "limit": limit_pushed,
+        "aggregates": grouped,
+    }
+    sorted_by = [] if ordered or not select.order_by else [_item(one) for one in plan.order_by]
+    return {
+        "index": plan.index.name,
+        "columns": [one.name for one in plan.outputs],
+        "spans": spans_described(plan),
+        "reverse": plan.reverse,
+        "slices_asked": list(plan.slices),
+        "slices_of_index": definition.slices,
+        "residual": None if plan.filter is None else render_predicate(plan.filter),
+        "pushed_down": [name for name, is_pushed in pushed.items() if is_pushed],
+        "group_by": [render_expression(one) for one in select.group_by],
+        "aggregates": [column_name(one) for one in plan.aggregates],
+        "sorted_by": sorted_by,
+        "limit": select.limit,
+        "offset": select.offset,
+        "estimate": {
+            "entries_read": round(plan.entries),
+            "entries_of_index": plan.index.entries,
+            "assumed": plan.index.entries is None,
+        },
+        "other_indexes": {
+            **{one.index.name: _behind(one, plan) for one in others},
+            **{one.index: one.reason for one in refusals},
+        },
+    }
+
+
+def spans_described(plan: Plan) -> list[str]:
+    """The spans as conditions on key parts, one line for each box that they were made from."""
+    parts = plan.index.definition.keys
+    lines = []
+    for box, depth in zip(plan.reading.boxes, plan.reading.depth, strict=True):
+        words = [
+            f"{render_expression(parts[at].expression)} {_either([one.described() for one in box[at]])}"
+            for at in range(depth)
+        ]
+        lines.append(", ".join(words) or "the whole index")
+    return lines
+
+
+def _either(words: Sequence[str]) -> str:
+    """Several intervals of one part; a long list is cut."""
+    most = 10
+    if len(words) <= most:
+        return " or ".join(words)
+    return " or ".join(words[: most - 1]) + f" or {len(words) - most + 1} more"
+
+
+def _item(one: Any) -> str:
+    value = one.value
+    text = column_name(value) if isinstance(value, Aggregate) else render_expression(value)
+    return f"{text} DESC" if one.descending else text
+
+
+def _behind(other: Plan, best: Plan) -> str:
+    """Why a plan was not taken."""
+    count = f"{round(other.entries)} entries"
+    if round(other.entries) != round(best.entries):
+        return f"it would serve, reading {count} by estimate"
+    if other.ordered != best.ordered:
+        return "it would serve, but its order is not the query's"
+    if len(other.slices) != len(best.slices):
+        return f"it would serve, asking {len(other.slices)} slices"
+    return f"it would serve as well, reading {count} by estimate"
+
+
+__all__ = ["ASSUMED_ENTRIES", "NoIndexError", "choose", "described", "spans_described"]

@@ -1,0 +1,396 @@
+"""From a query to the reading of one index: `choose`.
+
+Theory of operation
+===================
+Every READY index of the keyspace is looked at by itself (`plan_on`). It serves a query when
+
+* it has the rows: an entry per document, or per element of the array that the query unnests. `x = ANY(tags)`
+  is read as UNNEST(tags) = x on an index that has UNNEST(tags) as a key part: a document has one entry at
+  most for one element, so it gives one row at most;
+* it has all of them: its WHERE follows from the query's (`implication`), and so does that the leading key,
+  without which documents are left out, is not missing (unless it is `include_missing`);
+* it holds all that the query says of them (`keytide.definition.binding`). Keytide stores no documents.
+
+The spans are made from the condition (`boxes`), the rest of it is the residual filter. Of several indexes
+that serve, the one is taken that reads the fewest entries by estimate, then one whose order is the query's,
+then the one that asks the fewest slices, has the fewest key parts, comes first by name. Without statistics
+the estimate rests on the shape of the condition only (`_fraction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from keytide.catalog.partitioning import Partitioning
+from keytide.definition.binding import Binding, NotHeldError
+from keytide.definition.expression import (
+    Call,
+    Comparison,
+    DocumentId,
+    Expression,
+    IsMissing,
+    Literal,
+    Not,
+    Path,
+    Predicate,
+    Unnest,
+    children,
+    identity,
+    same,
+)
+from keytide.definition.index import IndexDefinition
+from keytide.definition.render import render_expression, render_predicate
+from keytide.query.parse.expressions import Aggregate, column_name
+from keytide.query.parse.normal import TRUE, conjunction, conjuncts, is_constant, normal
+from keytide.query.parse.select import Ordering, Output, Select
+from keytide.query.plan.boxes import Box, Reading, reading
+from keytide.query.plan.implication import implies
+from keytide.query.plan.intervals import MISSING_ONLY, Interval, touches
+from keytide.query.plan.regions import region
+
+ASSUMED_ENTRIES: Final = 1_000_000
+"""Of an index whose size is not known here."""
+_EQUAL: Final = 0.01
+_BOUNDED: Final = 0.05
+_OPEN: Final = 0.3
+_FILTERED: Final = 0.3
+"""Which part of the entries a value, a range with two ends, one with one end, and a condition let through."""
+_MOST_POINTS: Final = 64
+"""Of a partitioning expression: beyond that all slices are asked."""
+
+
+_PREDICATES: Final = get_args(Predicate)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An index that may serve.
+
+    Attributes:
+        entries: how many it has, None when that is not known here.
+        trouble: why it cannot be read now, "" when it can.
+        splits: of its record (`keytide.catalog.partitioning`).
+    """
+
+    name: str
+    definition: IndexDefinition
+    entries: int | None = None
+    trouble: str = ""
+    splits: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an index does not serve a query."""
+
+    index: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a query is answered from one index.
+
+    Attributes:
+        outputs: the columns, of `*` too; what the index does not hold and the condition fixes is a literal.
+        order_by: likewise.
+        reading: spans and what they were made from.
+        slices: the slices that can hold rows, ascending.
+        filter: what is to be tested of each entry; None for nothing.
+        ordered: whether entries come in the query's order; else rows are sorted.
+        reverse: entries are read in descending order.
+        entries: how many entries are read, by estimate.
+    """
+
+    select: Select
+    index: Candidate
+    outputs: tuple[Output, ...]
+    order_by: tuple[Ordering, ...]
+    reading: Reading
+    slices: tuple[int, ...]
+    filter: Predicate | None
+    ordered: bool
+    reverse: bool
+    entries: float
+
+    @property
+    def rank(self) -> tuple[float, bool, int, int, str]:
+        """What plans are compared by; the least is taken."""
+        index = self.index
+        return (
+            self.entries,
+            not self.ordered,
+            len(self.slices),
+            len(index.definition.keys),
+            index.name,
+        )
+
+    @property
+    def in_order(self) -> int:
+        """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
+        definition = self.index.definition
+        rule = Partitioning.of(definition, self.index.splits)
+        return rule.in_order if definition.partition_part == 0 else 0
+
+    @property
+    def aggregates(self) -> tuple[Aggregate, ...]:
+        """The aggregates that the outputs and the order need, each once."""
+        items = [*(one.value for one in self.outputs), *(one.value for one in self.order_by)]
+        return tuple({column_name(one): one for one in items if isinstance(one, Aggregate)}.values())
+
+
+def asked_of(select: Select) -> Predicate:
+    """All that a query's condition says, in normal form."""
+    where = TRUE if select.where is None else normal(select.where)
+    return where if select.member is None else conjunction([select.member, where])
+
+
+def plans(select: Select, candidates: Sequence[Candidate]) -> tuple[list[Plan], list[Refusal]]:
+    """What each index of the query's keyspace can do: the plans, the best first, and the refusals."""
+    condition = asked_of(select)
+    found: list[Plan] = []
+    refusals: list[Refusal] = []
+    for candidate in candidates:
+        if candidate.definition.keyspace != select.keyspace:
+            continue
+        one = plan_on(select, candidate, condition)
+        if isinstance(one, Plan):
+            found.append(one)
+        else:
+            refusals.append(one)
+    return sorted(found, key=lambda one: one.rank), refusals
+
+
+def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = None) -> Plan | Refusal:
+    """How one index answers a query, or why it does not.
+
+    Args:
+        condition: `asked_of(select)`, when it is known already.
+    """
+    condition = asked_of(select) if condition is None else condition
+    definition = candidate.definition
+    binding = Binding(definition)
+    reason = candidate.trouble or _other_rows(select, definition, binding)
+    if reason:
+        return Refusal(candidate.name, reason)
+    unnest = definition.unnest
+    if unnest is not None and definition.include_missing:  # it also has documents without elements
+        condition = conjunction([*conjuncts(condition), Not(IsMissing(unnest))])
+    given = TRUE if definition.where is None else normal(definition.where)
+    leading = definition.keys[0].expression
+    if definition.where is not None and not implies(condition, given):
+        return Refusal(
+            candidate.name,
+            f"its WHERE, {render_predicate(definition.where)}, does not follow from the query's",
+        )
+    if not definition.include_missing and may_be_missing(condition, leading):
+        return Refusal(
+            candidate.name,
+            f"it leaves out documents without {render_expression(leading)}, and the query does not "
+            f"({render_expression(leading)} IS NOT MISSING would)",
+        )
+    parts = [part.expression for part in definition.keys]
+    read = reading(condition, parts, [part.descending for part in definition.keys])
+    rest = [one for one in read.rest if given == TRUE or not implies(given, one)]
+    outputs, order_by = _fixed(select, definition, binding, condition)
+    lacking = _lacking(binding, [*_values(outputs, order_by), *select.group_by, *rest])
+    if lacking:
+        return Refusal(candidate.name, f"it does not hold {lacking}")
+    ordered, reverse = (False, False) if select.grouped else _order(order_by, definition, condition)
+    filter_ = conjunction(rest)
+    entries = _fraction(read, definition, candidate.entries) * (
+        ASSUMED_ENTRIES if candidate.entries is None else candidate.entries
+    )
+    if ordered and not select.grouped and select.limit is not None:
+        share = _FILTERED ** len(rest)
+        entries = min(entries, (select.limit + select.offset) / share)
+    return Plan(
+        select,
+        candidate,
+        outputs,
+        order_by,
+        read,
+        _slices(condition, candidate) if read.spans else (),
+        None if filter_ == TRUE else filter_,
+        ordered,
+        reverse,
+        entries,
+    )
+
+
+def _other_rows(select: Select, definition: IndexDefinition, binding: Binding) -> str:
+    """Why the index has not the query's rows, "" when it has."""
+    wanted = select.unnest if select.member is None else select.member.left
+    unnest = definition.unnest
+    if wanted is None:
+        if unnest is None:
+            return ""
+        array = render_expression(unnest.operand)
+        return f"it has an entry for each element of {array}, and the query asks for one row per document"
+    if unnest is None or not same(unnest, wanted):
+        return f"it has no entry for each element: {render_expression(wanted)} is not in its key"
+    if binding.part(wanted) is None:
+        return f"it has an entry for each distinct key, not for each {render_expression(wanted)}"
+    return ""
+
+
+def may_be_missing(condition: Predicate, expression: Expression) -> bool:
+    """Whether an expression can be MISSING in a document for which the condition is true."""
+    return not _never_missing(expression) and touches(region(condition, expression).intervals, MISSING_ONLY)
+
+
+def _never_missing(node: Expression) -> bool:
+    """Whether it is never MISSING where rows come from (an element to unnest is there)."""
+    if isinstance(node, DocumentId | Literal | Unnest) or (
+        isinstance(node, Call) and node.function == "coalesce"
+    ):
+        return True
+    return not isinstance(node, Path) and all(_never_missing(one) for one in children(node))  # type: ignore[arg-type]
+
+
+def _fixed(
+    select: Select, definition: IndexDefinition, binding: Binding, condition: Predicate
+) -> tuple[tuple[Output, ...], tuple[Ordering, ...]]:
+    """The outputs and the order, with what the index does not hold as the literal that the condition fixes
+    it to. (Strings and booleans only: 5 may have been written as 5.0.)"""
+    fixed = {
+        identity(one.left): one.right
+        for one in conjuncts(condition)
+        if isinstance(one, Comparison) and one.operator == "=" and isinstance(one.right, Literal)
+        if isinstance(one.right.value, str | bool)
+    }
+
+    def held(value: Expression | Aggregate) -> Expression | Aggregate:
+        if isinstance(value, Aggregate) or select.grouped or binding.serves(value):
+            return value
+        return fixed.get(identity(value), value)
+
+    outputs = select.outputs or _everything(definition)
+    return (
+        tuple(Output(one.name, held(one.value)) for one in outputs),
+        tuple(Ordering(held(one.value), one.descending) for one in select.order_by),
+    )
+
+
+def _everything(definition: IndexDefinition) -> tuple[Output, ...]:
+    """What `*` stands for: the document id, the key parts, the included columns."""
+    held: list[Expression] = [
+        DocumentId(),
+        *(part.expression for part in definition.keys),
+        *definition.include,
+    ]
+    return tuple(Output(column_name(one), one) for one in {identity(one): one for one in held}.values())
+
+
+def _values(outputs: Sequence[Output], order_by: Sequence[Ordering]) -> list[Expression]:
+    items = [*(one.value for one in outputs), *(one.value for one in order_by)]
+    found = [one.operand if isinstance(one, Aggregate) else one for one in items]
+    return [one for one in found if one is not None]
+
+
+def _lacking(binding: Binding, nodes: Sequence[Expression | Predicate]) -> str:
+    """What the index does not hold of all that, "" for nothing."""
+    lacking: dict[str, None] = {}
+    for node in nodes:
+        if not binding.serves(node):
+            try:
+                _bind(binding, node)
+            except NotHeldError as error:
+                lacking[str(error.extra["expression"])] = None
+    return ", ".join(lacking)
+
+
+def _bind(binding: Binding, node: Expression | Predicate) -> None:
+    if isinstance(node, _PREDICATES):
+        binding.test(node)
+    else:
+        binding.value(node)  # type: ignore[arg-type]
+
+
+def _slices(condition: Predicate, candidate: Candidate) -> tuple[int, ...]:
+    """The slices that can hold rows: those of the values that the condition leaves the partitioning."""
+    definition = candidate.definition
+    rule = Partitioning.of(definition, candidate.splits)
+    values = region(condition, definition.partition).intervals
+    found: set[int | None] = set()
+    if rule.ranged:
+        for one in values:
+            found.update(rule.slices_of_values(one.low, one.high))
+    elif len(values) > _MOST_POINTS or not all(one.is_point for one in values):
+        return tuple(range(definition.slices))
+    else:
+        found.update(rule.slice_of(one.low) for one in values)
+    return tuple(sorted(number for number in found if number is not None))
+
+
+def _order(
+    order_by: Sequence[Ordering], definition: IndexDefinition, condition: Predicate
+) -> tuple[bool, bool]:
+    """Whether entries come in the query's order, and whether that is the descending one.
+
+    A part that can have one value only does not matter to the order, wherever it stands.
+    """
+    parts = definition.keys
+    at = 0
+    reverse: bool | None = None
+    passed: set[bytes] = set()
+    for item in order_by:
+        value = item.value
+        if isinstance(value, Aggregate) or is_constant(value) or identity(value) in passed:
+            continue
+        if _single(condition, value):
+            continue
+        while at < len(parts) and not same(parts[at].expression, value):
+            if not _single(condition, parts[at].expression):
+                return False, False
+            at += 1
+        last = at == len(parts)
+        if last and not isinstance(value, DocumentId):
+            return False, False
+        descends = item.descending if last else item.descending != parts[at].descending
+        if reverse not in (None, descends):
+            return False, False
+        reverse = descends
+        if last:  # the document id is the last of an entry: nothing is left to order by
+            break
+        passed.add(identity(value))
+        at += 1
+    return True, bool(reverse)
+
+
+def _single(condition: Predicate, expression: Expression) -> bool:
+    """Whether the condition leaves an expression one value."""
+    intervals = region(condition, expression).intervals
+    return len(intervals) == 1 and intervals[0].is_point
+
+
+def _fraction(read: Reading, definition: IndexDefinition, entries: int | None) -> float:
+    """Which part of the index the spans hold, by their shape."""
+    whole = 0.0
+    for box, depth in zip(read.boxes, read.depth, strict=True):
+        whole += _of_box(box, depth, definition, entries)
+    return min(1.0, whole)
+
+
+def _of_box(box: Box, depth: int, definition: IndexDefinition, entries: int | None) -> float:
+    part = 1.0
+    for ordinal in range(depth):
+        expression = definition.keys[ordinal].expression
+        equal = _EQUAL
+        if isinstance(expression, DocumentId):
+            equal = 1 / max(1, ASSUMED_ENTRIES if entries is None else entries)
+        part *= min(1.0, sum(_of_interval(one, equal) for one in box[ordinal]))
+    return part
+
+
+def _of_interval(one: Interval, equal: float) -> float:
+    if one.is_point:
+        return equal
+    if one.is_bounded and one.above != one.below:
+        return _BOUNDED
+    if one.above.startswith("LIKE"):
+        return _BOUNDED
+    compared = [word for word in (one.above, one.below) if word and not word.startswith("is ")]
+    return _OPEN if compared else 1.0

@@ -1,0 +1,306 @@
+"""What every request passes before a server reads any of it, on the coordinator, nodes and gateways alike.
+
+Theory of operation
+===================
+`Gate` is the outermost piece of each ASGI application. In this order:
+
+1. *Foreign pages.* A browser sends a page's requests to whatever address the page names. What is not GET or
+   HEAD is refused when its header `Origin` is not that of the server (`Host`) or of `security.origins`, or
+   when `Sec-Fetch-Site` says `cross-site`: with tokens or without.
+2. *Who asks.* The application's `needs` says by method and path which scope, or the cluster's own credential,
+   opens a route. Nothing of the body is read before.
+3. *The kind of body.* MessagePack between the parts of a cluster, JSON elsewhere; what `curl -d` sends when
+   it is told no type counts as JSON, but not from a browser (`Origin`), whose forms have it too.
+4. *The body*, as a whole, up to a limit, whether its length is told or not. The application finds it there.
+
+A refusal is a problem document. What is left of a refused body is thrown away as it comes, for as long as
+`http.body_timeout_s` (`keytide.serving.server`). A client that goes away in the middle is a line in the log.
+
+It is on the way of every scan: it costs some microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, Literal
+
+from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.process.clock import now_ms
+from keytide.serving.cluster_credential import opens
+from keytide.serving.security import Guard, NotAllowedError, TokenScope
+from keytide.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Need = TokenScope | Literal["cluster"] | None
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+MESSAGE: Final = "application/msgpack"
+"""What the parts of a cluster send each other."""
+_JSON: Final = b"application/json"
+_FORM: Final = b"application/x-www-form-urlencoded"
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+
+
+class ForeignPageError(CallerError):
+    """A page of another origin asks for more than to read."""
+
+    problem_type = "foreign-origin"
+    status = 403
+
+
+class WrongTypeError(CallerError):
+    """A body of a type that the route does not take."""
+
+    problem_type = "unsupported-media-type"
+    status = 415
+
+
+class TooLargeError(CallerError):
+    """A body above the limit."""
+
+    problem_type = "request-too-large"
+    status = 413
+
+
+class _GoneError(Exception):
+    """The client went away before it had sent its request."""
+
+
+class Gate:
+    """An ASGI application in front of another.
+
+    Args:
+        app: the other.
+        settings: of the process.
+        needs: (method, path) -> what opens it; None for nothing.
+        secret: of the cluster, "" while it is not known.
+        refused: told of the type of each refusal.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        settings: Settings,
+        needs: Callable[[str, str], Need],
+        secret: Callable[[], str] = lambda: "",
+        refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._app = app
+        self._guard = Guard(settings.security)
+        self._origins = frozenset(one.lower() for one in settings.security.origins)
+        self._http = settings.http
+        self._needs = needs
+        self._secret = secret
+        self._refused = refused
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._admit(scope, receive)
+        except KeytideError as error:
+            self._refused(error.problem_type)
+            await _refuse(error, send)
+            return
+        except _GoneError:
+            client = scope.get("client") or ("?", 0)
+            log.info(
+                "%s went away in the middle of its %s %s", client[0], scope["method"], scope["path"][:200]
+            )
+            return
+        await self._pass(scope, receive if body is None else _Whole(body, receive), send)
+
+    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Let a request in. One that is cancelled meanwhile is so because the server stops and will not wait
+        any longer: whoever asked is told that, and nothing is wrong with the request."""
+        begun = False
+
+        async def send_on(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            log.info("%s %s was not answered: this process stops", scope["method"], scope["path"][:200])
+            if not begun:
+                await _refuse(_stopping(), send)
+
+    async def _admit(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
+        """The body of a request that may pass; None when there is none.
+
+        Raises:
+            KeytideError: it may not.
+            _GoneError: the client went away.
+        """
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        method = scope["method"]
+        reads = method in ("GET", "HEAD")
+        if not reads:
+            self._check_origin(headers)
+        need = self._needs(method, scope["path"])
+        if need == "cluster":
+            self._check_cluster(headers)
+        elif need is not None:
+            authorization = headers.get(b"authorization", b"").decode("latin-1")
+            self._guard.require(authorization, need, headers.get(b"host", b"").decode("latin-1"))
+        if reads:
+            return None
+        has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+        if need == "cluster":
+            _check_message(headers)
+        elif has_body:
+            _check_json(scope, headers)
+        if not has_body:
+            return None
+        http = self._http
+        return await _whole(
+            headers, receive, http.max_message_bytes if need == "cluster" else http.max_body_bytes
+        )
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        origin = headers.get(b"origin")
+        if origin is None and headers.get(b"sec-fetch-site") != b"cross-site":
+            return
+        shown = "another site" if origin is None else origin.decode("latin-1").lower()
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if headers.get(b"sec-fetch-site") != b"cross-site" and (
+            shown in self._origins or is_of_host(shown, host)
+        ):
+            return
+        raise ForeignPageError(
+            f"a page of {shown[:200]} asks for this, and only pages of this server ({host[:200]}) may do "
+            "more than read",
+            next_step="ask from outside of a browser; behind a proxy that changes the header Host, name what "
+            "people see in security.origins",
+        )
+
+    def _check_cluster(self, headers: dict[bytes, bytes]) -> None:
+        secret = self._secret()
+        if not secret:
+            raise RetryableError(
+                "the node is starting", problem_type="starting", next_step="try again in a moment"
+            )
+        if not opens(headers.get(b"authorization", b""), secret, now_ms()):
+            raise NotAllowedError(
+                "this is for the parts of this cluster, which have a credential of their own",
+                next_step="use the routes below /v1; between parts of a cluster see that the clocks are "
+                "right and that all run the same release",
+            )
+
+
+def is_of_host(origin: str, host: str) -> bool:
+    """Whether an `Origin` is the server that a request was sent to, by its header `Host`; both in lower case.
+
+    The scheme is not compared: behind a proxy it may be another one.
+    """
+    scheme, separator, place = origin.partition("://")
+    default = _DEFAULT_PORTS.get(scheme)
+    if not separator or default is None or not host:
+        return False
+    return place.removesuffix(default) == host.removesuffix(default)
+
+
+def _check_message(headers: dict[bytes, bytes]) -> None:
+    given = headers.get(b"content-type", b"").decode("latin-1")
+    if given != MESSAGE:
+        raise WrongTypeError(
+            f"the parts of a cluster send {MESSAGE}, not {given[:200] or 'a body of no type'}",
+            next_step="use the routes below /v1",
+        )
+
+
+def _check_json(scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
+    """See that a body is JSON, and have the application see that, too."""
+    given = headers.get(b"content-type", b"")
+    kind = given.partition(b";")[0].strip().lower()
+    if kind == _JSON:
+        return
+    if kind and (kind != _FORM or b"origin" in headers):
+        raise WrongTypeError(
+            f"this takes application/json, not {given[:200].decode('latin-1')}",
+            next_step="send the header Content-Type: application/json",
+        )
+    scope["headers"] = [one for one in scope["headers"] if one[0] != b"content-type"]
+    scope["headers"].append((b"content-type", _JSON))
+
+
+async def _whole(headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes:
+    """The body.
+
+    Raises:
+        TooLargeError: it is, or says so.
+        _GoneError: the client went away.
+    """
+    told = headers.get(b"content-length", b"0")
+    if not told.isdigit() or int(told) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _GoneError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(
+        f"the request is larger than {limit} bytes",
+        next_step="no key and no statement is that long; the limit is http.max_body_bytes",
+    )
+
+
+class _Whole:
+    """Gives a body that was read, then what comes after it (that the client has gone)."""
+
+    __slots__ = ("_message", "_receive")
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        message, self._message = self._message, None
+        return await self._receive() if message is None else message
+
+
+def _stopping() -> RetryableError:
+    return RetryableError(
+        "this process stops, and has not answered in time; a change may still take effect",
+        problem_type="stopping",
+        next_step="try again in a moment; look first whether a change took effect",
+    )
+
+
+async def _refuse(error: KeytideError, send: Send) -> None:
+    body = json.dumps(error.problem(), default=str).encode()
+    headers: list[tuple[bytes, bytes]] = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", b"%d" % len(body)),
+        *_more_headers(error),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _more_headers(error: KeytideError) -> Iterable[tuple[bytes, bytes]]:
+    if error.status == 401:
+        yield b"www-authenticate", b"Bearer"
+    if error.status == 503:
+        yield b"retry-after", b"1"

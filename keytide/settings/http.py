@@ -1,0 +1,63 @@
+"""Settings of the HTTP servers: coordinator, nodes, gateways. (`keytide.settings.settings` has the others,
+and how they are read.)"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from keytide.settings.scans import Section
+
+
+class HttpSettings(Section):
+    max_body_bytes: int = Field(
+        1 << 20,
+        ge=1,
+        description="largest request body: far above any key or statement, far below what hurts",
+    )
+    max_message_bytes: int = Field(
+        64 << 20,
+        ge=1,
+        description="largest request of another part of the cluster: a place to go on from for each of a "
+        "thousand slices, with long keys",
+    )
+    max_head_bytes: int = Field(
+        256 << 10,
+        ge=1,
+        description="largest head of a request, about: a thousand spans in an address fit; with each piece "
+        "of a longer one the server would copy all that came before",
+    )
+    head_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="how long a connection may take for the head of a request, from its first byte or, when "
+        "it is new, from its beginning: half a head costs the server as much as a whole one",
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="how long a request's body may take, refused ones too: they are thrown away"
+    )
+    max_connections: int = Field(
+        2_000,
+        ge=1,
+        description="open connections of one server; beyond it the one goes that has waited longest for its "
+        "request, or the new one: each takes a file handle and some kilobytes",
+    )
+
+
+class SecuritySettings(Section):
+    tokens: dict[str, list[str]] = Field(
+        default_factory=dict, description="API token -> scopes (read, admin)"
+    )
+    origins: list[str] = Field(
+        default_factory=list,
+        description="origins (`https://keytide.example`) whose pages may do more than read, beside "
+        "the server's own: needed behind a proxy that changes the header Host",
+    )
+    tls_certificate: str = Field(
+        default="", description="certificate (PEM) of the HTTP servers; empty serves plain HTTP"
+    )
+    tls_key: str = Field(default="", description="the key of `tls_certificate` (PEM)")
+    tls_authority: str = Field(
+        default="",
+        description="certificates (PEM) of who signed those of the cluster, the only ones that its parts and "
+        "the command trust then; empty for what the machine trusts",
+    )

@@ -1,0 +1,263 @@
+"""Every setting and every limit, with its reason: `keytide.toml`, overridden by `KEYTIDE_*` environment
+variables (nested with two underscores, e.g. `KEYTIDE_INDEXER__PORT`), overridden by flags.
+
+There is a limit on every queue, batch, page, lease and wait; they all live here (after TigerBeetle: put a
+limit on everything).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from keytide.errors import ConfigurationError
+from keytide.model.topics import cluster_name
+from keytide.settings.builds import BuildSettings as BuildSettings
+from keytide.settings.http import HttpSettings as HttpSettings
+from keytide.settings.http import SecuritySettings as SecuritySettings
+from keytide.settings.jobs import RepairSettings as RepairSettings
+from keytide.settings.jobs import VerifySettings as VerifySettings
+from keytide.settings.names import check_names, unfit
+from keytide.settings.scans import GatewaySettings as GatewaySettings
+from keytide.settings.scans import PrimarySettings as PrimarySettings
+from keytide.settings.scans import ScanSettings as ScanSettings
+from keytide.settings.scans import Section
+
+MIB = 1024 * 1024
+
+
+class KafkaSettings(BaseModel):
+    """Where Kafka is; every other name in `[kafka]` passes through to the Kafka clients (SASL, TLS)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    bootstrap: str = Field("127.0.0.1:9092", description="bootstrap servers, comma separated")
+
+    def client(self, **overrides: Any) -> dict[str, Any]:
+        """A librdkafka configuration: the pass-through settings, then `overrides` (underscores stand for
+        dots)."""
+        config: dict[str, Any] = {"bootstrap.servers": self.bootstrap}
+        config.update(self.model_extra or {})
+        config.update({name.replace("_", "."): value for name, value in overrides.items()})
+        return config
+
+
+class TopicSettings(Section):
+    replication_factor: int = Field(1, description="of Keytide's own topics; 3 on a real cluster")
+    message_max_bytes: int = Field(32 * MIB, description="largest Kafka message in Keytide's own topics")
+    part_bytes: int = Field(
+        8 * MIB, description="messages larger than this are split (R20); well below message_max_bytes"
+    )
+    segment_target_bytes: int = Field(
+        4 * MIB,
+        description="a segment batch is cut near this size, to keep a slice's memory even",
+    )
+    queue_retention_s: int = Field(
+        86_400,
+        description="how long a mutation queue is kept for a node that is away; what no slice can need any "
+        "more goes sooner (R34)",
+    )
+
+
+class ProjectorSettings(Section):
+    batch_documents: int = Field(
+        10_000, description="documents per poll: one decode call, one message per slice"
+    )
+    linger_ms: int = Field(5, description="longest wait for a batch to fill when the stream is quiet")
+    in_flight_batches: int = Field(
+        8, description="polls sent and not yet acknowledged; bounds memory and what a reset resends"
+    )
+    commit_interval_ms: int = Field(
+        1_000, description="between commits of acknowledged offsets; bounds what is resent after a crash"
+    )
+    heartbeat_ms: int = Field(250, description="empty segments and progress for every owned partition (R14)")
+    session_timeout_ms: int = Field(
+        10_000, description="after which a dead projector's partitions move to another"
+    )
+    queue_unavailable_s: int = Field(
+        60, description="how long one unavailable queue partition may hold back a keyspace (R18)"
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="where Prometheus metrics are served")
+    metrics_port: int = Field(0, description="where Prometheus metrics are served; 0 serves none")
+
+
+class IndexerSettings(Section):
+    host: str = Field(default="127.0.0.1", description="where the scan endpoint listens")
+    port: int = Field(8093, description="scan endpoint; 0 picks a free port")
+    node_id: str = Field("", description="kept in the data folder when empty")
+    slice_queue_documents: int = Field(
+        400_000,
+        description="documents a slice holds before it applies them unnumbered (R4)",
+    )
+    slice_queue_bytes: int = Field(48 * MIB, description="the same in bytes of messages held")
+    node_queue_documents: int = Field(
+        600_000, description="documents that all slices of a node hold together; each has an even share"
+    )
+    node_queue_bytes: int = Field(96 * MIB, description="the same in bytes: what keeps a node below 300 MB")
+    snapshots_kept: int = Field(
+        8, description="the ring of snapshots of each slice, beside the newest common one"
+    )
+    gap_limit_s: int = Field(
+        60, description="how long a gap may stay unfilled before the slice stops and says so (R10)"
+    )
+    heartbeat_ms: int = Field(500, description="node heartbeats")
+    delta_entries: int = Field(1_000_000, description="entries in a delta before it is folded into the base")
+    delta_age_s: int = Field(
+        30, description="a delta with anything in it is folded at this age, so that a restart replays little"
+    )
+    base_map_bytes: int = Field(1 << 38, description="address space of a base (sparse; not memory, not disk)")
+    delta_map_bytes: int = Field(1 << 33, description="address space and most disk of a delta")
+    undo_s: int = Field(
+        3_600, description="how far back in time a base can step, fold by fold, when the source loses records"
+    )
+    undo_bytes: int = Field(1 << 30, description="disk for that, per slice; the oldest steps go first")
+    scrub_interval_s: int = Field(
+        3_600,
+        description="between checks of each base against its checksums, beside the one at every opening",
+    )
+    doubt_pause_s: int = Field(
+        60,
+        ge=0,
+        description="between checks of a slice because what a read of it got contradicted itself: a check "
+        "reads the whole slice, and whoever may ask could ask for it again and again",
+    )
+    stall_s: float = Field(
+        60.0,
+        gt=0,
+        description="how long a fold worker, or a process that examines a base, may show no progress before "
+        "it is ended and another takes its place; a slow one that comes further, or that waits for the disk, "
+        "is left alone",
+    )
+    unique_keys_listed: int = Field(
+        1_000,
+        description="keys of a UNIQUE index with several documents that each slice lists; further ones are "
+        "counted once a minute: memory",
+    )
+    unique_documents_listed: int = Field(
+        100, description="documents listed of each such key; a scan of the key shows the others"
+    )
+    check_mirror_s: float | None = Field(
+        None,
+        ge=0,
+        description="check entries against the back index after a commit, of each slice once in so many "
+        "seconds at most; never when null (tests; slow)",
+    )
+
+
+class CoordinatorSettings(Section):
+    host: str = Field(default="127.0.0.1", description="where the admin API and the web page listen")
+    port: int = Field(8091, description="admin API and web page; 0 picks a free port")
+    interval_ms: int = Field(10, description="shortest time between stability timestamps when there is news")
+    heartbeat_ms: int = Field(
+        200, description="a timestamp is issued at least this often, changed or not (R7)"
+    )
+    pacing_limit_ms: int = Field(
+        2_000,
+        description="longest wait for a live slice to hold the last timestamp before the next is issued",
+    )
+    lag_limit_ms: int = Field(
+        5_000,
+        description="a live slice that has lacked the newest timestamp for this long no longer holds the "
+        "next ones back, until it has caught up",
+    )
+    trim_interval_s: int = Field(
+        10, description="between deletions of what mutation queues need no more (R34)"
+    )
+    reserve: int = Field(
+        262_144,
+        ge=2,
+        description="offsets of a source partition that timestamps may advance before the dictionary is "
+        "written again; so many may have to be read again when the control topic has expired",
+    )
+    rebuild_wait_s: int = Field(
+        5, description="slices that are lost within this time are rebuilt together, by one read of the source"
+    )
+    node_timeout_ms: int = Field(
+        3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
+    )
+    suspect_ms: int = Field(
+        2_000, ge=100, description="health tells of who says nothing for this long: four heartbeats of nodes"
+    )
+    stale_limit_ms: int = Field(
+        10_000, ge=100, description="health tells of snapshots further behind: a burst of writes is over"
+    )
+    leader_timeout_ms: int = Field(
+        3_000,
+        description="a coordinator that stands by claims the cluster after this long without the leader",
+    )
+    request_timeout_s: int = Field(30, description="longest wait of an admin request for Kafka or a node")
+
+
+class Settings(BaseSettings):
+    """All settings of one process. Build with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KEYTIDE_",
+        env_nested_delimiter="__",
+        extra="ignore",
+        hide_input_in_errors=True,  # which may hold passwords
+    )
+
+    cluster: str = Field("keytide", description="cluster name: the prefix of its topics")
+    data_dir: Path = Field(Path("keytide-data"), description="where this machine's parts keep their data")
+    kafka: KafkaSettings = KafkaSettings()  # type: ignore[call-arg]
+    topics: TopicSettings = TopicSettings()  # type: ignore[call-arg]
+    projector: ProjectorSettings = ProjectorSettings()  # type: ignore[call-arg]
+    indexer: IndexerSettings = IndexerSettings()  # type: ignore[call-arg]
+    coordinator: CoordinatorSettings = CoordinatorSettings()  # type: ignore[call-arg]
+    build: BuildSettings = BuildSettings()  # type: ignore[call-arg]
+    verify: VerifySettings = VerifySettings()  # type: ignore[call-arg]
+    repair: RepairSettings = RepairSettings()  # type: ignore[call-arg]
+    scan: ScanSettings = ScanSettings()  # type: ignore[call-arg]
+    http: HttpSettings = HttpSettings()  # type: ignore[call-arg]
+    gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
+    primary: dict[str, PrimarySettings] = Field(
+        default_factory=dict, description="keyspace -> where its documents are looked up by validated scans"
+    )
+    security: SecuritySettings = SecuritySettings()
+
+    @field_validator("cluster")
+    @classmethod
+    def _names_topics(cls, name: str) -> str:
+        return cluster_name(name)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file())
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from file, environment and flags (flags are nested dictionaries; None values are left out).
+
+    Raises:
+        ConfigurationError: a name is not known, or a value does not fit; says which.
+    """
+    try:
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise unfit(error, Settings.model_fields) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{_file()} is no TOML: {error}", next_step="correct it") from error
+    check_names(Path(_file()), Settings.model_fields)
+    return settings
+
+
+def _file() -> str:
+    return os.environ.get("KEYTIDE_CONFIG", "keytide.toml")

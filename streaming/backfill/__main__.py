@@ -1,0 +1,27 @@
+"""`python -m streaming.backfill.__main__ --build ID`: backfill the indexes of one build, then end.
+
+Exit status: 0 the backfill has passed load and low-watermark timestamps; 1 something was away, start it
+again (it goes on from its checkpoint); 3 this build can never work, the reason is in the last report and on
+stderr; 4 what it has read is lost, or, 5, the checkpoint that says what it was: the build must begin again;
+143 stopped on request. Settings come from KEYTIDE_* and keytide.toml (`keytide.settings.settings`);
+KEYTIDE_SPARK_JARS names the jars of Spark's Kafka connector (`streaming.spark.session`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from streaming.backfill.driver import Driver
+from streaming.drivers.process import run_driver
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the driver until the build's backfill has passed, failed, or was stopped."""
+    description = "Backfill one build."
+    return run_driver(
+        "streaming.backfill.__main__", description, Driver, "build", arguments, stand_back=False
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+"""Micro-batches of one build: what happens in `foreachBatch`.
+
+Theory of operation: Spark has fixed in the checkpoint what it plans to read; the driver cuts it into the
+micro-batches of the build, one after the other (`streaming.core.sizing`). Both stages of one run as one Spark
+job (`streaming.stages.tasks`), the summaries settle who won (`streaming.core.micro_batches`), the source is
+checked to be the one that the build began with and its log to be the one that was read before
+(`streaming.core.log_identity`; what may be of two logs is read again), the micro-batch is written down, and
+then every slice gets its end: from there on it counts. A driver that dies after it was written down leaves a
+batch that is run again, whole, under the same number; slices that had it skip it. One that dies before
+leaves nothing. When all that Spark has planned is done, Spark commits it. The places where a crash test
+strikes are named by `reach`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from keytide.catalog.catalog import IndexRecord
+from keytide.errors import RetryableError
+from keytide.kafka.topics import producer
+from keytide.model.log_history import LogHistory
+from keytide.model.timestamp import Timestamp
+from keytide.model.topics import Topics
+from keytide.process.sync_points import reach
+from keytide.settings.settings import SecuritySettings, Settings
+from keytide.wire.messages import BatchEnd, encode
+from streaming.backfill.table_origin import TableError, run_table
+from streaming.core import log_identity as footing
+from streaming.core import micro_batches as core
+from streaming.core.sizing import Piece, Sizing, cut, documents
+from streaming.core.versions import Offsets, Version, losers_of
+from streaming.drivers.progress import Status
+from streaming.drivers.rate_gate import Gate, Meter
+from streaming.spark.checkpoint import Checkpoint, Extent, Range
+from streaming.stages.tasks import (
+    ROW,
+    ROW_ORDER,
+    VERSION_ROW,
+    deliver_slots,
+    read_and_find_versions,
+    read_and_project,
+    read_summary,
+)
+from streaming.stages.work import DeliveryError, Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+FLUSH_LIMIT_S = 60.0
+READINGS = 5
+"""Of one micro-batch by one driver, while leaders change."""
+LOOK_LIMIT_S = 10.0
+"""For a leader that was replaced, and does not know it yet, to be out of the way."""
+LOOK_PAUSE_S = 0.2
+UNCOUNTED = 1 << 62
+"""Documents of a table, at most."""
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What does not change while a build runs.
+
+    Attributes:
+        slices: index id -> the slices that the build fills.
+    """
+
+    build: str
+    keyspace: str
+    topic_id: str
+    indexes: tuple[IndexRecord, ...]
+    slices: Mapping[str, Sequence[int]]
+
+    @functools.cached_property
+    def slots(self) -> list[core.Slot]:
+        return core.slots_of(self.slices)
+
+
+class Batches:
+    """Runs the micro-batches of one driver.
+
+    Args:
+        check_source: raises when the source is not the topic that the build began with.
+        look: asks for the source's past, as far back as the places of what was read need it; raises when
+            Kafka does not answer.
+
+    Attributes:
+        run: names this start of the driver.
+        error: what a micro-batch failed with.
+        rate: limit of the build, documents per second; 0 for none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: BuildPlan,
+        checkpoint: Checkpoint,
+        status: Status,
+        *,
+        check_source: Callable[[], None],
+        look: Callable[[Timestamp], LogHistory],
+    ) -> None:
+        self.run = uuid.uuid4().hex[:12]
+        self.error: BaseException | None = None
+        self.rate = 0
+        self._settings = settings
+        own, size = settings.build, status.journal.size
+        self._sizing = Sizing(own.batch_documents, own.batch_least_documents, own.batch_seconds, size)
+        self._begun = False
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._status = status
+        self._check_source = check_source
+        self._look = look
+        self._looked: LogHistory | None = None
+        self._gate: Gate | None = None
+        self._end = threading.Event()
+        self._routes: tuple[int, ...] = ()
+        self._producer = producer(settings)
+
+    def prepare(self, partitions: int, gate: Gate) -> None:
+        """Set how many partitions the shuffle has, and what tasks say to whom what they read."""
+        self._routes = tuple(core.exact_routes(partitions))
+        self._gate = gate
+
+    def close(self) -> None:
+        """End all waiting; the query is about to be stopped."""
+        self._end.set()
+
+    def on_batch(self, frame: DataFrame, batch: int) -> None:
+        """Spark's call for each micro-batch, numbered as the query does."""
+        try:
+            planned = self._checkpoint.range(self._checkpoint.first + batch)
+            while (piece := self._next(planned)) is not None:
+                self._status.begin_batch()
+                try:
+                    self._run_piece(frame, piece)
+                finally:
+                    self._status.end_batch()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _next(self, planned: Range) -> Piece | None:
+        """What is to be done next of what Spark has planned; None when all is done."""
+        journal = self._status.journal
+        if journal.pending is not None:
+            return journal.pending
+        start = self._status.position.offsets()
+        start = {p: max(offset, start.get(p, 0)) for p, offset in planned.start.offsets().items()}
+        end = planned.end.offsets()
+        if not documents(start, end):
+            return None
+        return Piece(journal.finished + 1, start, cut(start, end, self._sizing.limited(self.rate)))
+
+    def _run_piece(self, frame: DataFrame, piece: Piece) -> None:
+        """Run a micro-batch; how long it takes decides how large the next one is."""
+        began = time.monotonic()
+        if not self._begun:
+            self._begun = True
+            self._status.note_size(self._sizing.struck())
+        done = self._run_batch(frame, piece)
+        if self._gate is not None:
+            self._gate.settle(done)
+        self._sizing.finished(documents(piece.start, piece.end), time.monotonic() - began)
+        self._status.note_size(self._sizing.size)
+
+    def on_table(self, table: DataFrame, begin: Timestamp) -> None:
+        """Run micro-batch 0 of a build that begins with a table.
+
+        Args:
+            table: as `streaming.backfill.table_origin.read_table` gives it.
+            begin: where reading the log begins, with leader epochs.
+
+        Raises:
+            TableError: the source has lost records that the table may hold, or the table is none.
+        """
+        self._status.begin_batch()
+        try:
+            self._looked = self._stand(begin)
+            if reason := footing.lost(begin, self._looked):
+                raise TableError(
+                    f"the table may hold records that the source has lost: {reason}",
+                    next_step="take a newer table",
+                )
+            reach("driver-batch-begun")
+            self._status.at_table = True
+            outcome = run_table(table, self._work(0), self._meter(UNCOUNTED, 0))
+            reach("driver-before-batch-end")
+            end = footing.placed(begin, Timestamp(), self._looked)
+            self._status.settle_batch(end, None)
+            self.send_ends(0, begin, end, outcome.winners)
+            journal = self._status.journal
+            journal.table_read, journal.table_documents = True, outcome.documents
+            self._status.at_table = False
+            self._status.finish_batch(0, end, self._plan.slots, outcome)
+            reach("driver-batch-ended")
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._status.end_batch()
+        log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
+
+    def _run_batch(self, frame: DataFrame, piece: Piece) -> int:
+        """Run a micro-batch and send its ends; returns how many documents it read."""
+        batch, topic_id = piece.number, self._plan.topic_id
+        covered = Range(Timestamp.of(piece.start, topic_id), Timestamp.of(piece.end, topic_id))
+        work = self._work(batch)
+        if self._looked is None:
+            self._looked = self._stand(covered.end)
+        reach("driver-batch-begun")
+        outcome, end = self._read(frame, work, covered, self._looked)
+        reach("driver-before-batch-end")
+        self._status.settle_batch(end, piece)
+        self.send_ends(batch, covered.start, end, outcome.winners)
+        self._status.finish_batch(batch, end, self._plan.slots, outcome)
+        reach("driver-batch-ended")
+        log.info(
+            "build %s: micro-batch %d done, %d documents, %d entries",
+            *(self._plan.build, batch, outcome.documents, sum(outcome.entries)),
+        )
+        return outcome.documents
+
+    def _read(
+        self, frame: DataFrame, work: Work, covered: Range, before: LogHistory
+    ) -> tuple[core.Outcome, Timestamp]:
+        """Read a micro-batch, again while what was read may be of two logs; what it came to, and its end with
+        leader epochs.
+
+        Args:
+            before: the source's past, looked at before.
+
+        Raises:
+            ReadLostError: the log is not the one of the micro-batches before.
+            RetryableError: leaders change all the time.
+        """
+        for _ in range(READINGS):
+            outcome = self._act(frame, work, covered)
+            if outcome.foreign:
+                losers = self._losers(frame, work, covered, outcome.foreign)
+                outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
+            reach("driver-chunks-sent")
+            self._check_source()
+            now = self._looked = self._stand(covered.end, before)
+            mixed = footing.mixed(before, now, covered.start, covered.end)
+            if not mixed:
+                return outcome, footing.placed(covered.end, self._status.journal.read, now)
+            words = "build %s: micro-batch %d is read again: leaders of partitions %s have changed meanwhile"
+            log.warning(words, self._plan.build, work.batch, mixed)
+            before = now
+        raise RetryableError(f"leaders of {self._plan.keyspace} changed in each of {READINGS} readings")
+
+    def _stand(self, end: Timestamp, before: LogHistory | None = None) -> LogHistory:
+        """Look at the source's past; it must hold what was read, and what is to be read up to `end`.
+
+        Raises:
+            ReadLostError: it does not.
+            RetryableError: Kafka does not answer, or with what it said before `before`.
+        """
+        deadline = time.monotonic() + LOOK_LIMIT_S
+        read = self._status.journal.read
+        while True:
+            now = self._look(read)
+            if now.topic_id != self._plan.topic_id:
+                raise RetryableError(f"topic {self._plan.keyspace} changes while it is read")
+            if not footing.stale(before or LogHistory(), now):
+                break
+            if time.monotonic() > deadline:
+                raise RetryableError(f"a leader of {self._plan.keyspace} that was replaced still answers")
+            self._end.wait(LOOK_PAUSE_S)
+        if reason := footing.lost(read, now) or footing.cut_short(end, now):
+            raise footing.ReadLostError(f"the source lost records that the build has read: {reason}")
+        return now
+
+    def _losers(self, frame: DataFrame, work: Work, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+        """The versions that documents with these hashes have a newer one of, in another partition."""
+        wanted = np.sort(np.frombuffer(hashes, np.uint64))
+        log.warning(
+            "build %s: %d documents lie in more than one partition of %s; micro-batch %d runs again with "
+            "their newest versions only (do its producers use different partitioners?)",
+            *(self._plan.build, len(wanted), self._plan.keyspace, work.batch),
+        )
+        extents = covered.extents
+        find: Any = functools.partial(
+            read_and_find_versions, work, wanted.tobytes(), self._plan.keyspace, extents
+        )
+        rows = _a_task_each(frame, extents).mapInArrow(find, VERSION_ROW).collect()
+        return losers_of(
+            (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
+        )
+
+    def _work(self, batch: int) -> Work:
+        definitions = ((index.id, msgspec.json.encode(index.definition)) for index in self._plan.indexes)
+        return Work(
+            build=self._plan.build,
+            run=self.run,
+            batch=batch,
+            slots=tuple(self._plan.slots),
+            definitions=tuple(definitions),
+            routes=self._routes,
+            heard=batch > 0,
+            settings=self._settings.model_copy(update={"security": SecuritySettings()}),
+            splits={index.id: index.splits for index in self._plan.indexes if index.splits},
+        )
+
+    def _act(self, frame: DataFrame, work: Work, covered: Range) -> core.Outcome:
+        """The one Spark action of a micro-batch. The tasks read the source themselves
+        (`streaming.stages.source_reader`); `frame`, which Spark's own source would read, only says that its
+        offsets are planned."""
+        extents = covered.extents
+        meter = self._meter(covered.start.documents_to(covered.end), len(extents))
+        project: Any = functools.partial(read_and_project, work, meter, self._plan.keyspace, extents)
+        deliver: Any = functools.partial(deliver_slots, work)
+        rows = (
+            _a_task_each(frame, extents)
+            .mapInArrow(project, ROW)
+            .repartition(len(work.routes), "route")
+            .sortWithinPartitions(*ROW_ORDER)
+            .mapInArrow(deliver, ROW)
+            .collect()
+        )
+        summaries = [read_summary(bytes(row["body"])) for row in rows]
+        return core.settle(len(work.slots), covered.shares, summaries)
+
+    def _meter(self, documents: int, shares: int) -> Meter | None:
+        """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
+        if self._gate is None:
+            return None
+        self._gate.begin(documents, shares)
+        return self._gate.meter
+
+    def send_ends(
+        self, batch: int, start: Timestamp, end: Timestamp, winners: Sequence[dict[str, int]]
+    ) -> None:
+        """Send every slice the end of a micro-batch, and wait until all are acknowledged.
+
+        Args:
+            end: with leader epochs: a slice commits no timestamp of what the log had before an election.
+
+        Raises:
+            DeliveryError: one is not.
+        """
+        topics = Topics(self._settings.cluster)
+        errors: list[Any] = []
+
+        def delivered(error: Any, _message: Any) -> None:
+            if error is not None:
+                errors.append(error)
+
+        ends: list[BatchEnd] = core.batch_ends(
+            self._plan.build, self.run, batch, self._plan.slots, start, end, winners
+        )
+        try:
+            for message in ends:
+                topic = topics.backfill(message.index, self._plan.build)
+                self._producer.produce(topic, encode(message), partition=message.slice, on_delivery=delivered)
+            left = self._producer.flush(FLUSH_LIMIT_S)
+        finally:
+            self._producer.hand_over()  # a table, micro-batches and the last ends come from different threads
+        if left or errors:
+            reason = errors[0] if errors else f"no answer within {FLUSH_LIMIT_S:.0f} s"
+            raise DeliveryError(f"the ends of micro-batch {batch} were not delivered: {reason}")
+
+
+def _a_task_each(frame: DataFrame, extents: Sequence[Extent]) -> DataFrame:
+    """The numbers of extents, one in each partition."""
+    return frame.sparkSession.range(0, len(extents), 1, max(1, len(extents)))

@@ -1,0 +1,390 @@
+"""The Spark driver of one build: its life from start to end.
+
+Theory of operation
+===================
+One Structured Streaming query reads the keyspace from its earliest offset, once for all indexes of the
+build (`streaming.backfill.batches` has its micro-batches). Its trigger is the default one, round after
+round, until the backfill timestamp covers the load timestamp and every low-watermark offset; those appear in
+the metadata while the build runs. Then the driver closes: no further micro-batch begins, PASSED is reported,
+and it ends. A driver that is killed anywhere is started again on the same checkpoint.
+
+Spark takes long to start, so a Kafka that is away for a while does not end the driver: what failed is tried
+again in the same process (the query, when it was that), until nothing has got on for twice
+`build.kafka_away_s`; coordinators have builds pause before that.
+
+A build may begin with a table in place of the log's beginning (`streaming.backfill.table_origin`): it is
+micro-batch 0, read before the query is started, and the query begins at the offsets at which the table was
+taken.
+
+When the source holds nothing below that goal, or an earlier driver had passed it, Spark is not even
+started. Slices still need the end of a micro-batch 0 to know where they stand, so an empty one is sent.
+
+A rollback of the keyspace makes what was read worthless (R28): the coordinator starts the build again under
+another id, and a driver whose build began under an older incarnation ends. Lost history may also show here
+first, as offsets that are gone or a topic that was made anew; the driver says that its build has failed, and
+the coordinator finds out which it is. Or what was read is not on the log any more
+(`streaming.core.log_identity`): then it ends with a status of its own, and the build begins again. So it
+does where the folder of the build is gone (a coordinator on another machine has taken over, a disk was lost).
+
+Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
+another; a third one reports. What they share is in `Status`.
+
+Files, in `<data_dir>/builds/<build>`: `checkpoint` (Spark's), `progress.json`, `scratch` (shuffle files),
+`lock`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+
+from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
+from keytide.errors import RetryableError
+from keytide.kafka.history import LogHistory, log_history
+from keytide.kafka.identity import KafkaIdentity
+from keytide.kafka.topics import CatalogReader, admin, describe_topics, list_offsets
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from keytide.process.sync_points import reach
+from keytide.settings.settings import Settings
+from keytide.wire.messages import BuildProgress
+from streaming.backfill.batches import Batches, BuildPlan
+from streaming.backfill.table_origin import begins_at, read_table, starting_offsets
+from streaming.core import log_identity as footing
+from streaming.core import micro_batches as core
+from streaming.drivers import failures
+from streaming.drivers.outage import Sitting
+from streaming.drivers.progress import Reporter, Status, StoppedError
+from streaming.drivers.rate_gate import Gate, gate_of
+from streaming.spark import session as spark
+from streaming.spark.checkpoint import Checkpoint, CheckpointLostError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+LOCK_LIMIT_S = 15.0
+ACTIVATION_LIMIT_S = 10.0
+"""With nothing to read, this long for projectors to activate the build before Spark is started."""
+LOOK_TIMEOUT_S = 10.0
+POLL_S = 0.1
+AGAIN_S = 1.0
+"""Before what failed is tried again."""
+
+
+class Driver:
+    """Runs one build's backfill to its end.
+
+    Args:
+        settings: `data_dir` must be the same at every start of this build.
+        build: the build's id.
+        stop: set to have the driver end at the next opportunity (within about a second).
+    """
+
+    def __init__(self, settings: Settings, build: str, stop: threading.Event) -> None:
+        self._settings = settings
+        self._id = build
+        self._stop = stop
+        self._folder = settings.data_dir.resolve() / "builds" / build
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._catalog = CatalogReader(settings)
+        self._identity = KafkaIdentity(settings)
+        self._status = Status(self._folder / "progress.json")
+        self._batches: Batches | None = None
+        self._sitting = Sitting(2 * settings.build.kafka_away_s)
+
+    def run(self) -> int:
+        """Run to the end; returns the exit status (`streaming.core.micro_batches`)."""
+        reporter = Reporter(self._settings, self._report)
+        try:
+            with self._exclusive():
+                self._backfill(reporter)
+            return core.EXIT_PASSED
+        except StoppedError:
+            log.info("build %s: the driver was stopped", self._id)
+            return core.EXIT_STOPPED
+        except Exception as error:
+            if self._stop.is_set():
+                return core.EXIT_STOPPED  # a job that was cancelled fails in many ways
+            failure = failures.diagnose(error)
+            log.error("build %s: %s: %s", self._id, failure.reason, failure.message)
+            log.debug("build %s", self._id, exc_info=error)
+            self._status.enter(
+                "FAILED" if failure.never else "RUNNING", f"{failure.reason}: {failure.message}"
+            )
+            if isinstance(error, footing.ReadLostError):
+                return core.EXIT_READ_LOST
+            if isinstance(error, CheckpointLostError):
+                return core.EXIT_CHECKPOINT_LOST
+            return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
+        finally:
+            reporter.close()
+            self._catalog.close()
+
+    def _report(self) -> BuildProgress:
+        return self._status.report(self._id, self._batches.run if self._batches else "", now_ms())
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the build's lock, so that two drivers never share a checkpoint; it goes with the process."""
+        deadline = time.monotonic() + LOCK_LIMIT_S
+        with (self._folder / "lock").open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise RetryableError(f"another driver works on build {self._id}") from error
+                    if self._stop.wait(POLL_S):
+                        raise StoppedError from error
+            yield
+
+    def _backfill(self, reporter: Reporter) -> None:
+        while (batches := self._try_to_load()) is None:
+            pass
+        self._batches = batches
+        own = self._settings.build
+        os.nice(own.rebuild_nice if self._build.rebuild else own.nice)  # Spark's processes are children
+        journal = self._status.journal
+        if not self._table_left() and (journal.nothing_to_read is not None or self._passed_already()):
+            self._pass(batches, reporter)
+            return
+        scratch = self._folder / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
+        scratch.mkdir()
+        options = spark.session_options(self._settings, scratch, rows=self._table_left())
+        session = spark.start_session(options, self._settings.build.jars)
+        try:
+            self._stream(session, batches, reporter)
+        finally:
+            session.stop()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    # --- what the build is ----------------------------------------------------------------------------------
+
+    def _try_to_load(self) -> Batches | None:
+        """`_load`; None when Kafka was away, and it is to be tried again."""
+        try:
+            return self._load()
+        except (RetryableError, KafkaException) as error:
+            self._sit_out(error)
+            self._catalog.close()
+            return None
+
+    def _sit_out(self, error: BaseException) -> None:
+        """Wait a moment before what failed is tried again.
+
+        Raises:
+            BaseException: `error`, if waiting does not help, or has not for long.
+            StoppedError: the driver is asked to end.
+        """
+        failure = failures.diagnose(error)
+        if not failure.away or self._sitting.over(self._status.finished, time.monotonic()):
+            raise error
+        log.warning("build %s: %s; tried again", self._id, failure.message)
+        if self._stop.wait(AGAIN_S):
+            raise StoppedError from error
+
+    def _load(self) -> Batches:
+        """Read what the build is, and how far it has come."""
+        self._identity.look()
+        self._catalog.start()
+        self._build = self._wanted()
+        keyspace = self._catalog.catalog.keyspace(self._build.keyspace)
+        if keyspace is None:
+            raise failures.BuildImpossibleError(f"keyspace {self._build.keyspace} is not in the metadata")
+        self._keyspace = keyspace
+        self._check_source()
+        indexes = tuple(self._index(name) for name in sorted(self._build.indexes))
+        slices = {index.id: self._build.slices_of(index) for index in indexes}
+        filled = tuple(index for index in indexes if slices[index.id])
+        self._plan = BuildPlan(self._id, keyspace.name, keyspace.topic_id, filled, slices)
+        origin = self._build.origin
+        self._checkpoint = Checkpoint(
+            self._folder / "checkpoint", keyspace.name, keyspace.topic_id, first=1 if origin else 0
+        )
+        earliest = self._checkpoint.begin()
+        journal = self._status.journal
+        if not journal.size:  # never cut
+            journal.piece = self._checkpoint.newest()
+        begun = earliest is not None or journal.table_read or journal.nothing_to_read is not None
+        if core.forgotten(self._build, journal.first_read_at, begun):
+            raise CheckpointLostError(f"{self._folder} does not have the checkpoint of build {self._id}")
+        if earliest is None and origin is not None:
+            earliest = Timestamp.of(origin.offsets, keyspace.topic_id)
+        if earliest is None:
+            with admin(self._settings) as client:
+                offsets = list_offsets(client, keyspace.name, range(keyspace.partitions), earliest=True)
+            earliest = Timestamp.of(offsets, keyspace.topic_id)
+        piece = journal.piece
+        position = Timestamp.of(piece.reached, keyspace.topic_id) if piece else earliest
+        self._status.resume(journal.finished, position, earliest)
+        return Batches(
+            self._settings,
+            self._plan,
+            self._checkpoint,
+            self._status,
+            check_source=self._check_source,
+            look=self._look,
+        )
+
+    def _table_left(self) -> bool:
+        """Whether the build begins with a table that is not in the queues yet."""
+        return self._build.origin is not None and not self._status.journal.table_read
+
+    def _wanted(self) -> BuildRecord:
+        """The build's record, while it is to be backfilled."""
+        build = self._catalog.catalog.build(self._id)
+        if build is None or build.state not in ("QUEUED", "BACKFILL") or build.ended:
+            log.info("build %s is %s", self._id, build.state if build else "not in the metadata")
+            raise StoppedError
+        keyspace = self._catalog.catalog.keyspace(build.keyspace)
+        if keyspace is not None and keyspace.incarnation > build.incarnation:
+            log.info("build %s: keyspace %s was rolled back since it began", self._id, keyspace.name)
+            raise StoppedError
+        return build
+
+    def _index(self, name: str) -> IndexRecord:
+        index = self._catalog.catalog.index(name)
+        if index is None:
+            log.info("build %s: index %s is not in the metadata", self._id, name)
+            raise StoppedError
+        return index
+
+    def _check_source(self) -> None:
+        """The topic must be the one that the build began with, or what was read means nothing."""
+        self._identity.look()
+        name = self._keyspace.name
+        with admin(self._settings) as client:  # (in whatever thread a micro-batch is)
+            info = describe_topics(client, [name]).get(name)
+        expected = (
+            self._keyspace.topic_id,
+            len(self._build.load_timestamp.places) or self._keyspace.partitions,
+        )
+        error = failures.source_changed(name, expected, (info.id, info.partitions) if info else None)
+        if error is not None:
+            raise error
+
+    def _look(self, read: Timestamp) -> LogHistory:
+        """The past of the source, back to what was read."""
+        down_to = {partition: place.epoch for partition, place in read.places.items() if place.epoch >= 0}
+        return log_history(self._settings, self._keyspace.name, LOOK_TIMEOUT_S, down_to=down_to)
+
+    def _follow(self) -> None:
+        """Take in what the metadata says now.
+
+        Raises:
+            StoppedError: the build is not wanted any more, or the driver is asked to end.
+        """
+        self._catalog.poll(POLL_S)
+        self._build = self._wanted()
+        if self._stop.is_set():
+            raise StoppedError
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def _passed(self, position: Timestamp) -> bool:
+        return core.passed(position, self._build, self._keyspace.partitions)
+
+    def _passed_already(self) -> bool:
+        """Whether there is nothing to do for Spark: a finished backfill, or nothing in the source."""
+        deadline = time.monotonic() + ACTIVATION_LIMIT_S
+        while self._status.position.covers(self._build.load_timestamp):
+            if self._status.try_close(self._passed):
+                return True
+            if self._status.journal.pending or time.monotonic() > deadline:
+                return False
+            self._follow()
+        return False
+
+    def _pass(self, batches: Batches, reporter: Reporter) -> None:
+        """Say that the build has passed; with nothing to read, slices get an empty micro-batch first."""
+        empty = self._status.journal.nothing_to_read
+        if self._status.finished < 0 or empty is not None:
+            end = Timestamp.of(empty or self._status.position.offsets(), self._keyspace.topic_id)
+            self._status.finish_empty(end)
+            batches.send_ends(0, end, end, [{} for _ in self._plan.slots])
+        reach("driver-passed")
+        self._status.enter("PASSED")
+        reporter.send()
+        log.info("build %s: passed after %d micro-batches", self._id, self._status.finished + 1)
+
+    # --- the query ------------------------------------------------------------------------------------------
+
+    def _stream(self, session: SparkSession, batches: Batches, reporter: Reporter) -> None:
+        """Run the query until the build has passed."""
+        partitions = spark.shuffle_partitions(len(self._plan.slots), session.sparkContext.defaultParallelism)
+        gate = gate_of(session)
+        gate.limit(self._build.rate_limit)
+        batches.prepare(partitions, gate)
+        session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        self._status.gate = gate
+        if self._build.origin is not None and self._table_left():
+            self._status.begin_reading(now_ms())
+            self._read_table(session, batches, self._build.origin, gate)
+        warming = spark.warm_up(session, partitions)
+        batches.rate = self._build.rate_limit
+        query = self._start_query(session, batches)
+        try:
+            while not self._status.try_close(self._passed):
+                if not query.isActive:
+                    self._sit_out(
+                        batches.error or query.exception() or RetryableError("Spark ended the query")
+                    )
+                    query = self._start_query(session, batches)
+                self._follow()
+                batches.rate = self._build.rate_limit
+                gate.limit(batches.rate)
+            self._pass(batches, reporter)
+        finally:
+            self._status.close()
+            batches.close()
+            gate.close()
+            query.stop()
+            warming.join()
+
+    def _read_table(self, session: SparkSession, batches: Batches, origin: TableOrigin, gate: Gate) -> None:
+        """Read the table that the build begins with, while the metadata is followed."""
+        table = read_table(session, origin, self._settings.build.origin_options)
+        reading = threading.Thread(
+            target=batches.on_table, args=(table, begins_at(origin)), name="table", daemon=True
+        )
+        reading.start()
+        try:
+            while reading.is_alive():
+                self._follow()
+                gate.limit(self._build.rate_limit)
+        finally:
+            if reading.is_alive():  # the build is not wanted any more
+                session.sparkContext.cancelAllJobs()
+            reading.join()
+        if batches.error is not None:
+            raise batches.error
+
+    def _start_query(self, session: SparkSession, batches: Batches) -> StreamingQuery:
+        batches.error = None  # of a query that ended
+        options = spark.source_options(self._settings, self._keyspace.name)
+        if self._build.origin is not None:
+            options["startingOffsets"] = starting_offsets(self._keyspace.name, self._build.origin.offsets)
+        writer = (
+            session.readStream.format("kafka")
+            .options(**options)
+            .load()
+            .writeStream.queryName(self._id)
+            .foreachBatch(batches.on_batch)
+            .option("checkpointLocation", str(self._checkpoint.folder))
+        )
+        self._status.begin_reading(now_ms())  # from here on Spark asks for the source's offsets
+        return writer.start()

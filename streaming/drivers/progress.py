@@ -1,0 +1,282 @@
+"""What a driver has done: kept on disk between starts, shared by its threads, reported to the coordinator.
+
+Theory of operation: Spark's checkpoint says what it has planned; how far the build is, which is less
+(`streaming.core.sizing`), and what the checkpoint does not say (documents and entries so far, when reading
+began) is in `progress.json` beside it, written before the ends of a micro-batch are sent, and after. Counts
+are only for people and limits, so a batch that is counted twice after a crash does no harm. Reports go to the
+coordinator twice a second from a thread of their own, and at every change of state; they are the driver's
+heartbeat.
+
+`Status` is also where the end is decided: `try_close` and `begin_batch` exclude each other, so that either
+the build has passed and no further micro-batch begins, or a micro-batch is under way and the build goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from keytide.kafka.topics import producer
+from keytide.model.timestamp import Timestamp
+from keytide.model.topics import Topics
+from keytide.settings.settings import Settings
+from keytide.wire.messages import BuildProgress, JobProgress, encode
+from streaming.core import log_identity as footing
+from streaming.core.micro_batches import Outcome, Slot, add_counts
+from streaming.core.sizing import Piece
+from streaming.drivers.rate_gate import Gate
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.5
+_FLUSH_S = 10.0
+
+
+class StoppedError(Exception):
+    """The driver was asked to end, or its build is no longer to be backfilled."""
+
+
+class Journal(msgspec.Struct):
+    """Counts through all starts of a build's driver.
+
+    Attributes:
+        first_read_at: milliseconds, 0 before anything was read (R26).
+        nothing_to_read: where the source began and ended when the build turned out to have nothing to read:
+            then micro-batch 0 is empty, whatever the checkpoint says.
+        read: the end of the last micro-batch whose ends may have been sent, with leader epochs
+            (`streaming.core.log_identity`).
+        table_read: the table that the build begins with is in the queues, as micro-batch 0.
+        table_documents: rows of it.
+        piece: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
+        size: documents that the next driver's first micro-batch has; 0 before any was begun.
+    """
+
+    first_read_at: int = 0
+    documents: int = 0
+    bytes: int = 0
+    entries: dict[str, int] = {}
+    skipped: dict[str, dict[str, int]] = {}
+    nothing_to_read: dict[int, int] | None = None
+    read: Timestamp = Timestamp()
+    table_read: bool = False
+    table_documents: int = 0
+    piece: Piece | None = None
+    size: int = 0
+    left_out: dict[str, dict[str, int]] = {}
+
+    @property
+    def pending(self) -> Piece | None:
+        """A micro-batch that some slices may have, and others not: it comes first, as it is."""
+        return self.piece if self.piece is not None and not self.piece.done else None
+
+    @property
+    def finished(self) -> int:
+        """Number of the last micro-batch that is done, -1 when none."""
+        return max(self.piece.finished if self.piece else -1, 0 if self.table_read else -1)
+
+    @classmethod
+    def load(cls, file: Path) -> Journal:
+        """The journal in `file`; an empty one when there is none."""
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+
+    def save(self, file: Path) -> None:
+        """Replace `file`, so that a kill leaves the old or the new."""
+        new = file.with_suffix(".new")
+        with new.open("wb") as out:
+            out.write(msgspec.json.encode(self))
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+
+
+class Status:
+    """Where a driver stands; all methods may be called from any thread.
+
+    Attributes:
+        finished: number of the last micro-batch whose ends are in the queues, -1 when none.
+        position: the backfill timestamp after it.
+        at_table: the micro-batch under way is the table that the build begins with.
+        gate: counts what tasks of the present micro-batch have read.
+    """
+
+    def __init__(self, journal_file: Path) -> None:
+        self._lock = threading.Lock()
+        self._file = journal_file
+        self.at_table = False
+        self._busy = self._closing = self._counted = False
+        self._state, self._note = "STARTING", ""
+        self.journal = Journal.load(journal_file)
+        self.finished = -1
+        self.position = self.earliest = Timestamp()
+        self.gate: Gate | None = None
+
+    def enter(self, state: str, note: str = "") -> None:
+        """Change the state that is reported."""
+        with self._lock:
+            self._state, self._note = state, note
+
+    def resume(self, finished: int, position: Timestamp, earliest: Timestamp) -> None:
+        """Take over what the checkpoint says; leader epochs are in the journal."""
+        position = footing.known(position, self.journal.read)
+        with self._lock:
+            self.finished, self.position, self.earliest, self._state = finished, position, earliest, "RUNNING"
+
+    def begin_reading(self, now: int) -> None:
+        """The first micro-batch is about to be read: tombstones count from here (R26)."""
+        if not self.journal.first_read_at:
+            replace(self.journal, first_read_at=now).save(self._file)  # before anybody hears of it
+            self.journal.first_read_at = now
+
+    def begin_batch(self) -> None:
+        """A micro-batch begins.
+
+        Raises:
+            StoppedError: the build has passed, or is being stopped.
+        """
+        with self._lock:
+            if self._closing:
+                raise StoppedError
+            if self.gate is not None:
+                self.gate.begin(0, 0)  # what the one before has read is in the journal
+            self._busy, self._counted = True, False
+
+    def end_batch(self) -> None:
+        """A micro-batch has ended, well or not."""
+        with self._lock:
+            self._busy = False
+
+    def note_size(self, size: int) -> None:
+        """What the next driver's first micro-batch has, if this one's comes to nothing."""
+        self.journal.size = size
+        self.journal.save(self._file)
+
+    def settle_batch(self, end: Timestamp, piece: Piece | None) -> None:
+        """What a micro-batch has read is of one log; on disk before any of its ends is sent.
+
+        Args:
+            end: with leader epochs.
+            piece: the micro-batch; None for a table's, which has no offsets.
+        """
+        self.journal.read = end
+        with self._lock:
+            self.journal.piece = piece
+        self.journal.save(self._file)
+
+    def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: Outcome) -> None:
+        """The ends of a micro-batch are in the queues."""
+        journal = self.journal
+        with self._lock:
+            self.finished, self.position = batch, end
+            journal.documents += outcome.documents
+            journal.bytes += self.gate.bytes if self.gate is not None else 0
+            self._counted = True
+            for slot, entries in zip(slots, outcome.entries, strict=True):
+                journal.entries[slot.index_id] = journal.entries.get(slot.index_id, 0) + entries
+            add_counts(journal.skipped, outcome.skipped)
+            add_counts(journal.left_out, outcome.left_out)
+            if journal.piece is not None:
+                journal.piece = replace(journal.piece, done=True)
+        journal.save(self._file)
+
+    def finish_empty(self, end: Timestamp) -> None:
+        """Settle that micro-batch 0 is empty; on disk before anybody hears of it."""
+        self.journal.nothing_to_read = end.offsets()
+        self.journal.save(self._file)
+        with self._lock:
+            self.finished, self.position = 0, end
+
+    def try_close(self, passed: Callable[[Timestamp], bool]) -> bool:
+        """Whether the build has passed and nothing is under way; from then on no micro-batch begins. One
+        whose ends an earlier driver may have sent must be finished first.
+
+        Args:
+            passed: judges the backfill timestamp.
+        """
+        with self._lock:
+            if not (self._busy or self.journal.pending) and passed(self.position):
+                self._closing = True
+            return self._closing
+
+    def close(self) -> None:
+        """No further micro-batch begins."""
+        with self._lock:
+            self._closing = True
+
+    def report(self, build: str, run: str, now: int) -> BuildProgress:
+        """The present report, the micro-batch under way included in `documents`."""
+        with self._lock:
+            gate = self.gate if self._busy and not self._counted else None
+            under_way = gate.documents if gate is not None else 0
+            return BuildProgress(
+                build=build,
+                run=run,
+                state=self._state,
+                batches=self.finished + 1,
+                timestamp=self.position,
+                earliest=self.earliest,
+                documents=self.journal.documents + under_way,
+                chunk_entries=dict(self.journal.entries),
+                error=self._note,
+                sent_at=now,
+                first_read_at=self.journal.first_read_at,
+                phase=self._phase(gate),
+                bytes=self.journal.bytes + (gate.bytes if gate is not None else 0),
+                table_documents=under_way if self.at_table else self.journal.table_documents,
+                left_out={index: dict(reasons) for index, reasons in self.journal.left_out.items()},
+                skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
+            )
+
+    def _phase(self, gate: Gate | None) -> str:
+        """What the driver does, in the words of the contract."""
+        if self._state == "PASSED":
+            return "loading"
+        return "sorting" if gate is not None and gate.all_read else "reading"
+
+
+class Reporter:
+    """Sends reports twice a second until closed.
+
+    Args:
+        current: makes the present report; called from the reporter's thread too.
+    """
+
+    def __init__(self, settings: Settings, current: Callable[[], BuildProgress | JobProgress]) -> None:
+        self._producer = producer(settings)
+        self._topic = Topics(settings.cluster).reports
+        self._current = current
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread.start()
+
+    def send(self) -> None:
+        """Send a report now."""
+        with self._lock:
+            try:
+                self._producer.produce(self._topic, encode(self._current()))
+                self._producer.poll(0)
+            except BufferError:
+                log.warning("Kafka is behind: a report is left out")
+            finally:
+                self._producer.hand_over()  # the lock keeps the two threads apart
+
+    def _run(self) -> None:
+        while not self._end.wait(REPORT_INTERVAL_S):
+            self.send()
+
+    def close(self) -> None:
+        """Send a last report and wait for it to arrive (10 s at most)."""
+        self._end.set()
+        self._thread.join()
+        self.send()
+        if self._producer.flush(_FLUSH_S):
+            log.error("the last report did not reach Kafka")

@@ -1,0 +1,232 @@
+"""The driver's gate and the tasks' meters: every task says what it reads, and goes on when it may.
+
+Theory of operation. A rate limit must hold over all tasks, on all machines, and a change of it must be felt
+in the middle of a micro-batch of minutes. So the driver listens on a port of its own; each Python worker
+keeps one connection, says of each block how many documents and bytes it has, and waits for a byte in answer
+before it goes on. The driver answers at once when there is no limit, else when the bucket
+(`streaming.core.rate`) has given out as many. What tasks say is also how far the micro-batch is.
+
+The gate hinders nothing: a worker that cannot reach it reads on, and what it did not say is made up for after
+the micro-batch (`Gate.settle`). It listens where Spark's driver does, and wants a token that only tasks know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streaming.core.rate import Bucket
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES = 16
+_WORD = struct.Struct("<qqq")
+"""Documents, bytes, shares that were finished."""
+_GO = b"\x01"
+_PAUSE_S = 0.05
+"""Between looks at the bucket."""
+_CONNECT_LIMIT_S = 5.0
+_BACKLOG = 128
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What tasks are given: where the gate is. Pickled with them."""
+
+    host: str
+    port: int
+    token: bytes
+
+    def read(self, documents: int, size: int) -> None:
+        """Say that so many documents, of so many bytes, were read; returns when more may be."""
+        self._tell(documents, size, 0)
+
+    def finished(self) -> None:
+        """Say that a share is read to its end."""
+        self._tell(0, 0, 1)
+
+    def _tell(self, documents: int, size: int, shares: int) -> None:
+        line = _line(self)
+        if line is None or line.fileno() < 0:
+            return
+        try:
+            line.sendall(_WORD.pack(documents, size, shares))
+            heard = line.recv(1) == _GO
+        except OSError as error:
+            log.warning("the driver does not hear what is read: %s", error)
+            heard = False
+        if not heard:
+            line.close()
+
+
+def hang_up() -> None:
+    """Close this process's connection, if it has one."""
+    for line in _open:
+        line.close()
+    _open.clear()
+    _line.cache_clear()
+
+
+_open: list[socket.socket] = []
+
+
+@functools.lru_cache(maxsize=1)
+def _line(meter: Meter) -> socket.socket | None:
+    """This worker's connection; None when there is none."""
+    try:
+        line = socket.create_connection((meter.host, meter.port), _CONNECT_LIMIT_S)
+    except OSError as error:
+        log.warning("the driver's gate at %s:%d is not reached: %s", meter.host, meter.port, error)
+        return None
+    line.settimeout(None)  # the answer may take as long as the limit wants; the socket closes with the driver
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.sendall(meter.token)
+    _open.append(line)
+    return line
+
+
+class Gate:
+    """Hears the meters of all tasks of a driver, and lets them go on at the rate limit.
+
+    Args:
+        host: where tasks find it.
+        bind: the address that it listens at; "" for `host`.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", bind: str = "") -> None:
+        self._lock = threading.Lock()
+        self._bucket = Bucket(time.monotonic())
+        self._documents = self._bytes = self._shares = 0
+        self._most = self._wanted = 0
+        self._end = threading.Event()
+        self._listener = socket.create_server((bind or host, 0), backlog=_BACKLOG)
+        self._lines: list[socket.socket] = []
+        self.meter = Meter(host, self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+        threading.Thread(target=self._accept, name="gate", daemon=True).start()
+
+    def limit(self, rate: int) -> None:
+        """Set the limit: documents per second, 0 for none. Felt at once."""
+        with self._lock:
+            self._bucket.limit(rate, time.monotonic())
+
+    def begin(self, documents: int, shares: int) -> None:
+        """A micro-batch begins.
+
+        Args:
+            documents: that it has at most; attempts that are run again count no further than that.
+            shares: that it has.
+        """
+        with self._lock:
+            self._documents = self._bytes = self._shares = 0
+            self._most, self._wanted = documents, shares
+
+    @property
+    def documents(self) -> int:
+        """Read in this micro-batch."""
+        with self._lock:
+            return min(self._documents, self._most)
+
+    @property
+    def bytes(self) -> int:
+        """The same in bytes of keys and values."""
+        with self._lock:
+            over = self._most / self._documents if self._documents > self._most else 1.0
+            return int(self._bytes * over)
+
+    @property
+    def all_read(self) -> bool:
+        """Whether all shares of this micro-batch are read."""
+        with self._lock:
+            return 0 < self._wanted <= self._shares
+
+    def settle(self, documents: int) -> None:
+        """Wait as long as the limit wants for what a micro-batch has read and no meter has said.
+
+        Args:
+            documents: that the micro-batch has read.
+        """
+        with self._lock:
+            left = documents - self._documents
+        self._pass(max(0, left), 0)
+
+    def close(self) -> None:
+        """Let everybody go, and listen no more."""
+        self._end.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            lines, self._lines = self._lines, []
+        for line in lines:
+            with contextlib.suppress(OSError), line:
+                line.shutdown(socket.SHUT_RDWR)
+
+    # --- one thread for each worker -------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._end.is_set():
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            with self._lock:
+                self._lines.append(line)
+            threading.Thread(target=self._serve, args=(line,), name="gate", daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        with contextlib.suppress(OSError), line:
+            line.settimeout(_CONNECT_LIMIT_S)
+            if not hmac.compare_digest(_receive(line, TOKEN_BYTES), self.meter.token):
+                return
+            line.settimeout(None)  # a task may read for long
+            while word := _receive(line, _WORD.size):
+                documents, size, shares = _WORD.unpack(word)
+                self._pass(documents, size)
+                with self._lock:
+                    self._shares += shares
+                line.sendall(_GO)
+        with self._lock:
+            if line in self._lines:
+                self._lines.remove(line)
+
+    def _pass(self, documents: int, size: int) -> None:
+        """Return when so many documents have been let through."""
+        left = documents
+        while not self._end.is_set():
+            with self._lock:
+                granted = self._bucket.take(left, time.monotonic())
+                self._documents += granted
+                self._bytes += size * granted // documents if documents else 0
+            left -= granted
+            if left <= 0:
+                return
+            self._end.wait(_PAUSE_S)
+
+
+def gate_of(session: SparkSession) -> Gate:
+    """A gate that listens, and is found by tasks, where Spark's driver is."""
+    host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
+    return Gate(host or "127.0.0.1", bind or "")
+
+
+def _receive(line: socket.socket, size: int) -> bytes:
+    """So many bytes; none when the other side has closed."""
+    data = b""
+    while len(data) < size:
+        part = line.recv(size - len(data))
+        if not part:
+            return b""
+        data += part
+    return data

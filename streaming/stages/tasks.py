@@ -1,0 +1,313 @@
+"""What runs in Spark's Python workers: both stages of a micro-batch, as functions over Arrow batches.
+
+Theory of operation
+===================
+    an extent -> `read_and_project` -> rows of the shuffle, by slot -> `deliver_slots` -> summaries
+
+The first stage reads (`streaming.stages.source_reader`) and projects (`streaming.core.share`), hands blocks
+of sorted entries to the shuffle, and sends what every slot must hear, and lines for skip ledgers, straight
+to the backfill queues. The second merges the blocks of each slot and sends put chunks. Both hand back
+summaries (`streaming.core.micro_batches`); those of the first stage travel through the shuffle as a row, so
+that exactly those count whose share went into the result.
+
+A task sends with an idempotent producer, under a name that no other attempt has, and returns only when
+everything is acknowledged. So it may fail anywhere and be run again: what a dead attempt has sent is never
+named in a batch end.
+
+Rows of the shuffle: route (an integer that Spark's hash partitioning takes to the right task), slot
+(number, -1 for rows that belong to none), kind (below), first (entry key of a block), body. A task reads
+them ordered by slot, kind and first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from keytide.wire.columns import hashes_of
+from keytide.wire.messages import Heard, RemovalChunk, Skip
+from projector.core.projection import SourceBatch
+from streaming.core.micro_batches import ForeignSummary, ShareSummary, SlotSummary, Summary
+from streaming.core.runs import (
+    Block,
+    Merge,
+    blocks,
+    cuts,
+    decode_block,
+    encode_block,
+    put_chunk,
+    without_versions,
+)
+from streaming.core.share import Portion, Share, heard_pieces
+from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
+from streaming.drivers.rate_gate import Meter
+from streaming.spark.checkpoint import Extent
+from streaming.stages.source_reader import read_extent
+from streaming.stages.work import Sender, Work, plan_of, slots_by_index
+
+SUMMARY = 0
+"""A row whose body is an encoded summary."""
+HASHES = 1
+"""A row whose body is u64[n]: hashes of the documents of one share."""
+RETRACTION = 2
+"""A row whose body is i64[1 + n]: a source partition, and offsets whose entries must be dropped."""
+BLOCK = 3
+"""A row whose body is a block of a run (`streaming.core.runs`)."""
+
+ROW = "route int, slot int, kind int, first binary, body binary"
+ROW_ORDER = ("slot", "kind", "first")
+_ROW_SCHEMA = pa.schema(
+    [
+        ("route", pa.int32()),
+        ("slot", pa.int32()),
+        ("kind", pa.int32()),
+        ("first", pa.binary()),
+        ("body", pa.binary()),
+    ]
+)
+VERSION_ROW = "id binary, time long, partition int, offset long"
+_VERSION_SCHEMA = pa.schema(
+    [("id", pa.binary()), ("time", pa.int64()), ("partition", pa.int32()), ("offset", pa.int64())]
+)
+_SKIPS_PER_CHUNK = 5_000
+
+_encode_summary = msgspec.msgpack.Encoder().encode
+_decode_summary: msgspec.msgpack.Decoder[Summary] = msgspec.msgpack.Decoder(Summary)
+
+
+# --- first stage --------------------------------------------------------------------------------
+
+
+def read_and_project(
+    work: Work,
+    meter: Meter | None,
+    topic: str,
+    extents: Sequence[Extent],
+    rows: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Read the share whose number in `extents` is in the one row of this task, and `project_share` it."""
+    for extent in chosen(extents, rows):
+        yield from project_share(work, meter, read_extent(work.settings, topic, extent))
+
+
+def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterator[Extent]:
+    """The extents whose numbers are in the first column of `rows`."""
+    for batch in rows:
+        yield from (extents[number] for number in batch.column(0).to_pylist())
+
+
+def project_share(
+    work: Work, meter: Meter | None, records: Iterable[SourceBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
+
+    Args:
+        meter: is told what is read, and has the task wait while the build may read no more.
+    """
+    share = Share(
+        plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes, work.splits
+    )
+    stage = _FirstStage(work)
+    for batch in records:
+        if meter is not None:
+            meter.read(*amount(batch))
+        share.add(batch)
+        if share.full:
+            yield from stage.portion(share.portion())
+    if meter is not None:
+        meter.finished()
+    yield from stage.portion(share.portion())
+    yield from stage.finish(share)
+
+
+def amount(batch: SourceBatch) -> tuple[int, int]:
+    """How many records, and bytes of keys and values."""
+    sizes = (sum(map(len, filter(None, column))) for column in (batch.ids, batch.values))
+    return len(batch.offsets), sum(sizes)
+
+
+class _FirstStage:
+    """Sends what slices hear, and makes the rows of the shuffle."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._sender = Sender(work)
+        self._chunks: dict[int, int] = {}
+        self._entries: dict[int, int] = {}
+
+    def portion(self, portion: Portion) -> Iterator[pa.RecordBatch]:
+        """Send the removal chunks of a portion; the rows that it brings to the shuffle."""
+        work = self._work
+        if work.heard:
+            for base, heard in heard_pieces(portion.documents, work.settings.topics.segment_target_bytes):
+                for slot in range(len(work.slots)):
+                    self._send(slot, portion.partition, base, heard, [])
+        for slot, skips in sorted(portion.skips.items()):
+            for start in range(0, len(skips), _SKIPS_PER_CHUNK):
+                self._send(slot, portion.partition, 0, None, skips[start : start + _SKIPS_PER_CHUNK])
+        if len(portion.retracted):
+            body = np.concatenate([[portion.partition], portion.retracted]).astype(np.int64).tobytes()
+            for slot in range(len(work.slots)):
+                yield _row(work.route(slot), slot, RETRACTION, b"", body)
+        for slot, entries in sorted(portion.entries.items()):
+            self._entries[slot] = self._entries.get(slot, 0) + entries.num_rows
+            for first, block in blocks(entries, work.settings.build.chunk_bytes):
+                yield _row(work.route(slot), slot, BLOCK, first, encode_block(block))
+
+    def _send(self, slot: int, partition: int, base: int, heard: Heard | None, skips: list[Skip]) -> None:
+        place = self._work.place(slot, self._sender.attempt)
+        sequence = self._chunks.get(slot, 0)
+        self._chunks[slot] = sequence + 1
+        message = RemovalChunk(
+            build=place.build,
+            index=place.index,
+            slice=place.slice,
+            run=place.run,
+            batch=place.batch,
+            attempt=place.attempt,
+            sequence=sequence,
+            partition=partition,
+            base=base,
+            heard=heard,
+            skips=skips,
+        )
+        self._sender.send(slot, message)
+
+    def finish(self, share: Share) -> Iterator[pa.RecordBatch]:
+        """Wait for the acknowledgements, then say what was done."""
+        self._sender.finish()
+        routes = self._work.routes
+        for route, hashes in zip(routes, hash_ranges(share.hashes, len(routes)), strict=True):
+            if len(hashes):
+                yield _row(route, -1, HASHES, b"", hashes.tobytes())
+        summary = ShareSummary(
+            self._sender.attempt, share.read, self._chunks, self._entries, share.skipped, share.left_out
+        )
+        yield _row(routes[0], -1, SUMMARY, b"", _encode_summary(summary))
+
+
+# --- second stage -----------------------------------------------------------------------------------------
+
+
+def deliver_slots(work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of the shuffle, in order, to put chunks in the queues; gives summaries back."""
+    stage = _SecondStage(work)
+    for batch in rows:
+        slots, kinds, firsts, bodies = (batch.column(name) for name in ("slot", "kind", "first", "body"))
+        for position in range(batch.num_rows):
+            slot, body = slots[position].as_py(), bodies[position].as_buffer()
+            kind = kinds[position].as_py()
+            if kind == SUMMARY:
+                yield _row(0, -1, SUMMARY, b"", body.to_pybytes())
+            elif kind == HASHES:
+                stage.hashes.append(np.frombuffer(body.to_pybytes(), np.uint64))
+            elif kind == RETRACTION:
+                stage.retract(slot, np.frombuffer(body.to_pybytes(), np.int64))
+            else:
+                stage.block(slot, Block(firsts[position].as_py(), decode_block(body)))
+    for summary in stage.finish():
+        yield _row(0, -1, SUMMARY, b"", _encode_summary(summary))
+
+
+class _SecondStage:
+    """Merges and sends slot after slot."""
+
+    def __init__(self, work: Work) -> None:
+        self.hashes: list[Hashes] = []
+        self._work = work
+        self._sender = Sender(work)
+        self._slot = -1
+        self._done: list[SlotSummary] = []
+        self._begin_slot(-1)
+
+    def _begin_slot(self, slot: int) -> None:
+        if slot == self._slot:
+            return
+        self._end_slot()
+        self._slot = slot
+        self._merge = Merge()
+        self._retracted: dict[int, Offsets] = {}
+        self._chunks = self._entries = self._dropped = 0
+
+    def retract(self, slot: int, body: Offsets) -> None:
+        """Versions whose entries must be dropped; they come before the blocks."""
+        self._begin_slot(slot)
+        partition, offsets = int(body[0]), body[1:]
+        known = self._retracted.get(partition)
+        self._retracted[partition] = np.sort(offsets if known is None else np.concatenate([known, offsets]))
+
+    def block(self, slot: int, block: Block) -> None:
+        self._begin_slot(slot)
+        if self._retracted:
+            kept = without_versions(block.entries, self._retracted)
+            self._dropped += block.entries.num_rows - kept.num_rows
+            block = Block(block.first, kept)
+        for entries in self._merge.add(block):
+            self._send(entries)
+
+    def _send(self, entries: pa.RecordBatch) -> None:
+        place = self._work.place(self._slot, self._sender.attempt)
+        for start, end in pairwise(cuts(entries, self._work.settings.build.chunk_bytes)):
+            self._sender.send(self._slot, put_chunk(place, self._chunks, entries.slice(start, end - start)))
+            self._chunks += 1
+        self._entries += entries.num_rows
+
+    def _end_slot(self) -> None:
+        if self._slot < 0:
+            return
+        for entries in self._merge.finish():
+            self._send(entries)
+        self._done.append(
+            SlotSummary(self._slot, self._sender.attempt, self._chunks, self._entries, self._dropped)
+        )
+
+    def finish(self) -> list[Summary]:
+        """Send the rest and wait for the acknowledgements; what was done."""
+        self._end_slot()
+        self._sender.finish()
+        return [*self._done, ForeignSummary(repeated(self.hashes).tobytes())]
+
+
+# --- documents in several source partitions ---------------------------------------------------------------
+
+
+def read_and_find_versions(
+    work: Work, wanted: bytes, topic: str, extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The versions in one share, read again, of documents with the given hashes (u64[n], ascending)."""
+    for extent in chosen(extents, rows):
+        yield from find_versions(wanted, read_extent(work.settings, topic, extent))
+
+
+def find_versions(wanted: bytes, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
+    """The versions in one share of documents with the given hashes (u64[n], ascending), as VERSION_ROWs."""
+    hashes = np.frombuffer(wanted, np.uint64)
+    for batch in records:
+        found = np.flatnonzero(contained(hashes_of(map(_or_empty, batch.ids), len(batch.ids)), hashes))
+        columns = [
+            pa.array([batch.ids[row] for row in found.tolist()], pa.binary()),
+            pa.array(np.asarray(batch.times, np.int64)[found]),
+            pa.array(np.full(len(found), batch.partition, np.int32)),
+            pa.array(np.asarray(batch.offsets, np.int64)[found]),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=_VERSION_SCHEMA)
+
+
+def _or_empty(item: bytes | None) -> bytes:
+    return item or b""
+
+
+def _row(route: int, slot: int, kind: int, first: bytes, body: bytes) -> pa.RecordBatch:
+    values: list[Any] = [[route], [slot], [kind], [first], [body]]
+    columns = [pa.array(value, column.type) for value, column in zip(values, _ROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
+
+
+def read_summary(body: bytes) -> Summary:
+    """The summary in the body of a row that `deliver_slots` gave back."""
+    return _decode_summary.decode(body)

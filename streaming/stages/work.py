@@ -1,0 +1,150 @@
+"""What tasks are told, and how they send. Everything here runs in Spark's Python workers.
+
+Theory of operation: a task sends with an idempotent producer, under a name that no other attempt has, and
+returns only when everything is acknowledged. So it may fail anywhere and be run again: what a dead attempt
+has sent is never named in a batch end. Compiled indexes and the producer are kept by the worker process from
+task to task.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaError
+
+from keytide.definition import IndexDefinition
+from keytide.errors import RetryableError
+from keytide.kafka.clients import Producer
+from keytide.kafka.topics import producer
+from keytide.model.topics import Topics
+from keytide.settings.settings import Settings
+from keytide.wire.messages import Message, encode, split
+from projector.core.projection import KeyspacePlan
+from streaming.core.micro_batches import Slot, slot_numbers
+from streaming.core.runs import Place
+from streaming.core.share import PORTION_BYTES
+from streaming.core.versions import Offsets
+
+_FLUSH_LIMIT_S = 600.0
+
+
+class DeliveryError(RetryableError):
+    """A message did not get into its backfill queue; the task fails and is run again."""
+
+    problem_type = "delivery-failed"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the tasks of one micro-batch must know; pickled with them.
+
+    Attributes:
+        slots: what the build fills (`streaming.core.micro_batches`).
+        definitions: index id -> its definition as JSON.
+        routes: route of each shuffle partition (`streaming.core.micro_batches.exact_routes`).
+        heard: whether all slots hear all documents (R21): in every micro-batch after the first.
+        settings: without secrets that only other parts need.
+        losers: partition -> offsets of versions that another partition has a newer version of.
+        splits: index id -> its splits, of those by RANGE.
+    """
+
+    build: str
+    run: str
+    batch: int
+    slots: tuple[Slot, ...]
+    definitions: tuple[tuple[str, bytes], ...]
+    routes: tuple[int, ...]
+    heard: bool
+    settings: Settings = field(repr=False)
+    losers: Mapping[int, Offsets] = field(default_factory=dict, repr=False)
+    portion_bytes: int = PORTION_BYTES
+    splits: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
+
+    def route(self, slot: int) -> int:
+        return self.routes[slot % len(self.routes)]
+
+    def place(self, slot: int, attempt: str) -> Place:
+        index, number = self.slots[slot]
+        return Place(self.build, index, number, self.run, self.batch, attempt)
+
+
+class Sender:
+    """Sends the messages of one task attempt to the backfill queues."""
+
+    def __init__(self, work: Work) -> None:
+        self.attempt = uuid.uuid4().hex[:20]
+        self._work = work
+        self._producer = task_producer(work.settings)
+        self._topics = {
+            index: Topics(work.settings.cluster).backfill(index, work.build) for index, _ in work.slots
+        }
+        self._part_bytes = work.settings.topics.part_bytes
+        self._messages = 0
+        self._failed: list[KafkaError] = []
+
+    def send(self, slot: int, message: Message) -> None:
+        index, number = self._work.slots[slot]
+        self._messages += 1
+        for data in split(encode(message), self._part_bytes, self.attempt, self._messages):
+            self._produce(self._topics[index], number, data)
+
+    def _produce(self, topic: str, partition: int, data: bytes) -> None:
+        deadline = time.monotonic() + _FLUSH_LIMIT_S
+        while not self._failed:
+            try:
+                self._producer.produce(topic, data, partition=partition, on_delivery=self._delivered)
+                self._producer.poll(0)
+                return
+            except BufferError:  # the queue of librdkafka is full: Kafka is slower than we are
+                self._producer.poll(0.1)
+                if time.monotonic() > deadline:
+                    break
+        self._fail()
+
+    def finish(self) -> None:
+        """Wait until everything is acknowledged.
+
+        Raises:
+            DeliveryError: something is not.
+        """
+        if self._producer.flush(_FLUSH_LIMIT_S) or self._failed:
+            self._fail()
+
+    def _delivered(self, error: KafkaError | None, _message: Any) -> None:
+        if error is not None:
+            self._failed.append(error)
+
+    def _fail(self) -> None:
+        _producer_for.cache_clear()  # this one may be beyond repair: the next attempt gets a new one
+        reason = self._failed[0] if self._failed else f"no answer within {_FLUSH_LIMIT_S:.0f} s"
+        raise DeliveryError(f"a chunk of micro-batch {self._work.batch} was not delivered: {reason}")
+
+
+@functools.lru_cache(maxsize=1)
+def _producer_for(settings: str) -> Producer:
+    return producer(Settings.model_validate_json(settings))
+
+
+def task_producer(settings: Settings) -> Producer:
+    """One producer for all tasks that a worker process runs, one after the other."""
+    return _producer_for(settings.model_dump_json())
+
+
+@functools.lru_cache(maxsize=1)
+def plan_of(definitions: tuple[tuple[str, bytes], ...]) -> KeyspacePlan:
+    """The compiled indexes of a build, once per worker process."""
+    return KeyspacePlan(
+        (index, msgspec.json.decode(definition, type=IndexDefinition)) for index, definition in definitions
+    )
+
+
+def slots_by_index(work: Work) -> dict[str, list[int]]:
+    """Index id -> the slot number of each of its slices, -1 for those that the build does not fill."""
+    indexes = plan_of(work.definitions).indexes
+    return slot_numbers(work.slots, {id_: index.definition.slices for id_, index in indexes.items()})

@@ -1,0 +1,310 @@
+"""Judging documents: what slices hold of one against what the source has of it. Pure.
+
+Theory of operation
+===================
+The index at snapshot T must be the projection of the newest versions below T's timestamp, exactly. The source
+is read after T, and may have lost records meanwhile, so a difference is not a fault before it is proven:
+
+* Compaction keeps the newest record of a document. One below T may have gone because a newer one lies past T,
+  or past all that was read. So where the version that the index has was not read, what is found counts only
+  when it is found again, unchanged, at a newer snapshot that covers everything written before the first look
+  was over (`is_proven`): what the cleaner explains has changed by then, in the index or in the source.
+* Compaction keeps a deletion for `delete.retention.ms`. Unless reading took longer than that, an older record
+  is gone before its deletion is. So a document of which nothing is left was deleted, or never was.
+* Retention removes what lies below the first offset (R29). An entry whose version lies there, with nothing
+  newer, stays by design; it is `UNPROVABLE`. So is a row of the table that a build began with; where one did,
+  its offsets are the first that count (`Scene.starts`).
+* A deletion of a document in two source partitions goes in its time, while an older record of the other
+  partition stays: compaction, and retention, work per partition. A slice remembers such a deletion
+  (`Remembering`); where it is newer than what is left, that proves nothing.
+* A document in two source partitions is ordered by record times, of which compaction or retention may have
+  removed the largest: where index and source each have the newest version of another partition, nobody can
+  tell. From a log that has everything all can be told: there an older write that was met after the newer one,
+  and taken for it, is a fault like any other. (The order of versions is settled, so what the index has is not
+  the projection; a slice that did not know better does not make it right.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from keytide.model.types import TABLE_PARTITION
+from keytide.wire.digests import BackRow
+from streaming.verify.core.difference import Difference, Entry, Holding, Kind, Version
+from streaming.verify.core.newest import Versions, decided
+
+UNDECIDED: Final = "undecided"
+"""To be judged again at a newer snapshot."""
+CHANGES_TOO_FAST: Final = (
+    "it is changed, and the source compacted, faster than it can be compared; verify again when it is quieter"
+)
+
+
+class Truth(NamedTuple):
+    """What the source has of one document.
+
+    Attributes:
+        version: the newest below the snapshot; None when there is none.
+        entries: index id -> its entries, sorted.
+        later: whether it has a record past the snapshot.
+        others: the newest versions of other partitions.
+    """
+
+    version: Version | None = None
+    entries: Mapping[str, tuple[Entry, ...]] = {}
+    later: bool = False
+    others: tuple[Version, ...] = ()
+
+
+class Evidence(NamedTuple):
+    """What may have been lost of the source while it was read.
+
+    Attributes:
+        floors: source partition -> the first offset that counts: nothing that lies below is read.
+        compacted: whether the cleaner runs.
+        deletions_lost: reading took longer than deletions are kept.
+    """
+
+    floors: Mapping[int, int] = {}
+    compacted: bool = False
+    deletions_lost: bool = False
+
+    def below(self, version: Version) -> bool:
+        """Whether a version lies where nothing is left."""
+        return version.offset < self.floors.get(version.partition, 0)
+
+    def thinned(self, *versions: Version) -> bool:
+        """Whether older versions of their partitions may be gone, which had larger times."""
+        return self.compacted or any(self.floors.get(one.partition, 0) > 0 for one in versions)
+
+
+NOTHING: Final = Truth()
+
+
+class Remembering(Holding, frozen=True, array_like=True):
+    """What a slice holds of a document that it has no keys of and was met in two source partitions.
+
+    Attributes:
+        deletion: the newest version, as the slice remembers it; `version` is None, as where nothing is known.
+    """
+
+    deletion: Version
+
+
+def judge(
+    index: str, docid: bytes, held: Sequence[Holding], truth: Truth, evidence: Evidence
+) -> Difference | Literal["undecided"] | None:
+    """What is wrong with one document in one index; None when nothing is.
+
+    Args:
+        held: what slices hold of it, those that hold nothing left out; ascending by slice.
+    """
+    expected = truth.entries.get(index, ())
+    found = tuple(sorted(entry for one in held for entry in one.entries))
+    flaw = _record_flaw(held, expected, truth)
+    if found == expected and not flaw:
+        return None
+    versions = {one.slice: one.version for one in held if one.version is not None}
+
+    def difference(kind: Kind, reason: str = "") -> Difference:
+        return Difference(kind, index, docid, expected, found, truth.version, versions, (), reason)
+
+    places = {(version.partition, version.offset) for version in versions.values()}
+    same = truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
+    if evidence.compacted and truth.later and not same:
+        return UNDECIDED
+    deletions = [one.deletion for one in held if isinstance(one, Remembering)]
+    if reason := _unproven(versions, deletions, expected, truth, evidence, same=same):
+        return difference(Kind.UNPROVABLE, reason)
+    kind, reason = _class(expected, found, flaw)
+    return difference(kind, reason or _ghosts(held) or _met_last(versions, truth))
+
+
+def is_proven(held: Sequence[Holding], truth: Truth, evidence: Evidence) -> bool:
+    """Whether a difference of a document is proven by one look: the cleaner cannot explain it."""
+    if not evidence.compacted:
+        return True
+    places = {(one.version.partition, one.version.offset) for one in held if one.version is not None}
+    return truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
+
+
+def _unproven(
+    versions: Mapping[int, Version],
+    deletions: Sequence[Version],
+    expected: tuple[Entry, ...],
+    truth: Truth,
+    evidence: Evidence,
+    *,
+    same: bool,
+) -> str:
+    """Why the source cannot prove what is right, "" when it can."""
+    # Where the source expects nothing either, a deletion makes no difference.
+    if expected and any(_has_won(deletion, truth, evidence) for deletion in deletions):
+        return "a newer deletion is remembered, of another source partition, which may have removed it"
+    if same:
+        return ""
+    if truth.version is None:
+        if any(version.partition == TABLE_PARTITION for version in versions.values()):
+            return "it comes from the table that the build began with, and no record of it is newer"
+        if any(evidence.below(version) for version in versions.values()):
+            return "its record lies below the first offset that the source still holds, or below the table's"
+    elif evidence.below(truth.version):
+        return "the source has removed the record while it was read"
+    elif any(_may_be_newer(version, truth.version, truth, evidence) for version in versions.values()):
+        return "it was written to two source partitions, and what is left does not say which write was newer"
+    if evidence.deletions_lost and (truth.version is None or (expected and not versions)):
+        return "reading took longer than the source keeps deletions (delete.retention.ms)"
+    return ""
+
+
+def _may_be_newer(held: Version, newest: Version, truth: Truth, evidence: Evidence) -> bool:
+    """Whether a version that a slice has may be newer than the newest that was read: one of another partition
+    that is gone from there, or older ones are, whose times would tell."""
+    if held.partition in (newest.partition, TABLE_PARTITION):
+        return False
+    return evidence.below(held) or (_is_among(held, truth.others) and evidence.thinned(held, newest))
+
+
+def _has_won(deletion: Version, truth: Truth, evidence: Evidence) -> bool:
+    """Whether a deletion that a slice remembers is newer than the newest version that was read, and may be
+    gone from another partition. (Within one, an older record goes before its deletion does.)"""
+    newest = truth.version
+    if newest is None or deletion.partition in (newest.partition, TABLE_PARTITION):
+        return False
+    if (deletion.time, deletion.partition) < (newest.time, newest.partition):
+        return False
+    return evidence.compacted or _may_be_newer(deletion, newest, truth, evidence)
+
+
+def _is_among(version: Version, others: Sequence[Version]) -> bool:
+    return any((version.partition, version.offset) == (one.partition, one.offset) for one in others)
+
+
+def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[Kind, str]:
+    """The class of a proven difference, and what is to be said beside."""
+    if found == expected:
+        return Kind.WRONG_RECORD, flaw
+    wanted = {(entry.key, entry.slice) for entry in expected}
+    there = {(entry.key, entry.slice) for entry in found}
+    if wanted == there:
+        return Kind.WRONG_INCLUDED, ""
+    if there < wanted:
+        return Kind.MISSING, ""
+    if wanted < there:
+        return Kind.EXTRA, ""
+    if {key for key, _ in wanted} == {key for key, _ in there}:
+        return Kind.WRONG_KEY, "it lies in a slice where nobody looks for it"
+    return Kind.WRONG_KEY, ""
+
+
+def _record_flaw(held: Sequence[Holding], expected: tuple[Entry, ...], truth: Truth) -> str:
+    """What is wrong with what slices remember of the document beside its entries, "" when nothing is."""
+    by_slice: dict[int, list[bytes]] = {}
+    for entry in expected:
+        by_slice.setdefault(entry.slice, []).append(entry.key)
+    for one in held:
+        keys = tuple(sorted(by_slice.pop(one.slice, ())))
+        if one.version is None:
+            if keys:
+                return f"the back index of slice {one.slice} does not know it"
+            continue
+        if one.keys != keys:
+            return f"the back index of slice {one.slice} has other keys"
+        newest = truth.version
+        if newest is None or (one.version.partition, one.version.offset) != (newest.partition, newest.offset):
+            return f"the back index of slice {one.slice} has another version"
+    missing = sorted(by_slice)
+    return f"the back index of slice {missing[0]} does not know it" if missing else ""
+
+
+def _ghosts(held: Sequence[Holding]) -> str:
+    """Slices with entries that their back index does not know: no change will ever remove them."""
+    blind = [
+        one.slice
+        for one in held
+        if any(one.version is None or entry.key not in one.keys for entry in one.entries)
+    ]
+    if not blind:
+        return ""
+    return f"the back index of slice {', '.join(map(str, blind))} does not know what is there"
+
+
+def _met_last(versions: Mapping[int, Version], truth: Truth) -> str:
+    """Slices whose version is the newest of another partition than the newest of all."""
+    late = [number for number, version in versions.items() if _is_among(version, truth.others)]
+    if not late:
+        return ""
+    return (
+        "it was written to two source partitions, and the write that is older was met last, in slice "
+        f"{', '.join(map(str, late))}"
+    )
+
+
+# --- from columns and rows ---------------------------------------------------------------------------------
+
+
+def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict[bytes, Truth]:
+    """What the source has of each document.
+
+    Args:
+        before: reduced versions below the snapshot.
+        later: versions past it.
+        indexes: ids, as entries are numbered.
+    """
+    newest, foreign = decided(before)
+    ids = newest.documents.column("id").to_pylist()
+    places = [
+        Version(partition, offset, moment)
+        for partition, offset, moment in zip(
+            *(newest.column(name).tolist() for name in ("partition", "offset", "time")), strict=True
+        )
+    ]
+    entries: dict[int, dict[str, list[Entry]]] = {}
+    columns = [newest.entries.column(name).to_pylist() for name in newest.entries.schema.names]
+    for document, index, number, key, value in zip(*columns, strict=True):
+        entries.setdefault(document, {}).setdefault(indexes[index], []).append(Entry(key, value, number))
+    past = set(later.documents.column("id").to_pylist())
+    others: dict[bytes, list[Version]] = {}
+    if len(foreign):
+        doubtful = {ids[row]: places[row] for row in foreign.tolist()}
+        columns = [
+            before.documents.column(name).to_pylist() for name in ("id", "partition", "offset", "time")
+        ]
+        for docid, partition, offset, moment in zip(*columns, strict=True):
+            if docid in doubtful and doubtful[docid].partition != partition:
+                others.setdefault(docid, []).append(Version(partition, offset, moment))
+    truths = {
+        docid: Truth(
+            places[row],
+            {index: tuple(sorted(some)) for index, some in entries.get(row, {}).items()},
+            docid in past,
+            tuple(others.get(docid, ())),
+        )
+        for row, docid in enumerate(ids)
+    }
+    for docid in past - truths.keys():
+        truths[docid] = Truth(later=True)
+    return truths
+
+
+def holdings_of(
+    number: int, entries: Iterable[tuple[bytes, bytes, bytes]], back: Iterable[BackRow]
+) -> Iterable[tuple[bytes, Holding]]:
+    """What a slice holds of each document, from its rows. Of a remembered deletion that is its version alone
+    (`Remembering`)."""
+    forward: dict[bytes, list[Entry]] = {}
+    for docid, key, value in entries:
+        forward.setdefault(docid, []).append(Entry(key, value, number))
+    known = {row.id: row for row in back}
+    for docid in sorted(forward.keys() | known.keys()):
+        mine = tuple(sorted(forward.get(docid, ())))
+        row = known.get(docid)
+        if row is None:
+            yield docid, Holding(number, None, (), mine)
+            continue
+        version = Version(row.partition, row.offset, row.time)
+        if row.keys:
+            yield docid, Holding(number, version, tuple(sorted(row.keys)), mine)
+        else:
+            yield docid, Remembering(number, None, (), mine, version)

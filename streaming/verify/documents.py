@@ -1,0 +1,357 @@
+"""Looking at documents one by one: of buckets that differ, that share a key, or that had changed meanwhile.
+
+Theory of operation
+===================
+The source is read for the chosen documents alone, up to its end, so that it shows what came after the
+snapshot; slices give their rows of them; each document is judged (`comparing`). A group is bounded: so is
+what the driver holds. Once the limit of differences is reached, the rest is counted as not examined: an index
+that is wrong everywhere is built anew, not listed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+
+from keytide.catalog.catalog import IndexRecord
+from keytide.model.timestamp import Timestamp
+from keytide.wire import digests
+from keytide.wire.columns import hashes_of
+from keytide.wire.digests import Duplicate
+from streaming.verify.core.comparing import (
+    CHANGES_TOO_FAST,
+    NOTHING,
+    Evidence,
+    Truth,
+    holdings_of,
+    is_proven,
+    judge,
+    truths_of,
+)
+from streaming.verify.core.difference import NOT_EXAMINED, Difference, Holding, Kind
+from streaming.verify.core.newest import decode, joined, reduced
+from streaming.verify.slices import Pin, Slices
+from streaming.verify.source import Reading, SourceReader
+from streaming.verify.tasks import VerifyWork
+
+GROUP_DOCUMENTS: Final = 50_000
+"""With entries, judged at once: what the driver holds of them."""
+GROUP_VERSIONS: Final = 500_000
+"""Of the source, at once: with entries or, as most are where an index is partial, without."""
+ROUNDS: Final = 4
+"""Newer snapshots at which what could not be decided is judged again."""
+
+
+class SourceFacts(Protocol):
+    """What is asked of the source topic."""
+
+    def earliest(self) -> dict[int, int]:
+        """First offsets that are there."""
+        ...
+
+    def ends(self) -> dict[int, int]:
+        """Ends for a read_committed reader."""
+        ...
+
+    def deletions_kept_ms(self) -> int | None:
+        """How long a compacted topic keeps deletions; None for one that is not compacted."""
+        ...
+
+    def check(self, timestamp: Timestamp, incarnation: int) -> None:
+        """See that the source is the one that the snapshot is of.
+
+        Raises:
+            RetryableError: it is another topic, was rolled back, or ends below the snapshot.
+        """
+        ...
+
+
+class IndexOutcome(msgspec.Struct):
+    """What was found of one index.
+
+    Attributes:
+        entries: that it has at the snapshot.
+        unproven: entries whose version lies below the source's first offset, or in the table that the build
+            began with: the source says nothing of them.
+        buckets: of document ids that differed.
+        not_examined: of these, left when the limit of differences was reached.
+        unlisted: differences that were found beyond that limit.
+        counts: class -> how many were found.
+    """
+
+    index: str
+    entries: int = 0
+    unproven: int = 0
+    buckets: int = 0
+    not_examined: int = 0
+    unlisted: int = 0
+    counts: dict[str, int] = {}
+
+
+@dataclass
+class Outcome:
+    """What a verification found.
+
+    Attributes:
+        documents: records read.
+        differences: up to the limit.
+    """
+
+    pin: Pin
+    indexes: dict[str, IndexOutcome]
+    documents: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Class -> how many, over all indexes; what the source says nothing of is UNPROVABLE. And how many
+        buckets were NOT_EXAMINED: what nobody has looked at is not right."""
+        total: dict[str, int] = {}
+        for outcome in self.indexes.values():
+            left = {NOT_EXAMINED: outcome.not_examined} if outcome.not_examined else {}
+            for kind, count in (outcome.counts | left).items():
+                total[kind] = total.get(kind, 0) + count
+        return dict(sorted(total.items()))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a verification works with.
+
+    Attributes:
+        keyspace: the topic.
+        indexes: their records, by id.
+        slices: asks the nodes.
+        facts: asks Kafka.
+        limit: differences that are listed.
+        tell: called with what is done now, in words, and how much of the whole (0 to 1).
+        stopped: asked now and then.
+    """
+
+    keyspace: str
+    indexes: tuple[IndexRecord, ...]
+    slices: Slices
+    facts: SourceFacts
+    limit: int
+    tell: Callable[[str, float], None] = lambda _, __: None
+    stopped: Callable[[], bool] = lambda: False
+
+    def starts(self) -> dict[int, int]:
+        """Source partition -> from where index and source are compared: the first offset that is there, but
+        not below a table that the index began with. Of the records that it stands for some may be there
+        still; the index has its rows in their place."""
+        taken = self.slices.tables_taken_at()
+        return {
+            partition: max(start, taken.get(partition, 0))
+            for partition, start in self.facts.earliest().items()
+        }
+
+
+class Judging:
+    """Looks at documents one by one.
+
+    Args:
+        reader: of the source.
+        work: of the reading before.
+        outcome: gets the differences.
+        began: when the reading began (`time.monotonic`).
+    """
+
+    def __init__(
+        self, scene: Scene, reader: SourceReader, work: VerifyWork, outcome: Outcome, began: float
+    ) -> None:
+        self._scene = scene
+        self._reader = reader
+        self._work = work
+        self._outcome = outcome
+        self._began = began
+        self._undecided: dict[str, set[bytes]] = {}
+        self._suspects: dict[tuple[str, bytes], object] = {}
+        self._sharers: dict[tuple[str, bytes], object] = {}
+        self._shared: dict[tuple[str, bytes], set[bytes]] = {}
+
+    @property
+    def _full(self) -> bool:
+        return len(self._outcome.differences) >= self._scene.limit
+
+    def buckets(self, found: Mapping[str, Mapping[int, int]], documents: int) -> None:
+        """Judge the documents of buckets that differ, group by group, until the limit is reached; the source
+        has so many `documents` in a bucket, about."""
+        most = max(1, GROUP_VERSIONS // max(1, documents))
+        sizes: dict[int, int] = {}
+        for mine in found.values():
+            for bucket, size in mine.items():
+                sizes[bucket] = sizes.get(bucket, 0) + size
+        left = sorted(sizes)
+        while left and not self._full:
+            group: list[int] = []
+            size = 0
+            while left and (not group or size + sizes[left[0]] <= GROUP_DOCUMENTS) and len(group) < most:
+                size += sizes[left[0]]
+                group.append(left.pop(0))
+            self._scene.tell(f"looking at {len(group) + len(left)} buckets that differ", 0.92)
+            wanted = {index: sorted(set(group) & mine.keys()) for index, mine in found.items()}
+            self._judge(self._outcome.pin, wanted, {})
+            if sum(map(len, self._undecided.values())) >= self._scene.limit:
+                self.again()  # (what waits is held in memory)
+        for index, mine in found.items():
+            self._outcome.indexes[index].not_examined = len(set(left) & mine.keys())
+
+    def shared(self, duplicates: Sequence[tuple[str, Duplicate]]) -> None:
+        """Judge documents that share a key: it counts when their newest versions do, and nothing came
+        later."""
+        for index, one in duplicates[: self._scene.limit]:
+            self._shared.setdefault((index, one.key), set()).update(one.ids)
+        for index, _ in duplicates[self._scene.limit :]:
+            self._outcome.indexes[index].unlisted += 1
+        self._judge_shared(self._outcome.pin)
+
+    def again(self) -> None:
+        """Judge what could not be decided at newer snapshots."""
+        for _ in range(ROUNDS):
+            if not (self._undecided or self._shared):
+                return
+            undecided, self._undecided = self._undecided, {}
+            self._scene.tell("looking again at what has changed since", 0.97)
+            ends = Timestamp.of(self._scene.facts.ends(), self._outcome.pin.timestamp.topic_id)
+            pin = self._scene.slices.pin(self._scene.stopped, ends)
+            try:
+                if undecided:
+                    self._judge(pin, {}, undecided)
+                self._judge_shared(pin)
+            finally:
+                self._scene.slices.release(pin)
+        undecided, self._undecided = self._undecided, {}
+        for index, ids in sorted(undecided.items()):
+            for docid in sorted(ids):
+                self._suspects.pop((index, docid), None)
+                self._add(Difference(Kind.UNPROVABLE, index, docid, reason=CHANGES_TOO_FAST))
+        shared, self._shared = self._shared, {}
+        for (index, _), some in sorted(shared.items()):
+            first, *others = sorted(some)
+            reason = f"{len(some)} documents may have one key: {CHANGES_TOO_FAST}"
+            self._add(Difference(Kind.UNPROVABLE, index, first, others=tuple(others), reason=reason))
+
+    def _add(self, difference: Difference) -> None:
+        index = self._outcome.indexes[difference.index]
+        index.counts[difference.kind.value] = index.counts.get(difference.kind.value, 0) + 1
+        if len(self._outcome.differences) >= self._scene.limit:
+            index.unlisted += 1
+        else:
+            self._outcome.differences.append(difference)
+
+    def _judge(
+        self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
+    ) -> None:
+        """Judge documents at a snapshot: for each index those of its buckets, or of its ids."""
+        truths = self.truths(pin, buckets, ids)
+        held = self.held(pin, buckets, ids)
+        evidence = self.evidence()
+        for index in self._scene.indexes:
+            mine = set(buckets.get(index.id, ()))
+            wanted = set(ids.get(index.id, ()))
+            known = {docid for docid, truth in truths.items() if truth.entries.get(index.id)}
+            candidates = sorted(known | {docid for name, docid in held if name == index.id})
+            inside = self._buckets_of(candidates)
+            for docid, bucket in zip(candidates, inside, strict=True):
+                if bucket not in mine and docid not in wanted:
+                    continue
+                holdings = held.get((index.id, docid), [])
+                truth = truths.get(docid, NOTHING)
+                verdict = judge(index.id, docid, holdings, truth, evidence)
+                suspect = self._suspects.pop((index.id, docid), None)
+                if isinstance(verdict, Difference):
+                    seen = (holdings, truth.version)
+                    harmless = verdict.kind is Kind.UNPROVABLE
+                    if harmless or suspect == seen or is_proven(holdings, truth, evidence):
+                        self._add(verdict)
+                        continue
+                    self._suspects[index.id, docid] = seen
+                if verdict is not None:
+                    self._undecided.setdefault(index.id, set()).add(docid)
+
+    def _buckets_of(self, ids: Sequence[bytes]) -> list[int]:
+        found: list[int] = digests.buckets_of(hashes_of(ids, len(ids)), self._work.bits).tolist()
+        return found
+
+    def _judge_shared(self, pin: Pin) -> None:
+        """Those that share a key by the source itself are reported; what changed past the snapshot is looked
+        at once more."""
+        if not self._shared:
+            return
+        ids = {docid for some in self._shared.values() for docid in some}
+        truths = self.truths(pin, {}, {"": ids})
+        compacted = self.evidence().compacted
+        left: dict[tuple[str, bytes], set[bytes]] = {}
+        for (index, key), some in sorted(self._shared.items()):
+            owners = [docid for docid in sorted(some) if _has_key(truths.get(docid), index, key)]
+            if len(owners) < 2:
+                continue
+            settled = [docid for docid in owners if not truths[docid].later]
+            seen = [(docid, truths[docid].version) for docid in settled]
+            once_more = compacted and self._sharers.get((index, key)) != seen
+            if len(settled) < 2 or once_more:
+                self._sharers[index, key] = seen
+                left[index, key] = some
+                continue
+            truth = truths[settled[0]]
+            entries = tuple(entry for entry in truth.entries[index] if entry.key == key)
+            reason = f"{len(settled)} documents have this key"
+            self._add(
+                Difference(
+                    *(Kind.DUPLICATE_UNIQUE, index, settled[0], (), entries, truth.version),
+                    others=tuple(settled[1:]),
+                    reason=reason,
+                )
+            )
+        self._shared = left
+
+    def truths(
+        self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
+    ) -> dict[bytes, Truth]:
+        """What the source has, up to its end now, of documents of buckets and ids."""
+        work = VerifyWork(
+            **{
+                **{name: getattr(self._work, name) for name in VerifyWork.__dataclass_fields__},
+                "until": pin.timestamp.offsets(),
+                "buckets": tuple(sorted({bucket for some in buckets.values() for bucket in some})),
+                "ids": frozenset(docid for some in ids.values() for docid in some),
+            }
+        )
+        ends = self._scene.facts.ends()
+        reading = Reading.of(self._scene.keyspace, self._scene.starts(), ends)
+        found = self._reader.find(reading, work)
+        before = reduced(joined([decode(one.before) for one in found]))
+        later = joined([decode(one.later) for one in found])
+        return truths_of(before, later, [plan.id for plan in self._work.indexes])
+
+    def held(
+        self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
+    ) -> dict[tuple[str, bytes], list[Holding]]:
+        """What slices hold: (index id, document id) -> by slice."""
+        held: dict[tuple[str, bytes], list[Holding]] = {}
+        for index in sorted({*buckets, *ids}):
+            mine, wanted = sorted(buckets.get(index, ())), sorted(ids.get(index, ()))
+            if not mine and not wanted:
+                continue
+            places = [place for place in pin.nodes if place[0] == index]
+            for (_, number), entries, back in self._scene.slices.rows(
+                pin, places, self._work.bits, mine, wanted
+            ):
+                for docid, holding in holdings_of(number, entries, back):
+                    held.setdefault((index, docid), []).append(holding)
+        return held
+
+    def evidence(self) -> Evidence:
+        """What may have been lost up to now."""
+        kept = self._scene.facts.deletions_kept_ms()
+        took = (time.monotonic() - self._began) * 1000
+        return Evidence(self._scene.starts(), kept is not None, kept is not None and took >= kept)
+
+
+def _has_key(truth: Truth | None, index: str, key: bytes) -> bool:
+    return truth is not None and any(entry.key == key for entry in truth.entries.get(index, ()))
