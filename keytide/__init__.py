@@ -1,16 +1,17 @@
-"""The vocabulary that every part of Keytide shares: one word per thing, one thing per word.
+"""The ground that every part of Keytide stands on, and what users import: one word per thing, one thing per
+word.
 
-What lives here: vector timestamps, index definitions and their SQL, the order-preserving key encoding, every
-wire message, topic names, settings, the three families of errors; the clients that users import and the
-`keytide` command.
+The ground floor: `errors`, `model`, `collation`, `definition`, `catalog`, `wire` (pure: no clock, no
+randomness, no threads, no Kafka, no LMDB), `settings`, and the adapters `kafka`, `http`, `serving`,
+`process`. The upper floor, which the ground never imports: `query` (SELECT to a plan), `client` and `cli`.
+`import keytide` brings the clients and nothing of a server.
 
-Who may import it: every package. What it may import: none of the services. Only `keytide.cli` reaches
-`deploy`, from inside the commands that start a cluster. The vocabulary proper (collation, timestamp,
-messages, definition, types, errors, entry) is pure: no clock, no randomness, no threads, no Kafka, no LMDB.
+Who may import it: every package. What it may import: none of the services. The command's groups that start a
+cluster come from `deploy` by entry points.
 
-Not to be touched lightly: the key encoding (`collation`, `entry`) is on the disks of running clusters, and
-the messages (`messages`) are in their queues. A change to either needs a new tag or version, and a reader for
-the old one.
+Not to be touched lightly: the key encoding (`collation`, `model.entry`) is on the disks of running clusters,
+and the messages (`wire.messages`) are in their queues. A change to either needs a new tag or version, and a
+reader for the old one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""TODO"""
+"""What all pure parts of the coordinator speak: events in, instructions out, facts of sources, who is alive.
+Pure.
+
+Imported by every room of the package; imports none of them.
+"""

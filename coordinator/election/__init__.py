@@ -1,1 +1,4 @@
-"""TODO"""
+"""One leader among several: claiming a term by a fenced transaction, standing by.
+
+Whoever writes to the metadata topic does so under a claim from here (R3).
+"""

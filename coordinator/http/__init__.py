@@ -1,1 +1,4 @@
-"""TODO"""
+"""The admin API and the web page.
+
+Imports `views` for what is shown and asks `process.service` for what is done.
+"""

@@ -1,1 +1,4 @@
-"""TODO"""
+"""What mutation queues and topics need no more, and how far a queue may be deleted (R34). Pure.
+
+Carried out by `coordinator.kafka.queue_trimming`, which asks `bounds` again whatever was ordered.
+"""

@@ -1,1 +1,5 @@
-"""TODO"""
+"""What operators are shown, as JSON documents, and the one verdict of health. Pure: a look at the leader at
+one moment.
+
+Called by `coordinator.http` and metrics within the control loop.
+"""

@@ -1,1 +1,6 @@
-"""TODO"""
+"""The slices of this node: which there are, their runners, stores, snapshots and files; and what the scan
+endpoint may see of them.
+
+Everything here runs on the ingest thread but for `node`, whose reads are made for the endpoint's thread
+(`indexer.view`).
+"""

@@ -1,1 +1,5 @@
-"""TODO"""
+"""What a node hears: mutation queues, control and metadata, in one loop of one thread, which drives the
+slices of `indexer.hosting` and reports to the coordinators.
+
+Called by `indexer.serve.service`; a gateway uses `consumer` and `metadata` without slices.
+"""

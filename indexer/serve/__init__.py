@@ -1,1 +1,6 @@
-"""TODO"""
+"""An indexer node or gateway as a process: the HTTP application, the wiring, health, and what other services
+ask of a node's slices.
+
+The composition root of the package: it may import all of `indexer`, and nothing of `indexer` but `__main__`
+imports it.
+"""

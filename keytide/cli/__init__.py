@@ -1,13 +1,12 @@
-"""The `keytide` command: HTTP to a cluster for everything but `up`, `down`, `demo` and `doctor`, which use
-`deploy`.
+"""The `keytide` command: HTTP to a cluster for everything but `up`, `down`, `demo`, `doctor` and `gateway`,
+which `deploy` adds.
 
-    app      the commands
-    scan     rows for people, and whole indexes as files
-    admin    the coordinator's REST API, and where it is
-    nodes    which nodes reads ask; patience: for how long
-    looks    what people see of keyspaces, slices and events
-    output   tables, progress bars, JSON, errors
-    local    up, down, demo: the only place in `keytide` that reaches `deploy`, and only when called
+    app          the commands
+    scan         rows for people, and whole indexes as files
+    admin        the coordinator's REST API, and where it is
+    nodes        which nodes reads ask; timeouts: for how long
+    rendering    what people see of keyspaces, slices and events
+    output       tables, progress bars, JSON, errors
 """
 
 from keytide.cli.app import app

@@ -16,19 +16,11 @@ node gave it.
 A `Client` may be used by several threads, an `AsyncClient` by all tasks of one event loop. What they give
 back (`Scan`, `Query`, `Tail`, held snapshots) belongs to the one that asked for it, and is read once.
 
-    options   what may be asked, as keyword arguments
-    requests  from these to paths, bodies and query strings (pure)
-    answers   what comes back, and errors (pure)
-    calling   steps and outcomes; one request, tried again (pure)
-    flows, streams, tailing, states
-              what a client does, without I/O, and how far it has got (pure)
-    arrow, sse, holding
-              parts of streams; tables; held snapshots (pure)
-    shells    carry flows out with httpx
-    session   what the client has seen
-    sync, results; aio, aio_results
-              the two faces
-    writes    what a producer was told, as what a scan must see
+    protocol          what a client does, without I/O: requests, answers, steps, streams (pure)
+    transports        carry it out with httpx, by waiting or on an event loop
+    session           what the client has seen
+    sync, results; aio, aio_results    the two faces
+    writes            what a producer was told, as what a scan must see
 """
 
 from keytide.client.aio import AsyncClient

@@ -1,22 +1,12 @@
 """Queries: from SELECT to the reading of one index. Pure.
 
-    expressions  aggregates, `= ANY` and other things that definitions do not have
-    select       a query as data
-    long_lists   text -> tokens, without thousands of constants
-    statement    text -> Select (`parse_query`)
-    normal       conditions in a normal form, NOT pushed down
-    intervals    sets of values as intervals of encoded key parts
-    regions      the values that a condition leaves an expression
-    implication  whether one condition follows from another
-    boxes        condition -> spans of an index's keys
-    plan         query and index -> plan, or why not
-    grouping     what groups are made by, and their order
-    suggest      the CREATE INDEX that would serve
-    choose       the best plan, and how EXPLAIN shows it
+    parse    text -> Select, with conditions in a normal form
+    plan     Select and an index -> spans, or why not; all indexes -> the best plan, or the CREATE INDEX that
+    would serve
 
 May be imported by `indexer.scan` and the command; imports `keytide.definition` and `keytide.collation`. The
-meaning of every expression is `keytide.definition.semantics`'; what is said here about values (`regions`,
-`implication`) follows from it and must change with it.
+meaning of every expression is `keytide.definition.semantics`'; what is said here about values
+(`plan.regions`, `plan.implication`) follows from it and must change with it.
 
 Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-index`).
 """

@@ -1,1 +1,4 @@
-"""TODO"""
+"""The build of indexes by Spark: `python -m streaming.backfill --build ID`, its driver and its micro-batches.
+
+Started by the coordinator's driver supervisor; reports to it.
+"""

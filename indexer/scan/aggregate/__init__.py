@@ -1,1 +1,5 @@
-"""TODO"""
+"""Counts, sums, extremes by group: partial ones from each slice, near the data, put together here.
+
+`request`, `columns`, `slice`, `accumulators` and `task` are pure; a new function begins in `request` and
+`accumulators`.
+"""

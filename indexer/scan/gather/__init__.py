@@ -1,1 +1,4 @@
-"""TODO"""
+"""Slices wherever they lie, as one stream in key order: scatter, merge, page by page.
+
+Fourth on the way of a scan. `service` and `reads` are the way from top to bottom; start there.
+"""

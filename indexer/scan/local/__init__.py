@@ -1,1 +1,4 @@
-"""TODO"""
+"""Reading this node's own slices: a cursor over a snapshot, filters, limits, and that long reads give way.
+
+Third on the way of a scan: answers the messages of `indexer.scan.peer` from `indexer.view`.
+"""

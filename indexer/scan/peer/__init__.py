@@ -1,1 +1,4 @@
-"""TODO"""
+"""What one node asks another (and itself): messages, and whether one can have been meant so. Pure.
+
+Spoken between nodes of neighbouring releases: fields are added at the end, with defaults.
+"""

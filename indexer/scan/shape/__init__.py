@@ -1,1 +1,4 @@
-"""TODO"""
+"""Entries as readers see them: rows of JSON, columns of Arrow. Pure.
+
+Called by `gather`, `stream`, `query` and `tail`.
+"""

@@ -1,1 +1,5 @@
-"""TODO"""
+"""Bytes on disk: records of the back index and the skip ledger, a slice's state, pages of LMDB's files with
+their checksums.
+
+On the disks of running clusters: a change needs a new tag and a reader for the old one.
+"""

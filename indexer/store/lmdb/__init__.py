@@ -1,1 +1,5 @@
-"""TODO"""
+"""The store of a slice on disk: a durable base, at most one frozen delta and the delta that commits go to,
+each an LMDB environment.
+
+Reached through `indexer.store.interface` only. What is written here is on the disks of running clusters.
+"""

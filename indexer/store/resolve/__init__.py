@@ -1,1 +1,5 @@
-"""TODO"""
+"""Which rows to write: the documents of a window, newest version each, against what is held. Pure but for the
+size of the filter.
+
+One way for live commits, backfill and repair, for both stores (R17, R21).
+"""
