@@ -20,7 +20,7 @@ from benchmarks.throughput import BY_CITY, MILLION, TOPIC, check_count
 from indexer.store.environment import open_environment
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.records import PUT, pack_record
-from indexer.store.interface import Applied, Held
+from indexer.store.interface import Applied, StoredDocument
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from keytide.errors import invariant
@@ -127,7 +127,7 @@ def _appends(folder: Path, ids: list[bytes], keys: list[bytes]) -> Callable[[], 
     settings = StoreSettings()
     (folder / "appends").mkdir()
     environment, tables = open_environment(folder / "appends", settings.base_map_bytes, settings, sync=True)
-    records = [pack_record(Held(0, at, at, (key,), False)) for at, key in enumerate(keys)]
+    records = [pack_record(StoredDocument(0, at, at, (key,), False)) for at, key in enumerate(keys)]
 
     forward = sorted(map(bytes.__add__, keys, ids))
     back = sorted(zip(ids, records, strict=True))
@@ -147,7 +147,7 @@ def _puts(folder: Path, ids: list[bytes], keys: list[bytes], commit: int) -> Cal
     settings = StoreSettings()
     folder.mkdir()
     environment, tables = open_environment(folder, settings.base_map_bytes, settings, sync=True)
-    records = [pack_record(Held(0, at, at, (key,), False)) for at, key in enumerate(keys)]
+    records = [pack_record(StoredDocument(0, at, at, (key,), False)) for at, key in enumerate(keys)]
 
     def some(transaction: lmdb.Transaction[bytes], first: int) -> None:
         for at in range(first, min(first + commit, len(ids))):

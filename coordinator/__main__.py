@@ -11,7 +11,7 @@ from types import FrameType
 
 from coordinator.election.claim import FencedError
 from coordinator.http.api import create_app
-from coordinator.process.service import Service
+from coordinator.process.service import CoordinatorService
 from keytide.errors import KeytideError
 from keytide.process.private_files import private_folder
 from keytide.process.program import no_arguments, spare_collections
@@ -67,7 +67,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         failures.append(error)
         server.should_exit = True
 
-    service = Service(settings, failed, driver_command)
+    service = CoordinatorService(settings, failed, driver_command)
     server = server_of(create_app(service, url, serving.set), settings.http, security)
 
     def lead() -> None:

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from coordinator.builds.builds import Builds
 from coordinator.builds.rebuild import Rebuilds
 from coordinator.builds.registry import BuildLimits
-from coordinator.builds.retirement import Cleaner, give_up
+from coordinator.builds.retirement import Retirement, give_up
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import (
     CommonSnapshot,
+    ControlTail,
     Event,
     Instruction,
     Note,
     QueuesTrimmed,
-    Recovered,
     Reported,
     RollbackWritten,
     SourceFacts,
@@ -36,8 +36,8 @@ from coordinator.rollback.rollback import Rollbacks
 from coordinator.stability.bounds import Bounds
 from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
 from coordinator.stability.rounds import StabilityCore
-from coordinator.stability.stream import Limits, Stream
-from coordinator.statements.ddl import Ddl, Outcome
+from coordinator.stability.stream import StabilityLimits, StabilityStream
+from coordinator.statements.ddl import Ddl, StatementResult
 from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.model.timestamp import Timestamp
@@ -45,11 +45,11 @@ from keytide.wire.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Pro
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """What a command did, and what is to be done for it (the answer goes out when the first `Write` is
     committed)."""
 
-    outcome: Outcome
+    outcome: StatementResult
     instructions: list[Instruction]
 
 
@@ -67,7 +67,7 @@ class Leader:
     """
 
     def __init__(
-        self, catalog: Catalog, cluster: str, term: int, limits: Limits, build_limits: BuildLimits
+        self, catalog: Catalog, cluster: str, term: int, limits: StabilityLimits, build_limits: BuildLimits
     ) -> None:
         self.dictionary = Dictionary(catalog, cluster)
         self.core = StabilityCore(limits, term)
@@ -79,7 +79,7 @@ class Leader:
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)
         self.trimmer = Trimmer(self.builds, self.core, limits)
-        self._cleaner = Cleaner(self.dictionary)
+        self._cleaner = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
         self._bounds = Bounds(self.dictionary, self.core)
         self.rollbacks = Rollbacks(self.dictionary, self.core, self.builds, self._lateness)
@@ -91,7 +91,7 @@ class Leader:
         """One event; what to do now, in this order."""
         out: list[Instruction | CommonSnapshot] = []
         match event:
-            case Recovered():
+            case ControlTail():
                 out += self.core.catalog_changed(self.dictionary.catalog, event.now)
                 out += self.core.handle(event)
                 out += self._bounds.recover()
@@ -245,7 +245,7 @@ class Leader:
 
     # --- commands -------------------------------------------------------------------------------------------
 
-    def execute(self, statement: Statement, facts: SourceFacts | None, now: int) -> Answer:
+    def execute(self, statement: Statement, facts: SourceFacts | None, now: int) -> CommandResult:
         """CREATE, DROP or BUILD INDEX.
 
         Args:
@@ -273,7 +273,7 @@ class Leader:
         origin: TableOrigin | None = None,
         facts: SourceFacts | None = None,
         verify: bool | None = None,
-    ) -> Answer:
+    ) -> CommandResult:
         """Queue one build of several indexes.
 
         Args:
@@ -283,42 +283,44 @@ class Leader:
         """
         return self._answer(self._ddl.build(names, None, rate_limit, now, origin, facts, verify), now)
 
-    def start_job(self, kind: JobKind, name: str, now: int, *, dry_run: bool = False) -> Answer:
+    def start_job(self, kind: JobKind, name: str, now: int, *, dry_run: bool = False) -> CommandResult:
         """Queue a verification or repair of an index."""
         job = self.jobs.request(kind, [self.dictionary.index_named(name)], now, dry_run=dry_run)
-        return self._answer(Outcome(f"{kind} {job.id} of {name} is queued", job=job), now)
+        return self._answer(StatementResult(f"{kind} {job.id} of {name} is queued", job=job), now)
 
-    def cancel_job(self, id_: str, now: int) -> Answer:
+    def cancel_job(self, id_: str, now: int) -> CommandResult:
         """Cancel a job."""
         job = self.jobs.get(id_)
         out = self.jobs.cancel(job, "on request", now)
-        done = Outcome(f"{job.kind} {id_} is cancelled", instructions=tuple(out), job=self.jobs.get(id_))
+        done = StatementResult(
+            f"{job.kind} {id_} is cancelled", instructions=tuple(out), job=self.jobs.get(id_)
+        )
         return self._answer(done, now)
 
-    def drop(self, name: str, now: int) -> Answer:
+    def drop(self, name: str, now: int) -> CommandResult:
         """Drop an index."""
         return self._answer(self._ddl.drop(name, False, now), now)
 
-    def cancel(self, build: str, now: int) -> Answer:
+    def cancel(self, build: str, now: int) -> CommandResult:
         """Cancel a build."""
         return self._answer(self._ddl.cancel(build, now), now)
 
-    def pause(self, build: str, now: int) -> Answer:
+    def pause(self, build: str, now: int) -> CommandResult:
         """Have a build pause."""
         return self._answer(self._ddl.pause(build, now), now)
 
-    def resume(self, build: str, now: int) -> Answer:
+    def resume(self, build: str, now: int) -> CommandResult:
         """Have a build go on."""
         return self._answer(self._ddl.resume(build, now), now)
 
-    def throttle(self, build: str, rate_limit: int, now: int) -> Answer:
+    def throttle(self, build: str, rate_limit: int, now: int) -> CommandResult:
         """Change the limit of a build's rate; 0 for none."""
         return self._answer(self._ddl.throttle(build, rate_limit), now)
 
-    def _answer(self, outcome: Outcome, now: int) -> Answer:
-        return Answer(outcome, self._settle(outcome.instructions, now))
+    def _answer(self, outcome: StatementResult, now: int) -> CommandResult:
+        return CommandResult(outcome, self._settle(outcome.instructions, now))
 
 
-def _again(stream: Stream) -> bool:
+def _again(stream: StabilityStream) -> bool:
     """Whether a keyspace was rolled back, and no timestamp has covered the end since."""
     return stream.progress.keyspace.incarnation > 0 and not stream.progress.fresh_at()

@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 
 from deploy.archive import made_archive
 from deploy.kafka import EmbeddedKafka
-from deploy.process import Child, free_ports, holder, is_free
+from deploy.process import ChildProcess, free_ports, holder, is_free
 from deploy.spark_home import spark_environment
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.cli.data_folder import STATE_FILE, read_state
@@ -90,7 +90,7 @@ class LocalCluster:
         self._counts = {"projectors": projectors, "nodes": nodes}
         self._wanted = (coordinator_port, node_port)
         self.ports: dict[str, int] = {}
-        self.services: dict[str, Child] = {}
+        self.services: dict[str, ChildProcess] = {}
 
     @property
     def bootstrap(self) -> str:
@@ -260,7 +260,7 @@ class LocalCluster:
                 **self._settings,
                 **extra,
             }
-            self.services[name] = Child(
+            self.services[name] = ChildProcess(
                 name, [sys.executable, "-m", module], log=logs / f"{name}.log", env=environment
             )
 

@@ -4,8 +4,8 @@ Theory of operation: one JVM is broker and KRaft controller. Its folder is forma
 the ports that it had last are kept in it, so a cluster finds its broker where it was), and survives kill -9
 and a new start. Ports are chosen below the range of outgoing connections; the controller's is new at every
 start, since nobody else uses it. The broker's own log goes to a rolling file; errors, and what the JVM itself
-says, to `kafka.out` next to it, whose end is in the error when the broker dies. It is started as a `Child`,
-so it never outlives this process.
+says, to `kafka.out` next to it, whose end is in the error when the broker dies. It is started as a
+`ChildProcess`, so it never outlives this process.
 
 Settings differ from Kafka's defaults where one broker on one machine needs it: replication 1 everywhere,
 internal topics with few partitions, no wait before the first rebalance, messages up to 32 MiB, no topics made
@@ -37,7 +37,7 @@ from confluent_kafka import KafkaException
 
 from deploy.jars import broker_classpath
 from deploy.java import find_java
-from deploy.process import Child, ChildDiedError, free_ports, is_free
+from deploy.process import ChildDiedError, ChildProcess, free_ports, is_free
 from keytide.errors import CallerError, KeytideError
 from keytide.kafka.clients import AdminClient
 from keytide.process.program import begin
@@ -105,7 +105,7 @@ class EmbeddedKafka:
         self._wanted_port = port
         self._port = port
         self._settings = dict(settings or {})
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
 
     @property
     def port(self) -> int:
@@ -156,7 +156,7 @@ class EmbeddedKafka:
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
         command += [*jvm_options(), "kafka.Kafka", str(config)]
-        self._child = Child("Kafka broker", command, log=self.log_dir / "kafka.out").start()
+        self._child = ChildProcess("Kafka broker", command, log=self.log_dir / "kafka.out").start()
         try:
             self._child.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")
         except KeytideError:
@@ -194,7 +194,7 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    def _started(self) -> Child:
+    def _started(self) -> ChildProcess:
         if self._child is None:
             raise CallerError("The broker was never started.")
         return self._child

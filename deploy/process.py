@@ -53,7 +53,7 @@ class NotReadyError(RetryableError):
     problem_type = "process-not-ready"
 
 
-class Child:
+class ChildProcess:
     """One child process, started at most once at a time.
 
     Args:

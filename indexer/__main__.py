@@ -6,7 +6,7 @@ import logging
 import sys
 
 from indexer.serve.process import exit_status
-from indexer.serve.service import Service
+from indexer.serve.service import NodeService
 from keytide.process.program import no_arguments
 from keytide.settings.settings import load_settings
 
@@ -17,7 +17,7 @@ def main() -> int:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
-        Service(load_settings()).run()
+        NodeService(load_settings()).run()
     except Exception as error:  # noqa: BLE001 - the end of the process: told, never swallowed
         return exit_status(error)
     return 0

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from indexer.store.interface import Held as Held
 from indexer.store.interface import SkipLine as SkipLine
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
+from indexer.store.interface import StoredDocument as StoredDocument
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import Duplicate
+from keytide.wire.messages import UniqueViolation
 
 
 class DoubtfulReadError(RetryableError):
@@ -29,7 +29,7 @@ class DoubtfulReadError(RetryableError):
     status = 503
 
 
-class Trouble(NamedTuple):
+class SliceTrouble(NamedTuple):
     """Why a slice is not in order: the state that its node tells of it, and the reason."""
 
     state: str
@@ -75,7 +75,7 @@ class ReadableSnapshot(Protocol):
         """How many entries lie in [low, high). Raises as `rows`."""
         ...
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         """What the back index has, by document id, behind `after`. Raises as `rows`."""
         ...
 
@@ -134,12 +134,12 @@ class NodeView(Protocol):
         held or cannot be kept."""
         ...
 
-    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+    def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
         """The violations that a slice of a UNIQUE index lists, by key; none for other indexes. None when the
         slice is not on this node or not open."""
         ...
 
-    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+    def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""
         ...
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.slice_runner import SliceKey
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.store.fold.worker import FoldWorker
@@ -44,7 +44,7 @@ class LiveNode:
     """A node `n0` with two indexes, whose slices hold snapshot 5 in base and delta."""
 
     def __init__(self, folder: Path) -> None:
-        self.view = Node("n0")
+        self.view = ServingNode("n0")
         self.catalog = Catalog()
         self.rings: dict[SliceKey, SnapshotRing] = {}
         self.stores: dict[SliceKey, LmdbSliceStore] = {}

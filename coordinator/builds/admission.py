@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from coordinator.builds.pausing import Pausing
-from coordinator.builds.registry import BuildBook, BuildLimits
-from coordinator.builds.sampling import Sampling
+from coordinator.builds.pausing import BuildPausing
+from coordinator.builds.registry import BuildLimits, BuildRegistry
+from coordinator.builds.sampling import SplitSampling
 from coordinator.builds.source_checks import open_transactions, waiting_words
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
@@ -27,10 +27,12 @@ AGAIN_MS = 1_000
 """Before a build is prepared again whose source was another topic than is known."""
 
 
-class Starting:
+class BuildAdmission:
     """QUEUED to BACKFILL."""
 
-    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing, sampling: Sampling) -> None:
+    def __init__(
+        self, book: BuildRegistry, limits: BuildLimits, pausing: BuildPausing, sampling: SplitSampling
+    ) -> None:
         self._book = book
         self._limits = limits
         self._pausing = pausing

@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.builds.pausing import Pausing
+from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import with_bytes
-from coordinator.builds.registry import BuildBook, BuildLimits, Run
+from coordinator.builds.registry import BuildLimits, BuildRegistry, BuildRun
 from coordinator.builds.source_checks import (
     finished,
     open_transactions,
@@ -33,7 +33,7 @@ from coordinator.core.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.core.silence import SILENT_MS, START_MS, Hearing
+from coordinator.core.silence import SILENT_MS, START_MS, ReportWatch
 from keytide.catalog.catalog import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Activated, BuildProgress
@@ -58,14 +58,14 @@ BEGIN_AGAIN: Final[dict[int, str]] = {
 """Why a build begins again, by the exit status of its driver."""
 
 
-class Backfilling:
+class BackfillPhase:
     """What happens to a build while it is in BACKFILL."""
 
-    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing) -> None:
+    def __init__(self, book: BuildRegistry, limits: BuildLimits, pausing: BuildPausing) -> None:
         self._book = book
         self._limits = limits
         self._pausing = pausing
-        self._hearing = Hearing()
+        self._hearing = ReportWatch()
 
     def heard(self, now: int) -> None:
         """A report came, of whomever: reports can be heard."""
@@ -87,7 +87,7 @@ class Backfilling:
             return [StopDriver(record.id), *self._died(record, story, now)]
         return []
 
-    def _silent(self, run: Run, now: int) -> bool:
+    def _silent(self, run: BuildRun, now: int) -> bool:
         """Whether a driver has said nothing for too long; counts the time since the last tick."""
         run.silent_ms += self._hearing.silence(run.counted_at or now, now)
         run.counted_at = now

@@ -21,13 +21,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.builds.admission import Starting
-from coordinator.builds.backfill import BEGIN_AGAIN, READ_LOST, Backfilling
-from coordinator.builds.completion import Finishing
-from coordinator.builds.pausing import Pausing
+from coordinator.builds.admission import BuildAdmission
+from coordinator.builds.backfill import BEGIN_AGAIN, READ_LOST, BackfillPhase
+from coordinator.builds.completion import BuildCompletion
+from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import Phases
-from coordinator.builds.registry import BuildBook, BuildLimits
-from coordinator.builds.sampling import Sampling
+from coordinator.builds.registry import BuildLimits, BuildRegistry
+from coordinator.builds.sampling import SplitSampling
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import (
     BuildPrepared,
@@ -46,7 +46,7 @@ from coordinator.core.events import (
     StartDriver,
     Tick,
 )
-from coordinator.core.nodes import Nodes
+from coordinator.core.nodes import HeardNodes
 from coordinator.jobs.jobs import Jobs
 from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
 from keytide.model.timestamp import Timestamp
@@ -65,16 +65,16 @@ class Builds:
         nodes: what indexer nodes say.
     """
 
-    def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: Nodes) -> None:
-        self.book = BuildBook(dictionary)
-        self.pausing = Pausing(self.book, limits, nodes)
+    def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: HeardNodes) -> None:
+        self.book = BuildRegistry(dictionary)
+        self.pausing = BuildPausing(self.book, limits, nodes)
         self.phases = Phases(self.book, nodes)
         self._limits = limits
-        self._sampling = Sampling(self.book, limits, self.pausing)
-        self._starting = Starting(self.book, limits, self.pausing, self._sampling)
-        self._backfilling = Backfilling(self.book, limits, self.pausing)
+        self._sampling = SplitSampling(self.book, limits, self.pausing)
+        self._starting = BuildAdmission(self.book, limits, self.pausing, self._sampling)
+        self._backfilling = BackfillPhase(self.book, limits, self.pausing)
         self.jobs = Jobs(dictionary, limits.jobs)
-        self._finishing = Finishing(self.book, self.jobs)
+        self._finishing = BuildCompletion(self.book, self.jobs)
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
         """Build -> when which reach of it was known."""
 

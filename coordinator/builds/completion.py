@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from coordinator.builds.registry import BuildBook
+from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.retirement import give_up
 from coordinator.builds.source_checks import unbuildable
 from coordinator.core.events import (
@@ -37,10 +37,10 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildEnd
 
 
-class Finishing:
+class BuildCompletion:
     """What happens to a build when its driver has passed both timestamps."""
 
-    def __init__(self, book: BuildBook, jobs: Jobs) -> None:
+    def __init__(self, book: BuildRegistry, jobs: Jobs) -> None:
         self._book = book
         self._jobs = jobs
 

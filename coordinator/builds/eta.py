@@ -26,7 +26,7 @@ SORT_PART = 0.5
 LOAD_PART = 0.25
 
 
-class Pace:
+class BuildPace:
     """The pace of one build, by the reports of its driver.
 
     All times are milliseconds, by the coordinator's clock.

@@ -28,10 +28,10 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.builds.registry import BuildBook, BuildLimits, Cause
+from coordinator.builds.registry import BuildLimits, BuildRegistry, Cause
 from coordinator.builds.source_checks import finished, target
 from coordinator.core.events import Instruction, Note, RoomSeen, SourceAway, StartDriver, StopDriver
-from coordinator.core.nodes import Node, Nodes
+from coordinator.core.nodes import HeardNode, HeardNodes
 from coordinator.core.silence import START_MS
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 
@@ -40,7 +40,7 @@ LONGEST_PAUSE_MS = 300_000
 BY_OPERATOR = "on request"
 
 
-class Trouble(NamedTuple):
+class PauseReason(NamedTuple):
     """Why a build cannot run now.
 
     Attributes:
@@ -51,14 +51,14 @@ class Trouble(NamedTuple):
     text: str
 
 
-class Pausing:
+class BuildPausing:
     """Pauses and resumes builds.
 
     Args:
         nodes: what indexer nodes say.
     """
 
-    def __init__(self, book: BuildBook, limits: BuildLimits, nodes: Nodes) -> None:
+    def __init__(self, book: BuildRegistry, limits: BuildLimits, nodes: HeardNodes) -> None:
         self._book = book
         self._limits = limits
         self._nodes = nodes
@@ -105,7 +105,7 @@ class Pausing:
             return []
         return self._resume(record, now)
 
-    def _held_up(self, record: BuildRecord, found: Trouble, now: int) -> list[Instruction]:
+    def _held_up(self, record: BuildRecord, found: PauseReason, now: int) -> list[Instruction]:
         """Something is in the way of a build that reads: pause; for longer each time that a disk was full
         before a micro-batch was finished."""
         if found.cause not in ("room", "node-room"):
@@ -138,12 +138,12 @@ class Pausing:
         """A driver was not started, for its disk is full."""
         return self.pause(record, "system", reason, now, "room")
 
-    def trouble(self, record: BuildRecord, now: int) -> Trouble | None:
+    def trouble(self, record: BuildRecord, now: int) -> PauseReason | None:
         """What is in the way of a build that runs, or pauses; None when nothing is."""
         pauses = record.state == "PAUSED"
         return next(self._troubles(record, now, pauses), None)
 
-    def _troubles(self, record: BuildRecord, now: int, pauses: bool) -> Iterator[Trouble]:
+    def _troubles(self, record: BuildRecord, now: int, pauses: bool) -> Iterator[PauseReason]:
         """All that is in the way.
 
         Args:
@@ -151,21 +151,21 @@ class Pausing:
         """
         away = self._away.get(record.keyspace)
         if away is not None and (pauses or now - away.since >= self._limits.away_ms):
-            yield Trouble("kafka", f"Kafka does not answer: {away.error}; it goes on when Kafka does")
+            yield PauseReason("kafka", f"Kafka does not answer: {away.error}; it goes on when Kafka does")
         room, needed = self._room, _more(self._limits.driver_disk_bytes, pauses)
         if room is not None and room.free < needed:
             text = f"the disk of {room.folder} is full: {_left(room.free, needed)}; make room there"
-            yield Trouble("room", text)
+            yield PauseReason("room", text)
         needed = _more(self._limits.node_disk_bytes, pauses)
         for name, node in self._filled_on(record):
             if node.live and node.heartbeat.disk_free < needed:
                 text = (
                     f"the disk of node {name} is full: {_left(node.heartbeat.disk_free, needed)}; make room"
                 )
-                yield Trouble("node-room", f"{text} there, or drop what is not needed")
+                yield PauseReason("node-room", f"{text} there, or drop what is not needed")
         yield from self._behind(record, pauses)
 
-    def _behind(self, record: BuildRecord, pauses: bool) -> Iterator[Trouble]:
+    def _behind(self, record: BuildRecord, pauses: bool) -> Iterator[PauseReason]:
         """Slices that have too much to load still."""
         most = self._limits.batches_ahead
         for name, node in self._filled_on(record):
@@ -178,9 +178,9 @@ class Pausing:
                         "behind the driver (is its disk slow?); it goes on when the slice has caught up "
                         "(setting build.batches_ahead)"
                     )
-                    yield Trouble("behind", text)
+                    yield PauseReason("behind", text)
 
-    def _filled_on(self, record: BuildRecord) -> list[tuple[str, Node]]:
+    def _filled_on(self, record: BuildRecord) -> list[tuple[str, HeardNode]]:
         """The nodes that hold slices which a build fills, as far as they are heard."""
         planned = self._book.run(record.id).placement
         wanted: set[str] = set()
@@ -246,18 +246,18 @@ class Pausing:
         run.pace.forget()
         return [StartDriver(record.id), _resumed(record, "goes on from its checkpoint")]
 
-    def _turn(self, record: BuildRecord) -> Trouble | None:
+    def _turn(self, record: BuildRecord) -> PauseReason | None:
         """Whether as many others run as may. (A rebuild waits for nothing but others of its kind.)"""
         running = self._book.running(rebuilds_only=record.rebuild)
         if len(running) >= self._limits.concurrent:
             text = f"it waits for its turn: {len(running)} builds run (setting build.concurrent)"
-            return Trouble("turn", text)
+            return PauseReason("turn", text)
         mine = {name for name, _ in self._filled_on(record)}
         for node in sorted(mine):
             busy = [one.id for one in running if any(name == node for name, _ in self._filled_on(one))]
             if len(busy) >= self._limits.concurrent_per_node:
                 text = f"it waits for its turn on node {node}: {' and '.join(busy)}"
-                return Trouble("turn", f"{text} (setting build.concurrent_per_node)")
+                return PauseReason("turn", f"{text} (setting build.concurrent_per_node)")
         return None
 
     def _mark(self, record: BuildRecord, state: str) -> None:

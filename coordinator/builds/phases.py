@@ -17,9 +17,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from coordinator.builds.registry import BuildBook
+from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.source_checks import target
-from coordinator.core.nodes import Nodes
+from coordinator.core.nodes import HeardNodes
 from keytide.catalog.catalog import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildProgress, SliceStatus
@@ -87,7 +87,7 @@ class Phases:
         nodes: what indexer nodes say.
     """
 
-    def __init__(self, book: BuildBook, nodes: Nodes) -> None:
+    def __init__(self, book: BuildRegistry, nodes: HeardNodes) -> None:
         self._book = book
         self._nodes = nodes
 

@@ -23,7 +23,7 @@ from coordinator.builds.registry import FINAL, BuildLimits
 from coordinator.builds.retirement import give_up
 from coordinator.builds.table_origins import origin_of
 from coordinator.core.events import Instruction, Note
-from coordinator.core.nodes import Nodes
+from coordinator.core.nodes import HeardNodes
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
@@ -51,7 +51,7 @@ class Rebuilds:
         ended: rebuilds that brought their slices back in this term.
     """
 
-    def __init__(self, builds: Builds, nodes: Nodes, limits: BuildLimits) -> None:
+    def __init__(self, builds: Builds, nodes: HeardNodes, limits: BuildLimits) -> None:
         self._builds = builds
         self._book = builds.book
         self._nodes = nodes

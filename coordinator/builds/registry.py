@@ -1,7 +1,7 @@
 """The book of builds: their records, what is known beside, and the only way to change a state. Pure.
 
-A build is a record in the metadata topic (what must survive) and a `Run` (what this coordinator knows of it
-beside). Every change of state goes through `TRANSITIONS`; anything else is our bug.
+A build is a record in the metadata topic (what must survive) and a `BuildRun` (what this coordinator knows
+of it beside). Every change of state goes through `TRANSITIONS`; anything else is our bug.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from coordinator.builds.eta import Pace
+from coordinator.builds.eta import BuildPace
 from coordinator.builds.retirement import retire
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
@@ -78,7 +78,7 @@ Cause = Literal["", "room", "node-room", "kafka", "spark", "behind", "turn"]
 
 
 @dataclass(slots=True)
-class Run:
+class BuildRun:
     """What this coordinator knows of a build beside its record.
 
     Attributes:
@@ -132,7 +132,7 @@ class Run:
     counted_at: int = 0
     written_at: int = 0
     history: list[tuple[int, int]] = field(default_factory=list)
-    pace: Pace = field(default_factory=Pace)
+    pace: BuildPace = field(default_factory=BuildPace)
     driver_phase: str = ""
     open_until: Timestamp = field(default_factory=Timestamp)
 
@@ -150,7 +150,7 @@ class Run:
         return max(0.0, (last - first) * 1000 / (last_at - first_at)) if last_at > first_at else 0.0
 
 
-class BuildBook:
+class BuildRegistry:
     """All builds of a cluster.
 
     Attributes:
@@ -163,7 +163,7 @@ class BuildBook:
         self.halted: set[str] = set()
         self.unique = Uniqueness(dictionary)
         self._live: dict[str, BuildRecord] = {}
-        self._runs: defaultdict[str, Run] = defaultdict(Run)
+        self._runs: defaultdict[str, BuildRun] = defaultdict(BuildRun)
         self._most: dict[str, int] = {}
 
     def all(self) -> list[BuildRecord]:
@@ -184,7 +184,7 @@ class BuildBook:
         record = self._live.get(id_) or self.dictionary.catalog.build(id_)
         return record if record is not None and record.state == state else None
 
-    def run(self, id_: str) -> Run:
+    def run(self, id_: str) -> BuildRun:
         """What is known of a build beside its record."""
         return self._runs[id_]
 

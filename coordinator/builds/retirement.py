@@ -61,7 +61,7 @@ def _topics(dictionary: Dictionary, index: IndexRecord) -> tuple[str, ...]:
     return (dictionary.topics.mutations(index.id),)
 
 
-class Cleaner:
+class Retirement:
     """Removes the topics of retired indexes when nobody needs them any more."""
 
     def __init__(self, dictionary: Dictionary) -> None:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from coordinator.builds.pausing import Pausing
-from coordinator.builds.registry import BuildBook, BuildLimits
+from coordinator.builds.pausing import BuildPausing
+from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.core.events import NO_ROOM, DriverExited, Instruction, Note, StartDriver
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.wire.messages import BuildSampled
@@ -33,10 +33,10 @@ NEVER_AGAIN = 3
 """Exit status of a driver that knows that it can never work."""
 
 
-class Sampling:
+class SplitSampling:
     """The step of QUEUED builds before they are prepared."""
 
-    def __init__(self, book: BuildBook, limits: BuildLimits, pausing: Pausing) -> None:
+    def __init__(self, book: BuildRegistry, limits: BuildLimits, pausing: BuildPausing) -> None:
         self._book = book
         self._limits = limits
         self._pausing = pausing

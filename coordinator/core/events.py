@@ -60,7 +60,7 @@ class IssueFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class ControlTail:
     """The newest timestamps and common snapshots that the tail of the control topic has, at the start of a
     term."""
 
@@ -269,7 +269,7 @@ Event = (
     Reported
     | Issued
     | IssueFailed
-    | Recovered
+    | ControlTail
     | TopicSeen
     | SourceSampled
     | SourceAway

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.core.events import Instruction, Note
-from coordinator.core.silence import Vigil
+from coordinator.core.silence import SilenceWatch
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {
@@ -20,7 +20,7 @@ def node_subject(name: str) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class Node:
+class HeardNode:
     """One node as last heard.
 
     Attributes:
@@ -40,7 +40,7 @@ class Node:
         return None
 
 
-class Nodes:
+class HeardNodes:
     """All nodes that were heard in this term.
 
     Args:
@@ -52,10 +52,10 @@ class Nodes:
         lost: (index id, slice) that are LOST on every live node that has them.
     """
 
-    def __init__(self, timeout_ms: int, vigil: Vigil) -> None:
+    def __init__(self, timeout_ms: int, vigil: SilenceWatch) -> None:
         self._timeout_ms = timeout_ms
         self._vigil = vigil
-        self.by_id: dict[str, Node] = {}
+        self.by_id: dict[str, HeardNode] = {}
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self._live: list[str] = []
         self._live_slices: dict[tuple[str, str, int], int] = {}
@@ -77,7 +77,7 @@ class Nodes:
             )
         notes += _stopped_slices(node, message)
         self._vigil.heard(node_subject(message.node))
-        self.by_id[message.node] = Node(message, now, live=True)
+        self.by_id[message.node] = HeardNode(message, now, live=True)
         self._changed()
         return restarted, notes
 
@@ -131,7 +131,7 @@ class Nodes:
         return found
 
 
-def _stopped_slices(before: Node | None, message: NodeHeartbeat) -> list[Instruction]:
+def _stopped_slices(before: HeardNode | None, message: NodeHeartbeat) -> list[Instruction]:
     """A word for each slice that has stopped, or lost its data, since the last heartbeat."""
     notes: list[Instruction] = []
     for status in message.slices:

@@ -4,8 +4,8 @@ A driver reports twice a second from its start on; one that says nothing for lon
 reports come through Kafka, and to a coordinator that may itself stand still: only time in which somebody was
 heard counts, and no more of it than one step from look to look.
 
-Nodes and projectors say something several times a second too, and `Vigil` counts their silence alike: by a
-clock that goes on by one step from tick to tick at most, so that a leader which itself stood still holds
+Nodes and projectors say something several times a second too, and `SilenceWatch` counts their silence alike:
+by a clock that goes on by one step from tick to tick at most, so that a leader which itself stood still holds
 nothing against the others, and that stands while Kafka confirms nothing of what the leader itself says.
 """
 
@@ -25,7 +25,7 @@ STEP_MS: Final = 1_000
 """No more than this from one look to the next counts as silence."""
 
 
-class Hearing:
+class ReportWatch:
     """Whether reports are heard."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ BEATS: Final = 2
 """Words after which one who was suspected is trusted again: a single one may have been long on its way."""
 
 
-class Vigil:
+class SilenceWatch:
     """Who was not heard for how long.
 
     Args:

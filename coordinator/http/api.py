@@ -22,9 +22,9 @@ from coordinator.http import metrics
 from coordinator.http.job_routes import add_jobs
 from coordinator.http.list_routes import add_lists
 from coordinator.http.problems import add_error_handlers
-from coordinator.leader import Answer, Leader
-from coordinator.process.service import Service
-from coordinator.statements.ddl import Outcome
+from coordinator.leader import CommandResult, Leader
+from coordinator.process.service import CoordinatorService
+from coordinator.statements.ddl import StatementResult
 from coordinator.statements.field_notices import notice
 from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
@@ -34,7 +34,7 @@ from keytide.errors import NotServedYetError, RetryableError
 from keytide.model.health import Verdict, single
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
-from keytide.serving.gate import Gate, Need
+from keytide.serving.gate import Need, RequestGate
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ class RateBody(BaseModel):
     rate_limit: int | None = Field(None, ge=1, le=MAX_RATE, description="documents per second; null for none")
 
 
-def create_app(service: Service, url: str, started: Callable[[], None] = lambda: None) -> FastAPI:
+def create_app(service: CoordinatorService, url: str, started: Callable[[], None] = lambda: None) -> FastAPI:
     """The application.
 
     Args:
@@ -94,7 +94,7 @@ def create_app(service: Service, url: str, started: Callable[[], None] = lambda:
     app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_docs(app)
     add_error_handlers(app)
-    app.add_middleware(Gate, settings=service.settings, needs=_needs)
+    app.add_middleware(RequestGate, settings=service.settings, needs=_needs)
     desk = Desk(service)
     _add_statements(app, desk)
     _add_indexes(app, desk)
@@ -117,7 +117,7 @@ class Desk:
     """What handlers share: looking and changing through the control loop. Who may do which was decided before
     (`_needs`)."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: CoordinatorService) -> None:
         self.service = service
         self._limit = float(service.settings.coordinator.request_timeout_s)
 
@@ -125,7 +125,7 @@ class Desk:
         """What `at` sees of the leader."""
         return await self._answer(self.service.ask(at))
 
-    async def change(self, command: Callable[[Leader, int], Answer]) -> Outcome:
+    async def change(self, command: Callable[[Leader, int], CommandResult]) -> StatementResult:
         """What `command` did, committed."""
         return await self._answer(self.service.change(command))
 
@@ -139,7 +139,7 @@ class Desk:
             ) from error
 
 
-def _described(outcome: Outcome) -> dict[str, Any]:
+def _described(outcome: StatementResult) -> dict[str, Any]:
     return {
         "message": outcome.message,
         "index": outcome.index.name if outcome.index else None,

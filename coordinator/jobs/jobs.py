@@ -41,9 +41,9 @@ from coordinator.core.events import (
     StopDriver,
     Tick,
 )
-from coordinator.core.silence import SILENT_MS, START_MS, Hearing
-from coordinator.jobs.registry import FINAL, JobBook, JobConflictError, JobLimits, faults_of, log_of
-from coordinator.jobs.repair_rounds import Rounds
+from coordinator.core.silence import SILENT_MS, START_MS, ReportWatch
+from coordinator.jobs.registry import FINAL, JobConflictError, JobLimits, JobRegistry, faults_of, log_of
+from coordinator.jobs.repair_rounds import RepairRounds
 from keytide.catalog.catalog import IndexRecord, JobKind, JobRecord
 from keytide.wire.messages import JobProgress, NodeHeartbeat
 
@@ -63,14 +63,14 @@ NEVER_AGAIN: Final = 3
 """Exit status of a driver that knows that its job can never work."""
 
 
-class Jobs(JobBook):
+class Jobs(JobRegistry):
     """The state machine of all jobs. Records are read from and put into the dictionary, as with builds."""
 
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
         super().__init__(dictionary, limits)
         self._checked_at = 0
-        self._hearing = Hearing()
-        self._rounds = Rounds(self)
+        self._hearing = ReportWatch()
+        self._rounds = RepairRounds(self)
 
     # --- requests -----------------------------------------------------------------------------------------
 

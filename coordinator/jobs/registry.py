@@ -1,6 +1,6 @@
 """The book of jobs: their records, what is known beside, and the only way to change a state. Pure.
 
-As with builds (`coordinator.builds.registry`): a job is a record in the metadata topic and a `Run`; every
+As with builds (`coordinator.builds.registry`): a job is a record in the metadata topic and a `JobRun`; every
 change of state goes through `TRANSITIONS`.
 """
 
@@ -67,7 +67,7 @@ class JobLimits:
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """What this coordinator knows of a job beside its record.
 
     Attributes:
@@ -120,14 +120,14 @@ class Run:
         return newest - self.heard.get(driver, self.began_at or now) >= GONE_MS
 
 
-class JobBook:
+class JobRegistry:
     """All jobs of a cluster."""
 
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
         self.dictionary = dictionary
         self._limits = limits
         self._live: dict[str, JobRecord] = {}
-        self._runs: defaultdict[str, Run] = defaultdict(Run)
+        self._runs: defaultdict[str, JobRun] = defaultdict(JobRun)
 
     def note_progress(self, record: JobRecord) -> None:
         """Keep a newer state in memory only; `put` writes it."""
@@ -188,7 +188,7 @@ class JobBook:
             return None
         return (now - run.began_at) / record.percent * (100 - record.percent)
 
-    def run(self, id_: str) -> Run:
+    def run(self, id_: str) -> JobRun:
         """What is known of a job beside its record."""
         return self._runs[id_]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from coordinator.core.events import Instruction, SendBuildEnd
-from coordinator.jobs.registry import FINAL, JobBook
+from coordinator.jobs.registry import FINAL, JobRegistry
 from keytide.wire.messages import NodeHeartbeat, RepairEnd
 
 GRACE_MS: Final = 5_000
@@ -21,14 +21,14 @@ AGAIN_MS: Final = 10_000
 """Before a slice that still watches is told again."""
 
 
-class Rounds:
+class RepairRounds:
     """Ends rounds of repairs that are over.
 
     Args:
         book: of all jobs.
     """
 
-    def __init__(self, book: JobBook) -> None:
+    def __init__(self, book: JobRegistry) -> None:
         self._book = book
         self._told: dict[tuple[str, int, str, int], int] = {}
         """(index, slice, repair, round) -> when."""

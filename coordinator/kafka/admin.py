@@ -38,7 +38,7 @@ CONFIG_AGE_S = 30.0
 _HOUR_MS = 3_600_000
 
 
-class KafkaWork:
+class KafkaAdminWork:
     """Admin requests, of one thread. Close it."""
 
     def __init__(self, settings: Settings) -> None:

@@ -33,7 +33,7 @@ Diverging = Callable[[Mapping[int, Place]], dict[int, Place]]
 """The partitions whose place is not on the log any more, with where the histories part."""
 
 
-class Found(NamedTuple):
+class ExaminationResult(NamedTuple):
     """The newest timestamp on the log, and where histories part."""
 
     number: int
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 def newest_on_log(
     stamps: Iterable[tuple[int, Timestamp]], stood: Mapping[int, Place], ask: Diverging
-) -> Found:
+) -> ExaminationResult:
     """The first of `stamps` (newest first) of which every place is on the log; number -1 and the zero
     timestamp when there is none."""
     lost = ask(stood) if stood else {}
@@ -52,10 +52,10 @@ def newest_on_log(
             continue
         gone = ask(timestamp.places)
         if not gone:
-            return Found(number, timestamp, lost)
+            return ExaminationResult(number, timestamp, lost)
         for partition, place in gone.items():
             lost[partition] = min(place, lost.get(partition, place), key=lambda one: one.offset)
-    return Found(-1, Timestamp(), lost)
+    return ExaminationResult(-1, Timestamp(), lost)
 
 
 def examine(settings: Settings, job: ExamineHistory) -> HistoryExamined:

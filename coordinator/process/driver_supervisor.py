@@ -79,7 +79,7 @@ class _Due:
     task: DriverTask
 
 
-class Supervisor:
+class DriverSupervisor:
     """Starts and watches the drivers of builds and jobs.
 
     Args:

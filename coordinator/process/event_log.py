@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.core.events import Note, Recovered
+from coordinator.core.events import ControlTail, Note
 from keytide.errors import KeytideError
 from keytide.kafka.topics import KafkaUnavailableError, TopicReader, admin, list_offsets
 from keytide.model.topics import Topics
@@ -65,7 +65,7 @@ class EventRing:
         return lines[-limit:] if number == 0 else lines[:limit]
 
 
-def read_control_tail(settings: Settings) -> Recovered:
+def read_control_tail(settings: Settings) -> ControlTail:
     """The newest timestamps and common snapshots in the control topic. What a lower term wrote behind a
     higher one does not count.
 
@@ -102,4 +102,4 @@ def read_control_tail(settings: Settings) -> Recovered:
                         stamps.append((message.offset() or 0, decoded))
         finally:
             reader.close()
-    return Recovered(tuple(stamps), tuple(published), now_ms())
+    return ControlTail(tuple(stamps), tuple(published), now_ms())

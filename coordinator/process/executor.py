@@ -47,8 +47,8 @@ from coordinator.core.events import (
     Write,
 )
 from coordinator.election.claim import MetadataWriter
-from coordinator.kafka.admin import KafkaWork
-from coordinator.process.driver_supervisor import Supervisor
+from coordinator.kafka.admin import KafkaAdminWork
+from coordinator.process.driver_supervisor import DriverSupervisor
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.clients import Producer
 from keytide.kafka.topics import KafkaUnavailableError, producer
@@ -66,14 +66,14 @@ ROUND_END_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReplyWhenDone:
     """Answer a request: everything before it is done."""
 
     future: Future[Any]
     result: Any
 
 
-class Lane:
+class BlockingExecutor:
     """Carries instructions out, one after the other.
 
     Args:
@@ -86,12 +86,12 @@ class Lane:
         self,
         settings: Settings,
         writer: MetadataWriter,
-        supervisor: Supervisor,
+        supervisor: DriverSupervisor,
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._writer = writer
-        self._work = KafkaWork(settings)
+        self._work = KafkaAdminWork(settings)
         self._supervisor = supervisor
         self._post = post
         self._failed = failed
@@ -99,7 +99,7 @@ class Lane:
         # One of its own, for `_send` waits until everything of its producer has arrived.
         self._round_ends: Producer = producer(settings, message_timeout_ms=ROUND_END_MS)
         self._timeout = float(settings.coordinator.request_timeout_s)
-        self._jobs: queue.SimpleQueue[Instruction | Reply | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Instruction | ReplyWhenDone | None] = queue.SimpleQueue()
         self._removals: list[DeleteTopics] = []
         self._removals_at = 0.0
         self._stopping = threading.Event()
@@ -109,7 +109,7 @@ class Lane:
         """Begin."""
         self._thread.start()
 
-    def put(self, job: Instruction | Reply) -> None:
+    def put(self, job: Instruction | ReplyWhenDone) -> None:
         """Carry this out after everything before it."""
         self._jobs.put(job)
 
@@ -139,7 +139,7 @@ class Lane:
         except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             self._failed(error)
 
-    def _until_done(self, job: Instruction | Reply) -> None:
+    def _until_done(self, job: Instruction | ReplyWhenDone) -> None:
         if isinstance(job, PrepareBuild) and (left := self._to_be_removed(job)):
             self._stopping.wait(RETRY_PAUSE_S)  # the next tick asks again
             self._post(PrepareFailed(job.build, f"{', '.join(left)} cannot be removed yet", now_ms()))
@@ -164,13 +164,13 @@ class Lane:
         doomed = {topic for removal in self._removals for topic in removal.topics}
         return [topic for topic, _ in job.topics if topic in doomed]
 
-    def _carry_out(self, job: Instruction | Reply) -> None:
+    def _carry_out(self, job: Instruction | ReplyWhenDone) -> None:
         match job:
             case Write(records):
                 reach("coordinator-before-write")
                 self._writer.write(records)
                 reach("coordinator-after-write")
-            case Reply(future, result):
+            case ReplyWhenDone(future, result):
                 future.set_result(result)
             case PrepareBuild(build, keyspace, topics, queues):
                 self._work.make_queues(topics)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from coordinator.builds.registry import BuildLimits
 from coordinator.jobs.registry import JobLimits
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.settings.settings import Settings
 
 
-def limits_of(settings: Settings) -> tuple[Limits, BuildLimits]:
+def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
     """What the core and the builds obey."""
     core, build, verify = settings.coordinator, settings.build, settings.verify
     return (
-        Limits(
+        StabilityLimits(
             interval_ms=core.interval_ms,
             heartbeat_ms=core.heartbeat_ms,
             pacing_limit_ms=core.pacing_limit_ms,

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Job = ExamineHistory | TrimQueues
 
 
-class Upkeep:
+class Maintenance:
     """Carries jobs out, one after the other.
 
     Args:

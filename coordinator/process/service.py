@@ -44,17 +44,17 @@ from coordinator.core.events import (
 )
 from coordinator.election.claim import FencedError, MetadataWriter, claim_term
 from coordinator.election.standby import SAY_MS, Standby, this_process
-from coordinator.kafka.admin import KafkaWork
+from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.topic_ids import TopicIds
-from coordinator.leader import Answer, Leader
-from coordinator.process.driver_supervisor import Supervisor
+from coordinator.leader import CommandResult, Leader
+from coordinator.process.driver_supervisor import DriverSupervisor
 from coordinator.process.event_log import EventRing, read_control_tail
-from coordinator.process.executor import Lane, Reply
+from coordinator.process.executor import BlockingExecutor, ReplyWhenDone
 from coordinator.process.limits import limits_of
-from coordinator.process.maintenance import Upkeep
-from coordinator.process.source_watcher import SourceWatch
+from coordinator.process.maintenance import Maintenance
+from coordinator.process.source_watcher import SourceWatcher
 from coordinator.queues.orphaned_topics import foreign_note, orphans
-from coordinator.statements.ddl import Outcome
+from coordinator.statements.ddl import StatementResult
 from keytide.catalog.catalog import RollbackRecord, TableOrigin, TermRecord
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.identity import KafkaIdentity
@@ -75,7 +75,7 @@ TICK_MS = 20
 REPORTS_PER_TURN = 500
 
 
-class Service:
+class CoordinatorService:
     """One coordinator.
 
     Args:
@@ -99,14 +99,14 @@ class Service:
         self._stopping = threading.Event()
         self._inbox: deque[Event | Callable[[], None]] = deque()
         self._writer = MetadataWriter(settings)
-        self._supervisor = Supervisor(settings, self._inbox.append, driver_command)
-        self._lane = Lane(settings, self._writer, self._supervisor, self._inbox.append, failed)
-        self._upkeep = Upkeep(settings, self._inbox.append, failed)
+        self._supervisor = DriverSupervisor(settings, self._inbox.append, driver_command)
+        self._lane = BlockingExecutor(settings, self._writer, self._supervisor, self._inbox.append, failed)
+        self._upkeep = Maintenance(settings, self._inbox.append, failed)
         self._topic_ids = TopicIds(settings, self._inbox.append)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
         self._loop = threading.Thread(target=self._run, name="control", daemon=True)
-        self._sources = SourceWatch(settings, self._supervisor, self._inbox.append)
+        self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append)
         self._identity = KafkaIdentity(settings)
         self._standby = Standby(settings, self._stopping, self._identity.check)
         self._leader: Leader | None = None
@@ -153,19 +153,19 @@ class Service:
 
     def _begin(self) -> None:
         self._identity.look()
-        with KafkaWork(self.settings) as work:
+        with KafkaAdminWork(self.settings) as work:
             work.make_own_topics()
         self._standby.wait()
         self._answered = time.monotonic()
         if not self._stopping.is_set():
             try:
-                with KafkaWork(self.settings) as work:
+                with KafkaAdminWork(self.settings) as work:
                     self._lead(work)
             except FencedError as error:
                 log.info("another coordinator claimed the cluster at the same time: %s", error.message)
                 self._begin()
 
-    def _lead(self, work: KafkaWork) -> None:
+    def _lead(self, work: KafkaAdminWork) -> None:
         # Fixed offsets: OFFSET_END would be looked up some time later, and what comes until then be lost.
         starts = [
             TopicPartition(topic, 0, work.end(topic)) for topic in (self.topics.reports, self.topics.metadata)
@@ -246,9 +246,9 @@ class Service:
         (reason,) = self.verdict_of_standby().reasons
         future.set_exception(RetryableError(reason.reason, next_step=reason.next_step))
 
-    def change(self, command: Callable[[Leader, int], Answer]) -> Future[Outcome]:
+    def change(self, command: Callable[[Leader, int], CommandResult]) -> Future[StatementResult]:
         """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
-        future: Future[Outcome] = Future()
+        future: Future[StatementResult] = Future()
 
         def work() -> None:
             if not future.set_running_or_notify_cancel():
@@ -259,7 +259,7 @@ class Service:
                 future.set_exception(error)
                 return
             self._carry_out(answer.instructions)
-            self._lane.put(Reply(future, answer.outcome))
+            self._lane.put(ReplyWhenDone(future, answer.outcome))
 
         self._put(work, future)
         return future
@@ -270,12 +270,12 @@ class Service:
         Raises:
             KafkaUnavailableError: Kafka is away.
         """
-        with KafkaWork(self.settings) as work:  # (any thread asks)
+        with KafkaAdminWork(self.settings) as work:  # (any thread asks)
             return work.sample_settled(keyspace)
 
     def with_epochs(self, origin: TableOrigin, keyspace: str) -> TableOrigin:
-        """`KafkaWork.with_epochs`; blocks."""
-        with KafkaWork(self.settings) as work:
+        """`KafkaAdminWork.with_epochs`; blocks."""
+        with KafkaAdminWork(self.settings) as work:
             return work.with_epochs(origin, keyspace)
 
     # --- the control loop -----------------------------------------------------------------------------------

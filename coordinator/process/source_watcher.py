@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from coordinator.core.events import Event, RoomSeen, SourceAway, SourceSampled
-from coordinator.kafka.admin import KafkaWork
+from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.pending_transactions import TransactionWatch
-from coordinator.process.driver_supervisor import Supervisor
+from coordinator.process.driver_supervisor import DriverSupervisor
 from keytide.errors import RetryableError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
@@ -23,7 +23,7 @@ SOON_S = 0.1
 """Between samples that timestamps wait for."""
 
 
-class SourceWatch:
+class SourceWatcher:
     """Samples until it is closed.
 
     Args:
@@ -31,7 +31,9 @@ class SourceWatch:
         post: takes what is seen, from this thread.
     """
 
-    def __init__(self, settings: Settings, supervisor: Supervisor, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self, settings: Settings, supervisor: DriverSupervisor, post: Callable[[Event], None]
+    ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._post = post
@@ -55,7 +57,7 @@ class SourceWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        with KafkaWork(self._settings) as work:
+        with KafkaAdminWork(self._settings) as work:
             sampled = 0.0
             while not self._stopping.wait(SOON_S):
                 keyspaces, soon = self._wanted
@@ -63,7 +65,7 @@ class SourceWatch:
                     sampled = time.monotonic()
                     self._sample(work, keyspaces)
 
-    def _sample(self, work: KafkaWork, keyspaces: Sequence[str]) -> None:
+    def _sample(self, work: KafkaAdminWork, keyspaces: Sequence[str]) -> None:
         if (free := self._supervisor.free()) is not None:
             self._post(RoomSeen(*free, now_ms()))
         for keyspace in keyspaces:

@@ -27,7 +27,7 @@ from coordinator.builds.builds import Builds
 from coordinator.core.events import Instruction, Note, QueueLimit, QueuesTrimmed, TrimQueues
 from coordinator.core.instructions import QueueCopy
 from coordinator.stability.rounds import StabilityCore
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import IndexRecord
 
 SETTLING_MS = 10_000
@@ -49,7 +49,7 @@ class Trimmer:
         removed: records that were deleted in this term.
     """
 
-    def __init__(self, builds: Builds, core: StabilityCore, limits: Limits) -> None:
+    def __init__(self, builds: Builds, core: StabilityCore, limits: StabilityLimits) -> None:
         self.removed = 0
         self._book = builds.book
         self._core = core

@@ -53,7 +53,7 @@ from coordinator.core.events import (
 from coordinator.rollback.unreached import begin_unsettled
 from coordinator.stability.projector_lag import LatenessWatch
 from coordinator.stability.rounds import StabilityCore
-from coordinator.stability.stream import Stream
+from coordinator.stability.stream import StabilityStream
 from keytide.catalog.catalog import KeyspaceRecord, RollbackRecord
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import HistoryLost, Progress
@@ -140,7 +140,7 @@ class Rollbacks:
 
     # --- noticing -------------------------------------------------------------------------------------------
 
-    def _affected(self, keyspace: str) -> tuple[KeyspaceRecord, Stream] | None:
+    def _affected(self, keyspace: str) -> tuple[KeyspaceRecord, StabilityStream] | None:
         """The keyspace, if any of its indexes has a history that can be lost."""
         record, stream = self._dictionary.catalog.keyspace(keyspace), self._core.streams.get(keyspace)
         return (record, stream) if record and stream and stream.emitting else None

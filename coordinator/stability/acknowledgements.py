@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from keytide.model.landmarks import rank
 
 
-class Holdings:
+class AcknowledgedNumbers:
     """Acknowledged snapshot numbers by replica. The caller leaves out replicas that are not placed.
 
     Args:

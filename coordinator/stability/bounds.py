@@ -27,7 +27,7 @@ from coordinator.core.events import BoundWritten, ConfirmBound, Event, Instructi
 from coordinator.core.source_facts import SourceFacts
 from coordinator.stability.projector_lag import UNTIL_JUDGED
 from coordinator.stability.rounds import StabilityCore
-from coordinator.stability.stream import Stream
+from coordinator.stability.stream import StabilityStream
 from keytide.model.timestamp import Timestamp
 
 FRESH_EACH_MS = 3_600_000
@@ -86,7 +86,7 @@ class Bounds:
         end = Timestamp.of(facts.stable)
         stream.floor = end if known is None else end.merge_min(known)
 
-    def _renew(self, name: str, stream: Stream) -> list[Instruction]:
+    def _renew(self, name: str, stream: StabilityStream) -> list[Instruction]:
         """Set a keyspace's bound ahead, if half of it is used up."""
         known = self._dictionary.catalog.keyspace(name)
         if known is None or not stream.emitting:

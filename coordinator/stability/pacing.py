@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.core.events import Instruction, Note
-from coordinator.core.nodes import Nodes
-from coordinator.stability.acknowledgements import Holdings
-from coordinator.stability.stream import Limits, Replica, Stream
+from coordinator.core.nodes import HeardNodes
+from coordinator.stability.acknowledgements import AcknowledgedNumbers
+from coordinator.stability.stream import Replica, StabilityLimits, StabilityStream
 
 REJOIN_MS = 1_000
 MARK_MS = 100
@@ -35,12 +35,12 @@ class Pacing:
         nodes: which slices serve.
     """
 
-    def __init__(self, limits: Limits, holdings: Holdings, nodes: Nodes) -> None:
+    def __init__(self, limits: StabilityLimits, holdings: AcknowledgedNumbers, nodes: HeardNodes) -> None:
         self._limits = limits
         self._holdings = holdings
         self._nodes = nodes
 
-    def paced(self, stream: Stream) -> bool:
+    def paced(self, stream: StabilityStream) -> bool:
         """Whether every slice that counts holds the present content."""
         number = stream.content_number
         if number is None:
@@ -52,7 +52,7 @@ class Pacing:
             if (node, index, slice_number) not in stream.lagging
         )
 
-    def delivered(self, stream: Stream, now: int) -> None:
+    def delivered(self, stream: StabilityStream, now: int) -> None:
         """The present content was issued, perhaps again: it may become a mark."""
         number, marks = stream.content_number, stream.marks
         if number is None or (marks and (number <= marks[-1][1] or now - marks[-1][0] < MARK_MS)):
@@ -61,7 +61,7 @@ class Pacing:
         while len(marks) > 1 and now - marks[1][0] > self._limits.lag_limit_ms:
             marks.popleft()
 
-    def tick(self, stream: Stream, now: int) -> list[Instruction]:
+    def tick(self, stream: StabilityStream, now: int) -> list[Instruction]:
         """See who lags and who has caught up."""
         if not stream.lagging and self.paced(stream):
             return []
@@ -85,11 +85,11 @@ class Pacing:
                 notes.append(Note("warning", "slice-lags", index, text))
         return notes
 
-    def _mark(self, stream: Stream, at: int) -> int:
+    def _mark(self, stream: StabilityStream, at: int) -> int:
         """The newest mark that is as old as that, -1 when there is none."""
         return max((number for issued, number in stream.marks if issued <= at), default=-1)
 
-    def _serving(self, stream: Stream) -> Iterator[Replica]:
+    def _serving(self, stream: StabilityStream) -> Iterator[Replica]:
         """The live slices of READY indexes."""
         incarnation, serves = stream.progress.keyspace.incarnation, self._nodes.slice_serves
         for record in stream.ready:

@@ -17,7 +17,7 @@ def partition_subject(keyspace: str, partition: int) -> tuple[str, str, int]:
 
 
 @dataclass(slots=True)
-class PartitionState:
+class AcknowledgedPartition:
     """One source partition.
 
     Attributes:
@@ -70,7 +70,7 @@ class Progresses:
 
     def __init__(self, keyspace: KeyspaceRecord) -> None:
         self.keyspace = keyspace
-        self.partitions: dict[int, PartitionState] = {}
+        self.partitions: dict[int, AcknowledgedPartition] = {}
         self.projectors: dict[str, ProjectorState] = {}
         self.news = False
         self._known = False
@@ -115,7 +115,7 @@ class Progresses:
     def _merge_partition(self, report: PartitionProgress, projector: str, now: int) -> None:
         state = self.partitions.get(report.partition)
         if state is None:
-            state = self.partitions[report.partition] = PartitionState(_place(report))
+            state = self.partitions[report.partition] = AcknowledgedPartition(_place(report))
             state.fresh_at = report.fresh_at
             self.news = True
         elif report.acked > state.place.offset:
@@ -137,9 +137,9 @@ class Progresses:
         """Start from where a rollback went back to. Which catalog versions are activated is known from
         before."""
         for partition, place in sorted(timestamp.places.items()):
-            self.partitions[partition] = PartitionState(place, end=place.offset)
+            self.partitions[partition] = AcknowledgedPartition(place, end=place.offset)
         for partition, state in before.partitions.items() if before else ():
-            mine = self.partitions.setdefault(partition, PartitionState(timestamp.place(partition)))
+            mine = self.partitions.setdefault(partition, AcknowledgedPartition(timestamp.place(partition)))
             mine.version = state.version
         self._known = True
 
@@ -150,7 +150,7 @@ class Progresses:
         if known and theirs and known != theirs:
             return False
         for partition, place in sorted(message.timestamp.places.items()):
-            state = self.partitions.setdefault(partition, PartitionState(place))
+            state = self.partitions.setdefault(partition, AcknowledgedPartition(place))
             if place.offset >= state.place.offset:
                 state.place = place
                 state.fresh_at = state.issued_fresh_at = max(state.issued_fresh_at, message.fresh_at)

@@ -30,7 +30,7 @@ UNTIL_JUDGED = Timestamp.of({0: 1 << 62})
 
 
 @dataclass(slots=True)
-class _Watch:
+class _LagWatch:
     topic_id: str
     covered_at: int
     pending_at: int
@@ -56,7 +56,7 @@ class LatenessWatch:
     """Follows the timestamps of keyspaces with READY indexes."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, _LagWatch] = {}
 
     def judge(
         self, facts: SourceFacts, content: Timestamp, read: Timestamp, fresh_at: int, *, again: bool = False
@@ -74,7 +74,7 @@ class LatenessWatch:
         watch = self._watches.get(facts.keyspace)
         if watch is None or watch.topic_id != facts.topic_id:
             began = fresh_at or facts.sampled_at
-            watch = _Watch(facts.topic_id, began, facts.sampled_at, end, read, end if again else None)
+            watch = _LagWatch(facts.topic_id, began, facts.sampled_at, end, read, end if again else None)
             self._watches[facts.keyspace] = watch
         if content.covers(watch.pending):
             watch.covered_at = max(watch.covered_at, watch.pending_at)
@@ -92,7 +92,7 @@ class LatenessWatch:
             "build it again",
         )
 
-    def _hold(self, watch: _Watch, late: bool, end: Timestamp, read: Timestamp) -> None:
+    def _hold(self, watch: _LagWatch, late: bool, end: Timestamp, read: Timestamp) -> None:
         """Hold timestamps back from the moment of being late until what was there when reading went on is
         read."""
         goes_on = read != watch.read

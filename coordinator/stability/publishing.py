@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from coordinator.core.events import Broadcast, CommonSnapshot, Instruction
-from coordinator.core.nodes import Nodes
-from coordinator.stability.acknowledgements import Holdings
-from coordinator.stability.stream import Stream
+from coordinator.core.nodes import HeardNodes
+from coordinator.stability.acknowledgements import AcknowledgedNumbers
+from coordinator.stability.stream import StabilityStream
 from keytide.catalog.catalog import Catalog, IndexRecord
 from keytide.errors import invariant
 from keytide.wire.messages import Published
@@ -32,7 +32,7 @@ class Publishing:
         indexes: their records by id.
     """
 
-    def __init__(self, holdings: Holdings, nodes: Nodes, term: int) -> None:
+    def __init__(self, holdings: AcknowledgedNumbers, nodes: HeardNodes, term: int) -> None:
         self.indexes: dict[str, IndexRecord] = {}
         self._holdings = holdings
         self._nodes = nodes
@@ -62,7 +62,7 @@ class Publishing:
         self._out = {id_: mask for id_, mask in out.items() if id_ in ready}
 
     def common(
-        self, stream: Stream, indexes: Iterable[str], number: int, now: int
+        self, stream: StabilityStream, indexes: Iterable[str], number: int, now: int
     ) -> list[Instruction | CommonSnapshot]:
         """What follows for `indexes` when replicas have acknowledged `number`."""
         timestamp = stream.stamps.get(number)
@@ -80,7 +80,7 @@ class Publishing:
                 out.append(CommonSnapshot(index, number, timestamp, now))
         return [*out, *self._publish(stream, dict.fromkeys(complete, number), now)]
 
-    def newest(self, stream: Stream, now: int) -> list[Broadcast]:
+    def newest(self, stream: StabilityStream, now: int) -> list[Broadcast]:
         """Publish the newest common numbers, after indexes have changed."""
         ready = {record.id for record in stream.ready}
         stream.published = {index: n for index, n in stream.published.items() if index in ready}
@@ -91,7 +91,7 @@ class Publishing:
         known = {index: number for index, number in common.items() if number in stream.stamps}
         return self._publish(stream, known, now)
 
-    def _publish(self, stream: Stream, numbers: Mapping[str, int], now: int) -> list[Broadcast]:
+    def _publish(self, stream: StabilityStream, numbers: Mapping[str, int], now: int) -> list[Broadcast]:
         """Publish what is newer than what is published."""
         if stream.halted:
             return []
@@ -109,12 +109,12 @@ class Publishing:
             self._holdings.passed(index, number)
         return [self._message(stream, now)] if newer else []
 
-    def _message(self, stream: Stream, now: int) -> Broadcast:
+    def _message(self, stream: StabilityStream, now: int) -> Broadcast:
         stream.published_at = now
         keyspace = stream.progress.keyspace
         return Broadcast(Published(keyspace.name, self._term, keyspace.incarnation, dict(stream.published)))
 
-    def repeat(self, streams: Iterable[Stream], now: int, interval_ms: int) -> list[Broadcast]:
+    def repeat(self, streams: Iterable[StabilityStream], now: int, interval_ms: int) -> list[Broadcast]:
         """Publish again what was published that long ago."""
         return [
             self._message(stream, now)

@@ -35,26 +35,26 @@ from coordinator.core.events import (
     BoundWritten,
     Broadcast,
     CommonSnapshot,
+    ControlTail,
     Event,
     Instruction,
     Issued,
     IssueFailed,
     KafkaAnswered,
     Note,
-    Recovered,
     Reported,
     SourceSampled,
     Tick,
     TopicSeen,
 )
-from coordinator.core.nodes import Nodes
-from coordinator.core.silence import Vigil
+from coordinator.core.nodes import HeardNodes
+from coordinator.core.silence import SilenceWatch
 from coordinator.stability import topic_confirmation as confirming
-from coordinator.stability.acknowledgements import Holdings
+from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.pacing import Pacing
 from coordinator.stability.progress import Content, partition_subject
 from coordinator.stability.publishing import Publishing
-from coordinator.stability.stream import STAMPS_KEPT, Limits, Stream, begin
+from coordinator.stability.stream import STAMPS_KEPT, StabilityLimits, StabilityStream, begin
 from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, KeyspaceRecord
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
@@ -69,13 +69,13 @@ class StabilityCore:
         term: the leader's term, which every message carries.
     """
 
-    def __init__(self, limits: Limits, term: int) -> None:
+    def __init__(self, limits: StabilityLimits, term: int) -> None:
         self.limits = limits
         self.term = term
-        self.streams: dict[str, Stream] = {}
-        self.vigil = Vigil(limits.suspect_ms)
-        self.nodes = Nodes(limits.node_timeout_ms, self.vigil)
-        self.holdings = Holdings(limits.newest_held, limits.landmarks_held)
+        self.streams: dict[str, StabilityStream] = {}
+        self.vigil = SilenceWatch(limits.suspect_ms)
+        self.nodes = HeardNodes(limits.node_timeout_ms, self.vigil)
+        self.holdings = AcknowledgedNumbers(limits.newest_held, limits.landmarks_held)
         self._pacing = Pacing(limits, self.holdings, self.nodes)
         self._publishing = Publishing(self.holdings, self.nodes, term)
 
@@ -93,7 +93,9 @@ class StabilityCore:
             out += self._publishing.newest(stream, now)
         return out
 
-    def _stream(self, keyspace: KeyspaceRecord, catalog: Catalog, indexes: list[IndexRecord]) -> Stream:
+    def _stream(
+        self, keyspace: KeyspaceRecord, catalog: Catalog, indexes: list[IndexRecord]
+    ) -> StabilityStream:
         """The keyspace's stream: the one that there is, or a new one when another history begins."""
         stream = self.streams.get(keyspace.name)
         if stream is None or stream.progress.belongs_to_another(keyspace):
@@ -127,7 +129,7 @@ class StabilityCore:
                 out = self._issued(message, number, now)
             case IssueFailed(message, error, now):
                 out = self._issue_failed(message, error)
-            case Recovered():
+            case ControlTail():
                 return self._recovered(event)
             case KafkaAnswered():
                 self.vigil.confirmed()
@@ -165,12 +167,14 @@ class StabilityCore:
                     due = min(due, confirming.not_before(stream, allowed, now))
         return max(0, due - now)
 
-    def _beat_at(self, stream: Stream) -> int:
+    def _beat_at(self, stream: StabilityStream) -> int:
         """When the same content is due again (R7); it waits a little for an answer that may bring new one."""
         since = stream.issued_at if stream.asked is None else max(stream.issued_at, stream.asked_at)
         return since + self.limits.heartbeat_ms
 
-    def _maybe_issue(self, name: str, stream: Stream, now: int) -> list[Instruction | CommonSnapshot]:
+    def _maybe_issue(
+        self, name: str, stream: StabilityStream, now: int
+    ) -> list[Instruction | CommonSnapshot]:
         if not stream.may_issue:
             return []
         since = now - stream.issued_at
@@ -202,7 +206,7 @@ class StabilityCore:
         stream.issued_at = now
         return [*out, Broadcast(message)]
 
-    def _renew(self, stream: Stream, confirmed: Content, now: int) -> None:
+    def _renew(self, stream: StabilityStream, confirmed: Content, now: int) -> None:
         before = stream.content or Timestamp()
         content = stream.progress.take(confirmed)
         stream.confirmed = None
@@ -246,7 +250,7 @@ class StabilityCore:
             )
         ]
 
-    def _recovered(self, event: Recovered) -> list[Instruction | CommonSnapshot]:
+    def _recovered(self, event: ControlTail) -> list[Instruction | CommonSnapshot]:
         """Go on where the last leader stopped, so that timestamps of this term cover those of the terms
         before. What a rollback has made void since does not count."""
         for number, message in event.stamps:

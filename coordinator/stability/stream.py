@@ -22,7 +22,7 @@ Replica = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StabilityLimits:
     """The settings that the core obeys, in ms (reasons in `keytide.settings.settings`).
 
     Attributes:
@@ -46,7 +46,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Stream:
+class StabilityStream:
     """The stability timestamps of one keyspace.
 
     Attributes:
@@ -126,7 +126,9 @@ class Stream:
         return self.bound.covers(content) and (self.floor is None or content.covers(self.floor))
 
 
-def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Stream | None) -> Stream:
+def begin(
+    keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: StabilityStream | None
+) -> StabilityStream:
     """The stream of a keyspace, or of its present incarnation: after a rollback it goes on at the timestamp
     that was gone back to, and nothing after its number is remembered.
 
@@ -134,7 +136,7 @@ def begin(keyspace: KeyspaceRecord, rollbacks: list[RollbackRecord], before: Str
         rollbacks: of the keyspace.
         before: the stream of the incarnation before, if it was this leader's.
     """
-    stream = Stream(Progresses(keyspace))
+    stream = StabilityStream(Progresses(keyspace))
     if before is not None:  # (a late answer to a question of before is none to a question of now)
         stream.number, stream.ask = before.number, before.ask
     stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)

@@ -16,7 +16,7 @@ well.
 from __future__ import annotations
 
 from coordinator.core.events import ConfirmTopic, TopicSeen
-from coordinator.stability.stream import Stream
+from coordinator.stability.stream import StabilityStream
 
 RETRY_MS = 100
 """Between questions that confirmed nothing."""
@@ -24,7 +24,7 @@ LOST_MS = 30_000
 """An answer that takes longer will not come."""
 
 
-def ask(stream: Stream, now: int) -> list[ConfirmTopic]:
+def ask(stream: StabilityStream, now: int) -> list[ConfirmTopic]:
     """Have what is acknowledged now confirmed, if nothing is being asked."""
     if now < stream.ask_at:
         return []
@@ -34,7 +34,7 @@ def ask(stream: Stream, now: int) -> list[ConfirmTopic]:
     return [ConfirmTopic(stream.progress.keyspace.name, stream.ask)]
 
 
-def answered(stream: Stream | None, event: TopicSeen) -> None:
+def answered(stream: StabilityStream | None, event: TopicSeen) -> None:
     """Take in what Kafka says."""
     if stream is None or stream.asked is None or event.ask != stream.ask:
         return
@@ -47,7 +47,7 @@ def answered(stream: Stream | None, event: TopicSeen) -> None:
     stream.asked = None
 
 
-def not_before(stream: Stream, due: int, now: int) -> int:
+def not_before(stream: StabilityStream, due: int, now: int) -> int:
     """When a timestamp with new content can come, that would be due at `due`: a moment from now while the
     answer is out."""
     if stream.ripe is not None:

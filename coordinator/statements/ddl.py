@@ -43,7 +43,7 @@ class NoSuchKeyspaceError(CallerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StatementResult:
     """What a statement did.
 
     Attributes:
@@ -69,7 +69,7 @@ class Ddl:
 
     def create(
         self, definition: IndexDefinition, if_not_exists: bool, facts: SourceFacts, now: int
-    ) -> Outcome:
+    ) -> StatementResult:
         """CREATE INDEX: write the definition; unless that is deferred, queue its build.
 
         Raises:
@@ -80,7 +80,7 @@ class Ddl:
         existing = self._dictionary.catalog.index_by_name(definition.name)
         if existing is not None:
             if if_not_exists:
-                return Outcome(f"index {definition.name} exists, nothing is done", existing)
+                return StatementResult(f"index {definition.name} exists, nothing is done", existing)
             raise ConflictError(
                 f"there is an index {definition.name!r} already, on {existing.keyspace}",
                 problem_type="index-exists",
@@ -101,10 +101,10 @@ class Ddl:
         note = Note("info", "index-created", index.name, f"index {index.name} on {index.keyspace} is defined")
         if definition.defer_build:
             text = f"index {index.name} is defined; BUILD INDEX ON {index.keyspace} ({index.name}) builds it"
-            return Outcome(text, index, None, (note,))
+            return StatementResult(text, index, None, (note,))
         build = self._builds.request([index], 0, now)
         text = f"index {index.name} is defined; build {build.id} begins"
-        return Outcome(text, self._dictionary.catalog.index(index.id), build, (note,))
+        return StatementResult(text, self._dictionary.catalog.index(index.id), build, (note,))
 
     def _check_name(self, name: str) -> None:
         """See that queues can be named after an index (those that there are keep their names)."""
@@ -153,14 +153,14 @@ class Ddl:
                 )
             self._dictionary.put(replace(known, topic_id=facts.topic_id, partitions=facts.partitions))
 
-    def drop(self, name: str, if_exists: bool, now: int) -> Outcome:
+    def drop(self, name: str, if_exists: bool, now: int) -> StatementResult:
         """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.
 
         Raises:
             NoSuchIndexError: there is none, and `if_exists` was not said.
         """
         if if_exists and self._dictionary.catalog.index_by_name(name) is None:
-            return Outcome(f"there is no index {name}, nothing is done")
+            return StatementResult(f"there is no index {name}, nothing is done")
         index = self._dictionary.index_named(name)
         left = self._builds.book.active(index)
         out, wanted = self._builds.leave(index, now)
@@ -172,7 +172,7 @@ class Ddl:
             build = self._builds.build_anew(left, wanted, now)
             names = ", ".join(other.name for other in wanted)
             message += f"; the build of {names} starts again without it, as {build.id}"
-        return Outcome(message, None, build, (*out, Note("info", "index-dropping", name, message)))
+        return StatementResult(message, None, build, (*out, Note("info", "index-dropping", name, message)))
 
     def build(
         self,
@@ -183,7 +183,7 @@ class Ddl:
         origin: TableOrigin | None = None,
         facts: SourceFacts | None = None,
         verify: bool | None = None,
-    ) -> Outcome:
+    ) -> StatementResult:
         """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
 
         Args:
@@ -218,7 +218,7 @@ class Ddl:
             origin = self._accepted(origin, facts)
         build = self._builds.request(indexes, rate_limit, now, origin=origin, verify=verify)
         names_now = ", ".join(index.name for index in indexes)
-        return Outcome(f"build {build.id} of {names_now} begins", None, build)
+        return StatementResult(f"build {build.id} of {names_now} begins", None, build)
 
     def _accepted(self, origin: TableOrigin, facts: SourceFacts) -> TableOrigin:
         """The origin, with the history that its offsets are of; whether it holds is looked at again when the
@@ -233,7 +233,7 @@ class Ddl:
         incarnation = self._builds.book.incarnation(facts.keyspace)
         return replace(origin, topic_id=facts.topic_id, incarnation=incarnation)
 
-    def cancel(self, build: str, now: int) -> Outcome:
+    def cancel(self, build: str, now: int) -> StatementResult:
         """Cancel a build.
 
         Raises:
@@ -248,9 +248,9 @@ class Ddl:
                 next_step="there is nothing to cancel; DROP INDEX removes what it built",
             )
         out = self._builds.cancel(record, now)
-        return Outcome(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
+        return StatementResult(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
 
-    def pause(self, build: str, now: int) -> Outcome:
+    def pause(self, build: str, now: int) -> StatementResult:
         """Have a build pause until it is resumed; nothing happens to one that pauses on request already. One
         that verifies keeps its state: its job is held (`coordinator.jobs.jobs`).
 
@@ -260,11 +260,11 @@ class Ddl:
         """
         record = self._reading(build, "pause")
         if record.paused_by == "operator":
-            return Outcome(f"build {build} pauses already", None, record)
+            return StatementResult(f"build {build} pauses already", None, record)
         out = self._builds.pausing.pause(record, "operator", BY_OPERATOR, now)
-        return Outcome(f"build {build} pauses", None, self._builds.book.get(build), tuple(out))
+        return StatementResult(f"build {build} pauses", None, self._builds.book.get(build), tuple(out))
 
-    def resume(self, build: str, now: int) -> Outcome:
+    def resume(self, build: str, now: int) -> StatementResult:
         """Have a build go on; nothing happens to one that does not pause.
 
         Raises:
@@ -273,18 +273,18 @@ class Ddl:
         """
         record = self._reading(build, "resume")
         if not record.paused:
-            return Outcome(f"build {build} does not pause", None, record)
+            return StatementResult(f"build {build} does not pause", None, record)
         if record.state == "CATCHUP":
             record = replace(record, paused="", paused_by="")
             self._builds.book.put(record)
             told = f"build {build} goes on: its verification begins again"
-            return Outcome(told, None, record, (Note("info", "build-resumed", build, told),))
+            return StatementResult(told, None, record, (Note("info", "build-resumed", build, told),))
         out = self._builds.pausing.resume(record, now)
         record = self._builds.book.get(build)
         told = f"build {build} still pauses: {record.paused}" if record.paused else f"build {build} goes on"
-        return Outcome(told, None, record, tuple(out))
+        return StatementResult(told, None, record, tuple(out))
 
-    def throttle(self, build: str, rate_limit: int) -> Outcome:
+    def throttle(self, build: str, rate_limit: int) -> StatementResult:
         """Change how many documents a build may read per second (0: no limit).
 
         Raises:
@@ -296,7 +296,7 @@ class Ddl:
         self._builds.book.run(build).pace.forget()
         limit = f"at most {rate_limit:,} documents/s" if rate_limit else "as fast as it can"
         text = f"build {build} reads {limit} from now on"
-        return Outcome(text, None, record, (Note("info", "build-throttled", build, text),))
+        return StatementResult(text, None, record, (Note("info", "build-throttled", build, text),))
 
     def _reading(self, build: str, what: str) -> BuildRecord:
         """The record of a build that reads, or will: documents, or, while it verifies, the source again."""

@@ -21,7 +21,7 @@ from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import Note
 from keytide.catalog.catalog import IndexRecord, Violated
 from keytide.collation import decode_key, to_json_value
-from keytide.wire.messages import Duplicate, NodeHeartbeat, SliceStatus
+from keytide.wire.messages import NodeHeartbeat, SliceStatus, UniqueViolation
 
 EVENTS_PER_INDEX: Final = 100
 """Keys told as events of one index; further ones are only listed, so that nothing else is pushed out of the
@@ -53,7 +53,7 @@ class Uniqueness:
         """Index -> since when it is without violations; of those in `_told`."""
         self._from: dict[tuple[str, str], int] = {}
         """(build, index) -> the first common snapshot with all that the build was to bring."""
-        self._seen: dict[tuple[str, str], tuple[int, dict[bytes, Duplicate]]] = {}
+        self._seen: dict[tuple[str, str], tuple[int, dict[bytes, UniqueViolation]]] = {}
         """(build, index) -> since when it is known to be violated, and what slices have told of that."""
 
     def heard(self, message: NodeHeartbeat) -> list[Note]:
@@ -125,7 +125,7 @@ class Uniqueness:
             if of == id_
         )
 
-    def _tell(self, index: IndexRecord, violated: list[Duplicate]) -> list[Note]:
+    def _tell(self, index: IndexRecord, violated: list[UniqueViolation]) -> list[Note]:
         told = self._told.setdefault(index.id, set()) if violated else set()
         out: list[Note] = []
         for one in violated:
@@ -147,7 +147,7 @@ def key_values(index: IndexRecord, key: bytes) -> list[object]:
     return [to_json_value(value) for value in values]
 
 
-def in_words(index: IndexRecord, one: Duplicate) -> str:
+def in_words(index: IndexRecord, one: UniqueViolation) -> str:
     """Which key which documents have."""
     key = json.dumps(key_values(index, one.key), ensure_ascii=False)
     key = key if len(key) <= _KEY_SHOWN else key[:_KEY_SHOWN] + "..."
@@ -186,9 +186,9 @@ def _proven(status: SliceStatus) -> int:
     return status.violations if status.listed < 0 else status.listed
 
 
-def _kept(known: dict[bytes, Duplicate]) -> list[Duplicate]:
+def _kept(known: dict[bytes, UniqueViolation]) -> list[UniqueViolation]:
     """The first of them, no more than a record may have."""
-    kept, size = list[Duplicate](), 0
+    kept, size = list[UniqueViolation](), 0
     for _, one in sorted(known.items())[:KEPT_KEYS]:
         size += len(one.key) + sum(len(document.id) for document in one.documents)
         if kept and size > KEPT_BYTES:

@@ -13,7 +13,7 @@ from coordinator.builds.registry import FINAL
 from coordinator.core.nodes import node_subject
 from coordinator.leader import Leader
 from coordinator.stability.progress import partition_subject
-from coordinator.stability.stream import Stream
+from coordinator.stability.stream import StabilityStream
 from coordinator.views import views
 from coordinator.views.index_health import index_reasons
 from keytide.model.health import Reason, Verdict, verdict
@@ -92,7 +92,7 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
         )
 
 
-def _keyspace(leader: Leader, name: str, stream: Stream, now: int) -> Iterator[Reason]:
+def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> Iterator[Reason]:
     subject = f"keyspace {name}"
     facts = leader.facts.get(name)
     if facts is not None and not facts.exists:
@@ -151,7 +151,7 @@ def _keyspace(leader: Leader, name: str, stream: Stream, now: int) -> Iterator[R
         )
 
 
-def _projectors(leader: Leader, name: str, stream: Stream) -> Iterator[Reason]:
+def _projectors(leader: Leader, name: str, stream: StabilityStream) -> Iterator[Reason]:
     vigil, partitions = leader.core.vigil, range(stream.progress.keyspace.partitions)
     silent = [one for one in partitions if vigil.suspected(partition_subject(name, one))]
     if not silent:

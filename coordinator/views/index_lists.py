@@ -12,7 +12,7 @@ from coordinator.unique.violations import key_values
 from keytide.catalog.catalog import IndexRecord, Violated
 from keytide.errors import CallerError
 from keytide.wire.index_lists import ListAsk, ListPage, SkippedLine
-from keytide.wire.messages import Duplicate, SliceStatus
+from keytide.wire.messages import SliceStatus, UniqueViolation
 
 Document = dict[str, Any]
 
@@ -135,7 +135,7 @@ def exact(slices: Sequence[SliceStatus | None]) -> bool:
     return all(one is not None and one.listed in (-1, one.violations) for one in slices)
 
 
-def _violation(index: IndexRecord, one: Duplicate) -> Document:
+def _violation(index: IndexRecord, one: UniqueViolation) -> Document:
     times = sorted(document.time for document in one.documents)
     return {
         "key": key_values(index, one.key),

@@ -13,7 +13,7 @@ from coordinator.builds.source_checks import target
 from coordinator.builds.table_origins import shown
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
-from coordinator.stability.stream import Stream
+from coordinator.stability.stream import StabilityStream
 from coordinator.views.jobs import verification
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.catalog.partitioning import readable_splits
@@ -127,7 +127,7 @@ def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | No
     return found[0][1] if found else None
 
 
-def _ends(leader: Leader, keyspace: str, stream: Stream | None) -> Timestamp:
+def _ends(leader: Leader, keyspace: str, stream: StabilityStream | None) -> Timestamp:
     """Ends of the source as last seen, by projectors or by the coordinator's own look."""
     facts = leader.facts.get(keyspace)
     ends = dict(facts.high) if facts else {}
@@ -138,7 +138,7 @@ def _ends(leader: Leader, keyspace: str, stream: Stream | None) -> Timestamp:
 
 
 def _lag(
-    leader: Leader, stream: Stream | None, record: IndexRecord, slices: list[SliceStatus | None]
+    leader: Leader, stream: StabilityStream | None, record: IndexRecord, slices: list[SliceStatus | None]
 ) -> int | None:
     """Documents (offsets) between what the slowest slice has applied and the source's end; null when a slice
     is not heard."""
@@ -148,7 +148,7 @@ def _lag(
     return applied.documents_to(_ends(leader, record.keyspace, stream))
 
 
-def _left_out(stream: Stream | None, index_id: str) -> dict[str, int]:
+def _left_out(stream: StabilityStream | None, index_id: str) -> dict[str, int]:
     """Versions that were not indexed, by reason, since the projectors' start."""
     total: dict[str, int] = {}
     for projector in stream.progress.projectors.values() if stream else ():
@@ -173,7 +173,7 @@ def _by_name(
     return {names[id_]: dict(sorted(found.items())) for id_, found in counts.items() if id_ in names}
 
 
-def _published_timestamp(stream: Stream | None, index_id: str) -> Timestamp | None:
+def _published_timestamp(stream: StabilityStream | None, index_id: str) -> Timestamp | None:
     number = stream.published.get(index_id) if stream else None
     return stream.stamps.get(number) if stream and number is not None else None
 
@@ -360,7 +360,7 @@ def _last_rollback(leader: Leader, keyspace: str) -> Document | None:
     }
 
 
-def projector_lag(leader: Leader, name: str, stream: Stream) -> int:
+def projector_lag(leader: Leader, name: str, stream: StabilityStream) -> int:
     """Documents that projectors have still to bring to the queues."""
     return stream.progress.timestamp().documents_to(_ends(leader, name, stream))
 

@@ -27,12 +27,12 @@ from typing import Final, NamedTuple
 
 from indexer.hosting import slice_status as status
 from indexer.hosting.metrics import NodeMetrics
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.scrubber import Scrubber
 from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool
-from indexer.slice.following import Limits
+from indexer.slice.following import SliceLimits
 from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError
 from indexer.store.lmdb.store import LmdbSliceStore
@@ -45,7 +45,7 @@ from keytide.definition import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import IndexerSettings
-from keytide.wire.messages import Duplicate, SliceStatus
+from keytide.wire.messages import SliceStatus, UniqueViolation
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, IndexRecord]:
     }
 
 
-class SliceNews(NamedTuple):
+class SliceChange(NamedTuple):
     """`batch`: newest micro-batch committed."""
 
     key: SliceKey
@@ -100,7 +100,7 @@ class Hosting:
     def __init__(
         self,
         folder: NodeFolder,
-        node: Node,
+        node: ServingNode,
         settings: IndexerSettings,
         reading: QueueReading,
         acknowledge: Acknowledge,
@@ -183,7 +183,7 @@ class Hosting:
             for key, lost in sorted(self._lost.items())
         ]
 
-    def violations(self) -> dict[SliceKey, Sequence[Duplicate]]:
+    def violations(self) -> dict[SliceKey, Sequence[UniqueViolation]]:
         """What the slices that follow their queues list, for the endpoint."""
         return {
             key: runner.unique.shown if runner.unique else ()
@@ -191,14 +191,14 @@ class Hosting:
             if runner.core.following is not None
         }
 
-    def news(self) -> list[SliceNews]:
+    def news(self) -> list[SliceChange]:
         """What others want to hear of at once, of each slice."""
         found = [
-            SliceNews(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)
+            SliceChange(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)
             for key, runner in self.runners.items()
         ]
         return found + [
-            SliceNews(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())
+            SliceChange(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())
         ]
 
     def close(self) -> None:
@@ -353,11 +353,11 @@ class Hosting:
         for runner in self.runners.values():
             runner.set_limits(limits)
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> SliceLimits:
         settings, slices = self._settings, max(1, len(self.runners))
         documents = min(settings.slice_queue_documents, settings.node_queue_documents // slices)
         size = min(settings.slice_queue_bytes, settings.node_queue_bytes // slices)
-        return Limits(
+        return SliceLimits(
             max(_LEAST_DOCUMENTS, documents), max(_LEAST_BYTES, size), gap_ms=settings.gap_limit_s * 1_000
         )
 

@@ -11,17 +11,17 @@ from typing import Final
 
 from indexer.hosting.control import Control
 from indexer.hosting.slice_runner import SliceKey
-from indexer.hosting.snapshots import Reading, SnapshotRing
-from indexer.view import Trouble
+from indexer.hosting.snapshots import SnapshotReader, SnapshotRing
+from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import Duplicate, SliceStatus
+from keytide.wire.messages import SliceStatus, UniqueViolation
 
 _NO_HISTORY: Final = History()
 
 
-class Node:
+class ServingNode:
     """One node.
 
     Attributes:
@@ -40,8 +40,8 @@ class Node:
         self._urls: dict[str, str] = {}
         self._histories: dict[str, History] = {}
         self._rings: dict[SliceKey, SnapshotRing] = {}
-        self._troubles: dict[SliceKey, Trouble] = {}
-        self._violations: Mapping[SliceKey, Sequence[Duplicate]] = {}
+        self._troubles: dict[SliceKey, SliceTrouble] = {}
+        self._violations: Mapping[SliceKey, Sequence[UniqueViolation]] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     # --- the ingest thread ----------------------------------------------------------------------------
@@ -68,12 +68,12 @@ class Node:
     def show_states(self, statuses: Iterable[SliceStatus]) -> None:
         """How the slices that are placed here are, as heartbeats tell it."""
         self._troubles = {
-            (one.index, one.slice): Trouble(one.state, one.reason)
+            (one.index, one.slice): SliceTrouble(one.state, one.reason)
             for one in statuses
             if one.reason or one.state == "LOST"
         }
 
-    def show_violations(self, violations: Mapping[SliceKey, Sequence[Duplicate]]) -> None:
+    def show_violations(self, violations: Mapping[SliceKey, Sequence[UniqueViolation]]) -> None:
         """The violations that the slices which follow their queues list, by key; nobody changes them."""
         self._violations = violations
 
@@ -92,7 +92,7 @@ class Node:
         if self._leader_spoke:
             self._leader_spoke, self.leader_at = False, now
 
-    def troubles(self) -> Mapping[SliceKey, Trouble]:
+    def troubles(self) -> Mapping[SliceKey, SliceTrouble]:
         """Slices that are placed here and not in order."""
         return self._troubles
 
@@ -118,12 +118,12 @@ class Node:
         """(incarnation, timestamp, fresh_at) of a recent number."""
         return self.control.stamp(keyspace, number)
 
-    def acquire(self, index: str, slice_number: int, number: int) -> Reading | None:
+    def acquire(self, index: str, slice_number: int, number: int) -> SnapshotReader | None:
         """The slice's snapshot of that number; None when it is not held (any more)."""
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.acquire(number)
 
-    def tip(self, index: str, slice_number: int) -> Reading | None:
+    def tip(self, index: str, slice_number: int) -> SnapshotReader | None:
         """The slice's newest committed state; None when there is none."""
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.tip()
@@ -138,11 +138,11 @@ class Node:
         ring = self._rings.get((index, slice_number))
         return ring is not None and ring.lease(number, holder, until)
 
-    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+    def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
         """The violations that a slice lists, by key; None when it is not here or not open."""
         return self._violations.get((index, slice_number))
 
-    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+    def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""
         return self._troubles.get((index, slice_number))
 

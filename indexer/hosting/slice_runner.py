@@ -43,11 +43,11 @@ from indexer.slice.events import (
     KeepChunk,
     LoadBatch,
     Lose,
-    Pause,
+    PauseReading,
     ReadBackfill,
     ReadMutations,
-    Recovered,
     Resume,
+    RetrySucceeded,
     RolledBack,
     Stamped,
     StepBack,
@@ -55,7 +55,7 @@ from indexer.slice.events import (
     Stop,
     SwitchOver,
 )
-from indexer.slice.following import Limits
+from indexer.slice.following import SliceLimits
 from indexer.slice.freshness import newest_times
 from indexer.store.interface import UNNUMBERED, SliceStore, StoreDamagedError
 from indexer.unique.watch import UniqueWatch
@@ -114,7 +114,7 @@ class SliceRunner:
         keyspace: str,
         store: SliceStore,
         spool: Spool,
-        limits: Limits,
+        limits: SliceLimits,
         snapshots_kept: int,
         reading: QueueReading,
         acknowledge: Callable[[str, int, int, SliceKey], None],
@@ -191,7 +191,7 @@ class SliceRunner:
             self.lose(error.message, now, damaged=True)
             return False
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: SliceLimits) -> None:
         """Change the slice's share of the node's memory."""
         self.core.set_limits(limits)
 
@@ -232,7 +232,7 @@ class SliceRunner:
                 self._let_go(instruction.reason)
             elif self.core.state == "LOST":
                 return
-            elif isinstance(instruction, Pause):
+            elif isinstance(instruction, PauseReading):
                 self._reading.pause(self.key)
             elif isinstance(instruction, Resume):
                 self._reading.resume(self.key)
@@ -272,7 +272,7 @@ class SliceRunner:
                 if self.core.state != "LOST":
                     self._todo.extend(todo)
                 return
-        self._carry_out(self.core.handle(Recovered()), now)
+        self._carry_out(self.core.handle(RetrySucceeded()), now)
 
     def _do(self, instruction: Instruction, now: int) -> Event | None:
         """Carry it out; what came of it when the core waits for that."""
@@ -313,7 +313,7 @@ class SliceRunner:
                 if isinstance(outcome, SteppedBack):
                     self._show_anew(now)
                 return outcome
-            case Pause() | Resume() | Stop() | Lose():
+            case PauseReading() | Resume() | Stop() | Lose():
                 pass  # done out of turn, by `_carry_out`
         return None
 

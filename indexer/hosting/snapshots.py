@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.store.interface import UNNUMBERED, Held, SkipLine, StoreDamagedError, StoreSnapshot
+from indexer.store.interface import UNNUMBERED, SkipLine, StoreDamagedError, StoredDocument, StoreSnapshot
 from keytide.catalog.history import History
 from keytide.model.landmarks import rank
 from keytide.model.timestamp import Timestamp
@@ -45,7 +45,7 @@ LEASED_LIMIT: Final = 512
 
 
 @dataclass(slots=True)
-class _Kept:
+class _OpenSnapshot:
     """An open snapshot: how many readers it has, and until when whom it is leased to."""
 
     snapshot: StoreSnapshot
@@ -66,8 +66,8 @@ class SnapshotRing:
         self._kept = kept
         self._ahead = AHEAD_LIMIT + kept
         self._lock = threading.Lock()
-        self._numbered: dict[int, _Kept] = {}
-        self._tip: _Kept | None = None
+        self._numbered: dict[int, _OpenSnapshot] = {}
+        self._tip: _OpenSnapshot | None = None
         self._joined = False
         self._published = UNNUMBERED
         self._damage = ""
@@ -83,7 +83,7 @@ class SnapshotRing:
                 the slice joins the next number first).
         """
         with self._lock:
-            previous, self._tip = self._tip, _Kept(snapshot, number)
+            previous, self._tip = self._tip, _OpenSnapshot(snapshot, number)
             self._joined = self._joined or (number != UNNUMBERED and number >= self._published)
             if number != UNNUMBERED:
                 known = self._numbered.get(number)
@@ -155,12 +155,12 @@ class SnapshotRing:
         with self._lock:
             self._doubt = self._doubt or reason
 
-    def acquire(self, number: int) -> Reading | None:
+    def acquire(self, number: int) -> SnapshotReader | None:
         """The snapshot of that number, to be released once; None when it is not held (any more)."""
         with self._lock:
             return self._reading(self._numbered.get(number))
 
-    def tip(self) -> Reading | None:
+    def tip(self) -> SnapshotReader | None:
         """The newest commit, numbered or not. Until one has joined the published numbers (again) it is the
         newest number held instead, None when there is none, or only older ones than are published."""
         with self._lock:
@@ -194,13 +194,13 @@ class SnapshotRing:
 
     # --- inside, under the lock -----------------------------------------------------------------------
 
-    def _reading(self, kept: _Kept | None) -> Reading | None:
+    def _reading(self, kept: _OpenSnapshot | None) -> SnapshotReader | None:
         if kept is None or kept.dropped or self._damage:
             return None
         kept.readers += 1
-        return Reading(self, kept)
+        return SnapshotReader(self, kept)
 
-    def _release(self, kept: _Kept) -> None:
+    def _release(self, kept: _OpenSnapshot) -> None:
         with self._lock:
             kept.readers -= 1
             if kept.dropped and kept.readers == 0:
@@ -224,12 +224,12 @@ class SnapshotRing:
                 _drop(kept)
 
 
-class Reading:
+class SnapshotReader:
     """One reader's hold on a snapshot (`indexer.view.ReadableSnapshot`)."""
 
     __slots__ = ("_kept", "_released", "_ring", "incarnation", "number", "timestamp")
 
-    def __init__(self, ring: SnapshotRing, kept: _Kept) -> None:
+    def __init__(self, ring: SnapshotRing, kept: _OpenSnapshot) -> None:
         self._ring = ring
         self._kept = kept
         self._released = False
@@ -264,7 +264,7 @@ class Reading:
             self._ring.report_damage(error.message)
             raise
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         """What the back index has, by document id, behind `after`. Raises as `rows`."""
         try:
             yield from self._kept.snapshot.back_rows(after)
@@ -298,7 +298,7 @@ class Reading:
             self._ring._release(self._kept)
 
 
-def _drop(kept: _Kept) -> None:
+def _drop(kept: _OpenSnapshot) -> None:
     """Close it now, or when its last reader is gone."""
     if not kept.dropped:
         kept.dropped = True

@@ -66,7 +66,7 @@ _ABSENT: Final = frozenset(
 )
 
 
-class Kind(Enum):
+class TopicKind(Enum):
     CONTROL = "control"
     MUTATIONS = "mutations"
     BACKFILL = "backfill"
@@ -76,7 +76,7 @@ class Kind(Enum):
 class Record:
     """One thing that was read. `key` is None for control; `data` is None when the queue's end was met."""
 
-    kind: Kind
+    kind: TopicKind
     key: SliceKey | None
     position: int
     data: bytes | None
@@ -94,7 +94,7 @@ class Lost:
 class _Place:
     """Where a slice reads: `position` is the next offset."""
 
-    kind: Kind
+    kind: TopicKind
     topic: str
     position: int
     paused: bool = False
@@ -105,7 +105,7 @@ class _Place:
 
     def start(self) -> int:
         """Where to read from, in Kafka's words."""
-        beginning = self.kind is Kind.MUTATIONS and self.position == 0
+        beginning = self.kind is TopicKind.MUTATIONS and self.position == 0
         return OFFSET_BEGINNING if beginning else self.position
 
 
@@ -160,10 +160,10 @@ class NodeConsumer:
     # --- what slices ask for --------------------------------------------------------------------------
 
     def read_mutations(self, key: SliceKey, position: int) -> None:
-        self._read(key, _Place(Kind.MUTATIONS, self._topics.mutations(key[0]), position))
+        self._read(key, _Place(TopicKind.MUTATIONS, self._topics.mutations(key[0]), position))
 
     def read_backfill(self, key: SliceKey, build: str, position: int) -> None:
-        self._read(key, _Place(Kind.BACKFILL, self._topics.backfill(key[0], build), position))
+        self._read(key, _Place(TopicKind.BACKFILL, self._topics.backfill(key[0], build), position))
 
     def pause(self, key: SliceKey) -> None:
         place = self._places.get(key)
@@ -218,7 +218,7 @@ class NodeConsumer:
         if key is None:
             if topic != self._topics.control or error is not None:
                 return None
-            return Record(Kind.CONTROL, None, offset, message.value())
+            return Record(TopicKind.CONTROL, None, offset, message.value())
         place = self._places[key]
         if not self._next(place, topic, partition, offset, now):
             return None

@@ -18,14 +18,14 @@ from typing import Final
 
 import psutil
 
-from indexer.hosting.hosting import Hosting, SliceNews
+from indexer.hosting.hosting import Hosting, SliceChange
 from indexer.hosting.metrics import NodeMetrics, shown_names
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
-from indexer.ingest.consumer import Kind, Lost, NodeConsumer, Record
-from indexer.ingest.metadata import Hearing
-from indexer.ingest.reports import Reporter
-from indexer.slice.events import BackfillData, CaughtUp, MutationData, Stamped, Turn
+from indexer.ingest.consumer import Lost, NodeConsumer, Record, TopicKind
+from indexer.ingest.metadata import MetadataFeed
+from indexer.ingest.reports import NodeReporter
+from indexer.slice.events import BackfillData, CaughtUp, Decide, MutationData, Stamped
 from indexer.store.fold.worker import FoldWorker
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
@@ -51,17 +51,17 @@ class Ingest:
     """
 
     def __init__(
-        self, settings: Settings, folder: NodeFolder, node: Node, metrics: NodeMetrics, url: str
+        self, settings: Settings, folder: NodeFolder, node: ServingNode, metrics: NodeMetrics, url: str
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._node = node
-        self._hearing = Hearing(node)
+        self._hearing = MetadataFeed(node)
         self._metrics = metrics
         self._catalog = CatalogReader(settings)
         self._identity = KafkaIdentity(settings)
         self._consumer = NodeConsumer(settings, self._identity.confirmed)
-        self._reporter = Reporter(settings, folder.node_id, url, now_ms())
+        self._reporter = NodeReporter(settings, folder.node_id, url, now_ms())
         self._folds = FoldWorker(settings.indexer.stall_s)
         self._hosting = Hosting(
             folder,
@@ -76,7 +76,7 @@ class Ingest:
         self._upkeep_at = 0
         self._heartbeat_at = 0
         self._open_again_at = 0
-        self._told: list[SliceNews] = []
+        self._told: list[SliceChange] = []
 
     def run(self, stop: threading.Event, started: threading.Event) -> None:
         """Work until `stop` is set.
@@ -111,7 +111,7 @@ class Ingest:
         for record in control:
             self._control_record(record, now)
         for runner in self._hosting.runners.values():
-            runner.feed(Turn(now), now)
+            runner.feed(Decide(now), now)
         self._reporter.flush_acks()
         self._reporter.poll()
         if now >= self._upkeep_at:
@@ -129,7 +129,7 @@ class Ingest:
                 runner.lose(reason, now)
             case Record(data=None):
                 runner.feed(CaughtUp(now), now)
-            case Record(kind=Kind.BACKFILL, data=bytes() as data):
+            case Record(kind=TopicKind.BACKFILL, data=bytes() as data):
                 runner.feed(BackfillData(data, record.position), now)
             case Record(data=bytes() as data):
                 runner.feed(MutationData(data, record.position), now)

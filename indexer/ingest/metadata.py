@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from keytide.catalog.catalog import Catalog
 from keytide.wire.messages import Leading, Published, StabilityTimestamp, UnreadableMessageError, decode
 
@@ -29,14 +29,14 @@ def histories_complete(catalog: Catalog) -> bool:
     )
 
 
-class Hearing:
+class MetadataFeed:
     """Tells a view.
 
     Args:
         node: what scans see of this process.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ServingNode) -> None:
         self._node = node
         self._known: frozenset[str] = frozenset()
 

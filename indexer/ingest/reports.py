@@ -19,7 +19,7 @@ _QUEUE_MESSAGES = 10_000
 """Reports that wait for Kafka; beyond it new ones are dropped: the next heartbeat says it all again."""
 
 
-class Reporter:
+class NodeReporter:
     """Sends a node's reports. Used by one thread.
 
     Args:

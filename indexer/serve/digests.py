@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.scan.local.pace import UNHURRIED, Pace
-from indexer.view import DoubtfulReadError, Held, NodeView, ReadableSnapshot, StoreDamagedError
+from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
 from keytide.collation import MISSING, decode_key, skip_key
 from keytide.definition import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
@@ -37,7 +37,7 @@ from keytide.wire.digests import (
     BackRow,
     DigestAnswer,
     DigestAsk,
-    Duplicate,
+    DuplicateKey,
     PinAnswer,
     PinAsk,
     RowsAnswer,
@@ -171,7 +171,7 @@ class _Forward:
         self._sums = digests.no_sums(ask.bits)
         self._last: tuple[bytes, bytes] = (b"", b"")
         self._left_out = 0
-        self._duplicates: list[Duplicate] = []
+        self._duplicates: list[DuplicateKey] = []
 
     def blocks(self) -> Iterator[tuple[bytes, int]]:
         """Sum up block by block; (the last key, rows) of each."""
@@ -216,7 +216,7 @@ class _Forward:
     def _find_duplicates(self, keys: list[bytes], ids: list[bytes]) -> None:
         for one, other in pairwise([self._last, *zip(keys, ids, strict=True)]):
             if one[0] and one[0] == other[0] and self._is_value(one[0]):
-                self._duplicates.append(Duplicate(one[0], (one[1], other[1])))
+                self._duplicates.append(DuplicateKey(one[0], (one[1], other[1])))
         self._last = keys[-1], ids[-1]
 
     def _is_value(self, key: bytes) -> bool:
@@ -243,7 +243,7 @@ class _Back:
 
     def blocks(self) -> Iterator[tuple[bytes, int]]:
         """Sum up block by block; (the last id, rows) of each."""
-        block: list[tuple[bytes, Held]] = []
+        block: list[tuple[bytes, StoredDocument]] = []
         for row in self._snapshot.back_rows(self._ask.after):
             block.append(row)
             if len(block) == _BLOCK:
@@ -254,7 +254,7 @@ class _Back:
             self._add(block)
             yield block[-1][0], len(block)
 
-    def _add(self, block: Sequence[tuple[bytes, Held]]) -> None:
+    def _add(self, block: Sequence[tuple[bytes, StoredDocument]]) -> None:
         rows = [(docid, held) for docid, held in block if held.keys]  # others are remembered tombstones
         ids = [docid for docid, _ in rows]
         hashes = hashes_of(ids, len(ids))
@@ -308,7 +308,7 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, 
                 if seen >= limit or size >= ask.bytes_limit or effort.spent:
                     return RowsAnswer(entries, back, True, reached)
         else:
-            held: list[tuple[bytes, Held]] = []
+            held: list[tuple[bytes, StoredDocument]] = []
             for row in snapshot.back_rows(ask.after):
                 held.append(row)
                 if len(held) < _BLOCK:
@@ -325,7 +325,7 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, 
     return RowsAnswer(entries, back, False, reached)
 
 
-def _choose(chosen: _Chosen, held: list[tuple[bytes, Held]], back: list[BackRow]) -> int:
+def _choose(chosen: _Chosen, held: list[tuple[bytes, StoredDocument]], back: list[BackRow]) -> int:
     """Add those that are wanted to `back`; about how many bytes they take."""
     size = 0
     for at in chosen.among([docid for docid, _ in held]):

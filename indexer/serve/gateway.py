@@ -20,9 +20,9 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.ingest.consumer import NodeConsumer, Record
-from indexer.ingest.metadata import Hearing
+from indexer.ingest.metadata import MetadataFeed
 from indexer.serve.process import Serving
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader, KafkaUnavailableError
@@ -46,12 +46,12 @@ class Listener:
         view: what scans see.
     """
 
-    def __init__(self, settings: Settings, view: Node) -> None:
+    def __init__(self, settings: Settings, view: ServingNode) -> None:
         self._catalog = CatalogReader(settings)
         self._consumer = NodeConsumer(settings)
         self._identity = KafkaIdentity(settings, remember=False)
         self._view = view
-        self._hearing = Hearing(view)
+        self._hearing = MetadataFeed(view)
 
     def run(self, stop: threading.Event, started: threading.Event) -> None:
         """Listen until `stop` is set.
@@ -109,7 +109,7 @@ class Gateway:
         check_exposure(name, host, security, "gateway.host")
         tls = bool(security.tls_certificate)
         listener, url = listen(name, host, settings.gateway.port, tls=tls, setting="gateway.port")
-        view = Node(f"gateway-{socket.gethostname()}-{secrets.token_hex(3)}")
+        view = ServingNode(f"gateway-{socket.gethostname()}-{secrets.token_hex(3)}")
         self._serving = Serving(
             settings, view, listener, url, Listener(settings, view).run, "control", "gateway"
         )

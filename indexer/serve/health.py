@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from keytide.model.health import Reason, Verdict, verdict
 
 
-def of(node: Node, now: float, limit_s: float) -> Verdict:
+def of(node: ServingNode, now: float, limit_s: float) -> Verdict:
     """The verdict at one moment.
 
     Args:
-        now: seconds, by the clock that `Node.passed` is told.
+        now: seconds, by the clock that `ServingNode.passed` is told.
         limit_s: longer silence is told.
     """
     return verdict(_reasons(node, now, limit_s))
 
 
-def _reasons(node: Node, now: float, limit_s: float) -> Iterator[Reason]:
+def _reasons(node: ServingNode, now: float, limit_s: float) -> Iterator[Reason]:
     subject = f"node {node.node_id}"
     if node.catalog().cluster is None:
         yield Reason(

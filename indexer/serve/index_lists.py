@@ -9,7 +9,7 @@ from typing import Final
 from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError
 from keytide.errors import RetryableError
 from keytide.wire.index_lists import LARGEST_PAGE, REASONS_LIMIT, ListAsk, ListPage, SkippedLine
-from keytide.wire.messages import Duplicate
+from keytide.wire.messages import UniqueViolation
 
 _BLOCK: Final = 5_000
 
@@ -50,7 +50,7 @@ def page(view: NodeView, ask: ListAsk) -> ListPage:
     )
 
 
-def _violations(view: NodeView, ask: ListAsk, number: int, limit: int) -> list[Duplicate]:
+def _violations(view: NodeView, ask: ListAsk, number: int, limit: int) -> list[UniqueViolation]:
     found = view.violations(ask.index, number)
     if found is None:
         raise _not_here(view, ask.index, number)

@@ -19,7 +19,7 @@ from typing import Final
 
 from prometheus_client import REGISTRY
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.serve import health
 from indexer.serve.api import create_app
 from indexer.serve.one_write import OneWriteProtocol
@@ -54,7 +54,7 @@ class Serving:
     def __init__(
         self,
         settings: Settings,
-        view: Node,
+        view: ServingNode,
         listener: socket.socket,
         url: str,
         work: Work,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import REGISTRY
 
 from indexer.hosting.metrics import NodeMetrics
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.ingest.loop import Ingest
 from indexer.serve.process import Serving
@@ -14,7 +14,7 @@ from keytide.serving.security import check_exposure
 from keytide.settings.settings import Settings
 
 
-class Service:
+class NodeService:
     """One node: its slices replay while the server starts."""
 
     def __init__(self, settings: Settings) -> None:
@@ -23,7 +23,7 @@ class Service:
         self._folder = NodeFolder(settings.data_dir, settings.indexer.node_id)
         tls = bool(security.tls_certificate)
         listener, url = listen(name, host, settings.indexer.port, tls=tls, setting="indexer.port")
-        node = Node(self._folder.node_id)
+        node = ServingNode(self._folder.node_id)
         ingest = Ingest(settings, self._folder, node, NodeMetrics(REGISTRY), url)
         self._serving = Serving(settings, node, listener, url, ingest.run, "ingest")
 

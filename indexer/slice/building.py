@@ -25,7 +25,7 @@ from indexer.slice.events import (
     Instruction,
     KeepChunk,
     LoadBatch,
-    Pause,
+    PauseReading,
     Resume,
     SwitchOver,
 )
@@ -102,7 +102,7 @@ class Building:
         if self.paused:
             return []
         self.paused = True
-        return [Pause()]
+        return [PauseReading()]
 
     def chunks(self) -> list[ChunkKey]:
         """Names of all chunks kept."""

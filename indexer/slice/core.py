@@ -32,6 +32,7 @@ from indexer.slice.events import (
     BackfillData,
     CaughtUp,
     DataLost,
+    Decide,
     Done,
     DropChunks,
     Event,
@@ -41,16 +42,15 @@ from indexer.slice.events import (
     MutationData,
     ReadBackfill,
     ReadMutations,
-    Recovered,
+    RetrySucceeded,
     RolledBack,
     Stamped,
     StepBack,
     SteppedBack,
     Stop,
-    Turn,
 )
 from indexer.slice.failure import CannotGoOnError, GoneError
-from indexer.slice.following import Following, Limits
+from indexer.slice.following import QueueFollower, SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.history import History
 from keytide.errors import invariant
@@ -85,7 +85,7 @@ class SliceCore:
         index: str,
         slice_number: int,
         applied: Applied,
-        limits: Limits,
+        limits: SliceLimits,
         term: int = 0,
         history: History | None = None,
         version: int = 0,
@@ -102,7 +102,7 @@ class SliceCore:
         self._version = version
         self._read_again_at: int | None = None
         """The queue position from which it was read again for what is missing there."""
-        self._mode: Building | Following | None = None
+        self._mode: Building | QueueFollower | None = None
         """None: it steps back, or has not been told to begin."""
         if applied.building:
             self._mode = Building(index, slice_number, applied)
@@ -120,24 +120,24 @@ class SliceCore:
     # --- what others may ask --------------------------------------------------------------
 
     @property
-    def following(self) -> Following | None:
+    def following(self) -> QueueFollower | None:
         """The mutation queue, None while building."""
-        return self._mode if isinstance(self._mode, Following) else None
+        return self._mode if isinstance(self._mode, QueueFollower) else None
 
     @property
     def number(self) -> int:
         """Newest snapshot committed since the start, -1 when none."""
-        return self._mode.number if isinstance(self._mode, Following) else UNNUMBERED
+        return self._mode.number if isinstance(self._mode, QueueFollower) else UNNUMBERED
 
     @property
     def queue_documents(self) -> int:
         """Heard and not yet applied."""
-        return self._mode.queue.documents if isinstance(self._mode, Following) else 0
+        return self._mode.queue.documents if isinstance(self._mode, QueueFollower) else 0
 
     @property
     def gap_drops(self) -> int:
         """Segments dropped because they lay beyond the position (R10)."""
-        return self._mode.gap_drops if isinstance(self._mode, Following) else 0
+        return self._mode.gap_drops if isinstance(self._mode, QueueFollower) else 0
 
     def repair(self, durable: Applied) -> RepairStatus | None:
         """How far it is with the last repair that it has heard of, None when it has of none.
@@ -145,7 +145,7 @@ class SliceCore:
         Args:
             durable: the state that a crash goes back to.
         """
-        return self._mode.correcting.told(durable) if isinstance(self._mode, Following) else None
+        return self._mode.correcting.told(durable) if isinstance(self._mode, QueueFollower) else None
 
     @property
     def incomplete_batches(self) -> int:
@@ -158,12 +158,12 @@ class SliceCore:
 
     def heard(self) -> Timestamp:
         """Everything below it is heard."""
-        return self._mode.heard() if isinstance(self._mode, Following) else self.applied.timestamp
+        return self._mode.heard() if isinstance(self._mode, QueueFollower) else self.applied.timestamp
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: SliceLimits) -> None:
         """Change the bounds; they hold from the next decision on."""
         self.limits = limits
-        if isinstance(self._mode, Following):
+        if isinstance(self._mode, QueueFollower):
             self._mode.set_limits(limits)
 
     # --- events --------------------------------------------------------------
@@ -195,7 +195,7 @@ class SliceCore:
             match self._mode:
                 case Building():
                     return self._handle_building(self._mode, event)
-                case Following():
+                case QueueFollower():
                     return self._handle_following(self._mode, event)
                 case None:
                     return self._handle_stepping_back(event)
@@ -216,18 +216,18 @@ class SliceCore:
             case Failed(reason=reason):
                 self.reason = reason
                 return mode.failed()
-            case Recovered():
+            case RetrySucceeded():
                 self.reason = ""
                 return mode.go_on()
             case Stamped(message=message):
                 self._valid_term(message)
         return []
 
-    def _handle_following(self, mode: Following, event: Event) -> list[Instruction]:
+    def _handle_following(self, mode: QueueFollower, event: Event) -> list[Instruction]:
         match event:
             case MutationData():
                 mode.data(event)
-            case Turn(now=now):
+            case Decide(now=now):
                 if self._read_again(mode, now):
                     self._mode = self._follow(mode.number)
                     return [ReadMutations(self.applied.queue_position)]
@@ -292,7 +292,7 @@ class SliceCore:
         self._mode = self._follow(UNNUMBERED)
         return [DropChunks(mode.chunks()), ReadMutations(applied.queue_position)]
 
-    def _read_again(self, mode: Following, now: int) -> bool:
+    def _read_again(self, mode: QueueFollower, now: int) -> bool:
         """Whether the queue is to be read once more from the slice's position, before a gap stops the slice:
         what is missing may be there, and have been lost between the broker and here."""
         position = self.applied.queue_position
@@ -301,8 +301,8 @@ class SliceCore:
         self._read_again_at = position
         return True
 
-    def _follow(self, number: int) -> Following:
-        return Following(
+    def _follow(self, number: int) -> QueueFollower:
+        return QueueFollower(
             self.index, self.slice, self.applied, self.limits, self.history, number, self._version
         )
 

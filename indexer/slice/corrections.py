@@ -50,7 +50,7 @@ WATCH_LIMIT_MS: Final = 3_600_000
 _Ints = npt.NDArray[np.int64]
 
 
-class Judged(NamedTuple):
+class DueCorrections(NamedTuple):
     """Corrections that may be made now.
 
     Attributes:
@@ -62,7 +62,7 @@ class Judged(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Watch:
+class _RepairRound:
     """One round.
 
     Attributes:
@@ -106,7 +106,7 @@ class Correcting:
         """The state that the last change was made in, and the newest snapshot's number then."""
         self._opened = number
         self._history = history
-        self._watch: _Watch | None = None
+        self._watch: _RepairRound | None = None
         self._pending: deque[Corrections] = deque()
         self._making: Corrections | None = None
 
@@ -170,7 +170,7 @@ class Correcting:
 
     # --- what follows from it --------------------------------------------------------------
 
-    def next(self, applied: Timestamp) -> Judged | None:
+    def next(self, applied: Timestamp) -> DueCorrections | None:
         """Corrections to make on the state at `applied`; None when none can be made now."""
         watch = self._watch
         if watch is None or not self._pending or self._making is not None:
@@ -184,7 +184,7 @@ class Correcting:
         hashes = hashes_of(ids, len(ids))
         newer = watch.hashes[self._heard_between(corrections.timestamp, applied)]
         spared = np.isin(hashes, newer) | ~np.isin(hashes, watch.hashes)
-        return Judged(corrections, frozenset(np.flatnonzero(spared).tolist()))
+        return DueCorrections(corrections, frozenset(np.flatnonzero(spared).tolist()))
 
     def made(self, corrected: int, spared: int, applied: Applied, number: int) -> None:
         """The corrections that `next` gave are committed.
@@ -234,7 +234,7 @@ class Correcting:
         hashes = np.unique(np.frombuffer(message.hashes, "<u8"))
         watching = len(hashes) > 0 and message.incarnation <= self._history.incarnation
         if watching:
-            self._watch = _Watch(message.job, message.round, position, hashes)
+            self._watch = _RepairRound(message.job, message.round, position, hashes)
         self.status = RepairStatus(message.job, message.round, watching)
 
     def _brought(self) -> int:

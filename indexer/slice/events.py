@@ -97,7 +97,7 @@ class Stamped:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Decide:
     """The shell has handed over everything that it had: decide. Sent after every batch of events and when
     nothing comes.
 
@@ -123,7 +123,7 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """An instruction did not go through and changed nothing; the shell tries it, and those behind it, again
-    until it can report `Done` (of a commit) or `Recovered`.
+    until it can report `Done` (of a commit) or `RetrySucceeded`.
 
     Attributes:
         reason: shown to people.
@@ -133,7 +133,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RetrySucceeded:
     """What failed has gone through, and it was no commit."""
 
 
@@ -145,10 +145,10 @@ Event = (
     | RolledBack
     | SteppedBack
     | Stamped
-    | Turn
+    | Decide
     | Done
     | Failed
-    | Recovered
+    | RetrySucceeded
 )
 
 # --- instructions --------------------------------------------------------------
@@ -170,7 +170,7 @@ class ReadBackfill:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseReading:
     """Stop reading for now: what is held is at its limit and no timestamp makes room (R4)."""
 
 
@@ -290,7 +290,7 @@ class Stop:
 Instruction = (
     ReadMutations
     | ReadBackfill
-    | Pause
+    | PauseReading
     | Resume
     | Apply
     | Correct

@@ -26,10 +26,10 @@ from typing import Final
 from msgspec import structs
 
 from indexer.slice.corrections import Correcting
-from indexer.slice.events import Apply, Correct, Instruction, MutationData, Pause, Resume
+from indexer.slice.events import Apply, Correct, Instruction, MutationData, PauseReading, Resume
 from indexer.slice.failure import CannotGoOnError, GoneError, unreadable
 from indexer.slice.gaps import Gaps
-from indexer.slice.mutation_queue import Hearing, HeldQueue, Piece
+from indexer.slice.mutation_queue import PendingMutations, SegmentOutcome, SegmentPart
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.history import History
@@ -52,7 +52,7 @@ PART_LIMIT_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SliceLimits:
     """Bounds of one slice.
 
     Attributes:
@@ -69,7 +69,7 @@ class Limits:
     part_ms: int = PART_LIMIT_MS
 
 
-class Following:
+class QueueFollower:
     """The mutation queue of one slice.
 
     Args:
@@ -94,7 +94,7 @@ class Following:
         index: str,
         slice_number: int,
         applied: Applied,
-        limits: Limits,
+        limits: SliceLimits,
         history: History,
         number: int = UNNUMBERED,
         version: int = 0,
@@ -110,7 +110,7 @@ class Following:
         self.outdated = 0
         self.stale = 0
         self.unnumbered = 0
-        self.queue = HeldQueue(applied.timestamp)
+        self.queue = PendingMutations(applied.timestamp)
         self._history = history
         self._version = version
         self._topic_id = history.topic_id or applied.timestamp.topic_id
@@ -128,7 +128,7 @@ class Following:
         self.correcting = Correcting(history, max(number, applied.number))
         self._news = True
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: SliceLimits) -> None:
         """Change the bounds; they hold from the next decision on."""
         self.limits = limits
         self._news = True
@@ -249,7 +249,7 @@ class Following:
         full = self._full() or self.deaf > 0
         if full and not self.paused:
             self.paused = True
-            return [Pause()]
+            return [PauseReading()]
         if self.paused and not full and self._commit is None:
             self.paused = False
             return [Resume()]
@@ -323,12 +323,12 @@ class Following:
                 f"epoch {doubted.epoch}) that it applied to make room: {segment.start} is of {segment.epoch}"
             )
         outcome = self.queue.hear(segment, first, limit)
-        if outcome is Hearing.VOID:
+        if outcome is SegmentOutcome.VOID:
             self.stale += 1
-        elif outcome is Hearing.BEYOND:
+        elif outcome is SegmentOutcome.BEYOND:
             self.gap_drops += 1
             self.gaps.dropped(segment)
-        elif outcome in (Hearing.EXTENDED, Hearing.TRIMMED):
+        elif outcome in (SegmentOutcome.EXTENDED, SegmentOutcome.TRIMMED):
             self.gaps.extended(segment.partition, self.queue.heard(segment.partition))
 
     def _limit(self, incarnation: int) -> Timestamp | None:
@@ -376,7 +376,7 @@ class Following:
             self._incomplete = None
 
 
-def _cut(piece: Piece) -> Segment:
+def _cut(piece: SegmentPart) -> Segment:
     if piece.whole:
         return piece.segment
     return cut_segment(trim_segment(piece.segment, piece.start), piece.end)[0]

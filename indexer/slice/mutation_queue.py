@@ -36,7 +36,7 @@ from keytide.wire.columns import heard_offsets
 from keytide.wire.messages import Segment
 
 
-class Hearing(Enum):
+class SegmentOutcome(Enum):
     """What became of a segment."""
 
     EXTENDED = "extended"
@@ -48,7 +48,7 @@ class Hearing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SegmentPart:
     """The part [start, end) of a segment.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Witness(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionQueue:
     """One source partition: where hearing ends, and the pieces between there and the position.
 
     Attributes:
@@ -92,7 +92,7 @@ class _Lane:
 
     heard: Place
     applied: Place
-    pieces: deque[Piece] = field(default_factory=deque)
+    pieces: deque[SegmentPart] = field(default_factory=deque)
     witnesses: list[_Witness] = field(default_factory=list)
 
     def note(self, epoch: int, end: int, arrival: int) -> None:
@@ -109,7 +109,7 @@ class _Lane:
         )
 
 
-class HeldQueue:
+class PendingMutations:
     """Pieces heard and not yet applied, by source partition, without holes.
 
     Attributes:
@@ -120,7 +120,9 @@ class HeldQueue:
     __slots__ = ("_arrivals", "_lanes", "bytes", "documents")
 
     def __init__(self, applied: Timestamp) -> None:
-        self._lanes = {partition: _Lane(place, place) for partition, place in sorted(applied.places.items())}
+        self._lanes = {
+            partition: _PartitionQueue(place, place) for partition, place in sorted(applied.places.items())
+        }
         self._arrivals = 0
         self.documents = 0
         self.bytes = 0
@@ -177,7 +179,7 @@ class HeldQueue:
                 return True
         return False
 
-    def hear(self, segment: Segment, position: int, limit: Place | None = None) -> Hearing:
+    def hear(self, segment: Segment, position: int, limit: Place | None = None) -> SegmentOutcome:
         """Take in one segment of the message at queue offset `position`.
 
         Args:
@@ -186,34 +188,38 @@ class HeldQueue:
         """
         end = Place(segment.end, segment.epoch)
         if limit is not None and limit.offset <= segment.start:
-            return Hearing.VOID
+            return SegmentOutcome.VOID
         if limit is not None and limit.offset < segment.end:
             end = limit
         self._arrivals += 1
         outcome = self._take_in(segment, position, end)
         lane = self._lanes.get(segment.partition)
-        if lane is not None and segment.epoch >= 0 and outcome not in (Hearing.BEYOND, Hearing.VOID):
+        if (
+            lane is not None
+            and segment.epoch >= 0
+            and outcome not in (SegmentOutcome.BEYOND, SegmentOutcome.VOID)
+        ):
             lane.note(segment.epoch, end.offset, self._arrivals)
         return outcome
 
-    def _take_in(self, segment: Segment, position: int, end: Place) -> Hearing:
+    def _take_in(self, segment: Segment, position: int, end: Place) -> SegmentOutcome:
         """`hear`, up to where the segment's branch ends."""
         self._settle(segment, end.offset)
         known = self.heard(segment.partition)
         if segment.start > known:
-            return Hearing.BEYOND
+            return SegmentOutcome.BEYOND
         if self._continues_another_branch(segment):
-            return Hearing.VOID if end.offset <= known else Hearing.BEYOND
+            return SegmentOutcome.VOID if end.offset <= known else SegmentOutcome.BEYOND
         if end.offset <= known:
-            return Hearing.EMPTY if segment.start == end.offset else Hearing.DUPLICATE
-        lane = self._lanes.setdefault(segment.partition, _Lane(Place(0), Place(0)))
+            return SegmentOutcome.EMPTY if segment.start == end.offset else SegmentOutcome.DUPLICATE
+        lane = self._lanes.setdefault(segment.partition, _PartitionQueue(Place(0), Place(0)))
         if 0 <= segment.epoch < lane.heard.epoch and _first_document(segment, known, end.offset) is not None:
-            return Hearing.VOID
-        lane.pieces.append(Piece(segment, known, end.offset, position, self._arrivals))
+            return SegmentOutcome.VOID
+        lane.pieces.append(SegmentPart(segment, known, end.offset, position, self._arrivals))
         lane.heard = end
         self.documents += _documents(segment)
         self.bytes += _size(segment)
-        return Hearing.EXTENDED if segment.start == known else Hearing.TRIMMED
+        return SegmentOutcome.EXTENDED if segment.start == known else SegmentOutcome.TRIMMED
 
     def _continues_another_branch(self, segment: Segment) -> bool:
         """Whether its sender has read below its start what is of a later leader than what is held there, and
@@ -271,14 +277,14 @@ class HeldQueue:
             if piece.end <= target.offset(partition)
         )
 
-    def take(self, applied: Timestamp, target: Timestamp) -> list[Piece]:
+    def take(self, applied: Timestamp, target: Timestamp) -> list[SegmentPart]:
         """Remove and return every piece below `target`, by partition and in offset order.
 
         Args:
             applied: the slice's position, with which the pieces begin.
             target: at or past `applied`, and heard entirely.
         """
-        taken: list[Piece] = []
+        taken: list[SegmentPart] = []
         for partition, place in sorted(target.places.items()):
             lane = self._lanes.get(partition)
             start = reached = applied.offset(partition)
@@ -323,7 +329,7 @@ def _first_document(segment: Segment, start: int, end: int) -> int | None:
     return int(offsets[at]) if at < len(offsets) and offsets[at] < end else None
 
 
-def _either_has_documents(segment: Segment, piece: Piece, end: int) -> bool:
+def _either_has_documents(segment: Segment, piece: SegmentPart, end: int) -> bool:
     """Whether a segment, of which what lies below `end` counts, or a piece has a document where both are."""
     start, end = max(piece.start, segment.start), min(piece.end, end)
     return any(_first_document(one, start, end) is not None for one in (segment, piece.segment))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from indexer.slice.mutation_queue import HeldQueue
+from indexer.slice.mutation_queue import PendingMutations
 from keytide.model.landmarks import rank
 from keytide.model.timestamp import Place, Timestamp
 
@@ -56,7 +56,7 @@ class PendingStamps:
         """Drop what cannot be joined from `position` (R2), and all up to `number`, which is committed."""
         self._pending = [p for p in self._pending if p.number > number and p.timestamp.covers(position)]
 
-    def next_commit(self, queue: HeldQueue) -> Pending | None:
+    def next_commit(self, queue: PendingMutations) -> Pending | None:
         """The one to commit now: of those heard entirely the landmark (asked again and again, this ends at
         the newest)."""
         heard = [one for one in self._pending if queue.covers(one.timestamp)]
@@ -64,7 +64,7 @@ class PendingStamps:
             return None
         return max(heard, key=lambda one: (rank(one.number), one.number))
 
-    def contradicted(self, queue: HeldQueue) -> bool:
+    def contradicted(self, queue: PendingMutations) -> bool:
         """Whether one of them is of another branch than what is held."""
         return any(queue.contradicts(one.timestamp) for one in self._pending)
 
@@ -75,7 +75,7 @@ class PendingStamps:
         past = next((known for known in places if known.offset >= place.offset), place)
         return past.epoch <= place.epoch
 
-    def make_room(self, position: Timestamp, queue: HeldQueue) -> Timestamp | None:
+    def make_room(self, position: Timestamp, queue: PendingMutations) -> Timestamp | None:
         """Up to where a full slice should apply what it holds (R4), None when no timestamp reaches past
         `position`.
 

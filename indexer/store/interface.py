@@ -123,7 +123,7 @@ class SkipLine(msgspec.Struct, frozen=True, array_like=True):
     detail: str
 
 
-class Held(NamedTuple):
+class StoredDocument(NamedTuple):
     """What the back index knows of one document; `keys` is empty for a remembered tombstone."""
 
     partition: int
@@ -185,11 +185,11 @@ class StoreSnapshot(Protocol):
         """Those of some canonical keys (all different, ascending) that more than one document has here."""
         ...
 
-    def back(self, docid: bytes) -> Held | None:
+    def back(self, docid: bytes) -> StoredDocument | None:
         """What the back index has under a document id."""
         ...
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         """The back index behind a document id (b"": the whole), by document id."""
         ...
 

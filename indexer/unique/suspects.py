@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from keytide.wire.messages import Duplicate, DuplicateDocument, StabilityTimestamp
+from keytide.wire.messages import DuplicateDocument, StabilityTimestamp, UniqueViolation
 
 POINTS_KEPT: Final = 1024
 """Timestamps that settle more than the one before; one comes with each sample of the source, a second apart.
@@ -223,11 +223,11 @@ class Suspects:
                 self._listing = None
         self._undecided -= self._violations.keys()
 
-    def violation(self, key: bytes) -> Duplicate:
+    def violation(self, key: bytes) -> UniqueViolation:
         """One of the violations."""
         known = self._keys[key]
         documents = [one for _, one in sorted(known.documents.items())]
-        return Duplicate(key, self._violations[key], documents, known.more)
+        return UniqueViolation(key, self._violations[key], documents, known.more)
 
     def listing(self) -> list[bytes]:
         """The keys that are violations, in order; another list when anything of them has changed."""
@@ -235,7 +235,7 @@ class Suspects:
             self._listing = sorted(self._violations)
         return self._listing
 
-    def some(self, keys: int, documents: int, size: int) -> list[Duplicate]:
+    def some(self, keys: int, documents: int, size: int) -> list[UniqueViolation]:
         """The next few of the violations, cut to so many documents; in time all come.
 
         Args:
@@ -250,7 +250,7 @@ class Suspects:
         self._told = chosen[-1] if chosen else b""
         found = [self.violation(key) for key in chosen]
         return [
-            Duplicate(
+            UniqueViolation(
                 one.key, one.number, one.documents[:documents], one.more or len(one.documents) > documents
             )
             for one in found

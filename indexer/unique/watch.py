@@ -29,7 +29,7 @@ from indexer.unique.suspects import SettledNumbers, Suspects, UniqueLimits
 from keytide.collation import decode_key, skip_key, successor
 from keytide.collation.layout import Missing
 from keytide.wire.columns import heard_hashes, heard_ids, heard_offsets, puts_columns
-from keytide.wire.messages import Duplicate, DuplicateDocument, Segment, StabilityTimestamp
+from keytide.wire.messages import DuplicateDocument, Segment, StabilityTimestamp, UniqueViolation
 
 SWEEP_ROWS: Final = 8_192
 """Keys looked at in one step of a sweep: about 10 ms, for which everything else of the node waits."""
@@ -131,7 +131,7 @@ class UniqueWatch:
     """
 
     def __init__(self, shape: KeyShape, limits: UniqueLimits, term: int = 0) -> None:
-        self.shown: tuple[Duplicate, ...] = ()
+        self.shown: tuple[UniqueViolation, ...] = ()
         self.judged = UNNUMBERED
         self._shape = shape
         self._limits = limits
@@ -249,7 +249,7 @@ class UniqueWatch:
         """How many of them are listed."""
         return self._suspects.proven
 
-    def some(self) -> list[Duplicate]:
+    def some(self) -> list[UniqueViolation]:
         """The next few violations, for a heartbeat."""
         return self._suspects.some(TOLD_KEYS, TOLD_DOCUMENTS, TOLD_BYTES)
 

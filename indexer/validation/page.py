@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexer.validation.primary import Asked, Found, Primary, PrimaryUnreachableError
+from indexer.validation.primary import Primary, PrimaryAnswer, PrimaryUnreachableError, ShownDocument
 from indexer.validation.verdicts import BEHIND, STALE, VALID, Entry, Judge
 from keytide.model.timestamp import Timestamp
 
 
 @dataclass(slots=True)
-class Judged:
+class ValidatedPage:
     """A page after validation.
 
     Attributes:
@@ -52,7 +52,7 @@ class Judged:
         return told
 
 
-class Page:
+class PageValidation:
     """A page while it is judged; in one thread at a time.
 
     Args:
@@ -63,7 +63,7 @@ class Page:
     """
 
     def __init__(
-        self, judge: Judge, entries: list[Entry], asked: list[Asked], since: Timestamp, columns: bool
+        self, judge: Judge, entries: list[Entry], asked: list[ShownDocument], since: Timestamp, columns: bool
     ) -> None:
         self.entries = entries
         self.verdicts: list[str] = []
@@ -71,7 +71,7 @@ class Page:
         self._asked = asked
         self._since = since
         self._columns = columns
-        self._found: dict[bytes, Found] = {}
+        self._found: dict[bytes, PrimaryAnswer] = {}
 
     @property
     def behind(self) -> bool:
@@ -96,12 +96,12 @@ class Page:
             judged[row] = verdict
         self.verdicts = judged
 
-    def judged(self, waited_ms: int, detail: str) -> Judged:
+    def judged(self, waited_ms: int, detail: str) -> ValidatedPage:
         """What has come of it; a thread that is late may still be at work."""
         found = self.verdicts or [PrimaryUnreachableError.problem_type] * len(self.entries)
         kept = [row for row, verdict in enumerate(found) if verdict != STALE]
         verdicts = [found[row] for row in kept]
-        return Judged(
+        return ValidatedPage(
             [self.entries[row] for row in kept],
             verdicts,
             len(self.entries) - len(kept),

@@ -18,7 +18,7 @@ UNKNOWN_OFFSET: Final = -1
 """In place of an offset: the slice holds no version of the document (any more)."""
 
 
-class Asked(NamedTuple):
+class ShownDocument(NamedTuple):
     """A document, and the version of it that the index shows.
 
     Attributes:
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     offset: int = UNKNOWN_OFFSET
 
 
-class Found(NamedTuple):
+class PrimaryAnswer(NamedTuple):
     """What the primary says of a document.
 
     Attributes:
@@ -69,8 +69,8 @@ class Primary(Protocol):
     """Documents by id. All methods block; `documents` may be called by several threads at once."""
 
     def documents(
-        self, asked: Sequence[Asked], fields: Collection[str], since: Timestamp, timeout_s: float
-    ) -> list[Found]:
+        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+    ) -> list[PrimaryAnswer]:
         """The documents of `asked`, in its order.
 
         Args:

@@ -19,17 +19,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from indexer.scan.gather.scatter import Entry, Target
-from indexer.scan.peer.messages import Nodes
+from indexer.scan.peer.messages import SliceReader
 from indexer.scan.plan.choose import UnknownIndexError
 from indexer.scan.plan.directory import Scannable
 from indexer.validation.executor import PrimaryThreads
-from indexer.validation.page import Judged, Page
+from indexer.validation.page import PageValidation, ValidatedPage
 from indexer.validation.primary import (
-    Asked,
     NoPrimaryError,
     Primary,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
+    ShownDocument,
 )
 from indexer.validation.verdicts import Judge
 from indexer.validation.versions import ask_versions
@@ -70,7 +70,7 @@ class Validation:
     def __init__(
         self,
         view: NodeView,
-        nodes: Nodes,
+        nodes: SliceReader,
         settings: Mapping[str, PrimarySettings],
         make: MakePrimary = no_primary,
     ) -> None:
@@ -82,7 +82,7 @@ class Validation:
         self._judges: dict[str, Judge] = {}
 
     @classmethod
-    def of(cls, view: NodeView, nodes: Nodes, settings: Settings) -> Validation:
+    def of(cls, view: NodeView, nodes: SliceReader, settings: Settings) -> Validation:
         """The validation of a node with these settings."""
         return cls(view, nodes, settings.primary, lambda keyspace: primary_of(keyspace, settings))
 
@@ -169,7 +169,7 @@ class PageCheck:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: SliceReader,
         record: IndexRecord,
         judge: Judge,
         primary: PrimaryThreads,
@@ -183,7 +183,7 @@ class PageCheck:
         self._wait_s = wait_s
         self._columns = columns
         self._entries: list[Entry] = []
-        self._asked: list[Asked] = []
+        self._asked: list[ShownDocument] = []
 
     async def ask_versions(self, target: Target, entries: Sequence[Entry]) -> None:
         """Take the page's entries, and learn which versions of their documents they come from. May be called
@@ -203,7 +203,7 @@ class PageCheck:
             self._record.splits,
         )
 
-    async def judged(self, since: Timestamp, timeout_s: float) -> Judged:
+    async def judged(self, since: Timestamp, timeout_s: float) -> ValidatedPage:
         """The page without its stale rows.
 
         Args:
@@ -213,9 +213,9 @@ class PageCheck:
         Raises:
             PrimaryMisconfiguredError: the settings cannot work.
         """
-        page = Page(self._judge, self._entries, self._asked, since, self._columns)
+        page = PageValidation(self._judge, self._entries, self._asked, since, self._columns)
         if not page.entries:
-            return Judged([], [], 0)
+            return ValidatedPage([], [], 0)
         loop = asyncio.get_running_loop()
         began = loop.time()
         ends_at = began + timeout_s
@@ -232,7 +232,7 @@ class PageCheck:
             detail = error.message
         return page.judged(waited_ms, detail)
 
-    async def _look(self, page: Page, ends_at: float) -> None:
+    async def _look(self, page: PageValidation, ends_at: float) -> None:
         left = max(SHORTEST_S, ends_at - asyncio.get_running_loop().time())
         await self._primary.run(lambda primary: page.look(primary, left), left)
 

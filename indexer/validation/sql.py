@@ -32,7 +32,12 @@ import msgspec
 import sqlalchemy as sql
 from sqlalchemy import exc
 
-from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
+from indexer.validation.primary import (
+    PrimaryAnswer,
+    PrimaryMisconfiguredError,
+    PrimaryUnreachableError,
+    ShownDocument,
+)
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import PrimarySettings
 
@@ -105,8 +110,8 @@ class SqlPrimary:
         self._position = sql.text(settings.position_query) if settings.position_query else None
 
     def documents(
-        self, asked: Sequence[Asked], fields: Collection[str], since: Timestamp, timeout_s: float
-    ) -> list[Found]:
+        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+    ) -> list[PrimaryAnswer]:
         """As `Primary.documents`; `since` is of no use here."""
         ends_at = monotonic() + timeout_s
         try:
@@ -116,7 +121,7 @@ class SqlPrimary:
                 self._limit(connection, ends_at)
                 table = self._table = self._table or self._look_at_table(connection)
                 self._check_fields(table, fields)
-                rows: dict[bytes, Found] = {}
+                rows: dict[bytes, PrimaryAnswer] = {}
                 positions = self._positions(connection)
                 for some in _batches(asked, self._settings.batch_ids):
                     self._limit(connection, ends_at)
@@ -208,10 +213,10 @@ class SqlPrimary:
         self,
         connection: sql.Connection,
         table: _Table,
-        asked: Sequence[Asked],
+        asked: Sequence[ShownDocument],
         fields: Collection[str],
         positions: dict[int, int] | None,
-    ) -> Iterator[tuple[bytes, Found]]:
+    ) -> Iterator[tuple[bytes, PrimaryAnswer]]:
         """(id, what is found) of those that are in the table."""
         wanted = {key: one for one in asked if (key := table.to_column(one.id.decode())) is not None}
         if not wanted:
@@ -231,7 +236,7 @@ class SqlPrimary:
             keys = {row[0], row[0].rstrip(" ")} if table.padded else (row[0],)
             for one in (wanted[key] for key in keys if key in wanted):
                 # No other id: what is equal to the database only has a case-insensitive collation.
-                yield one.id, Found(document, self._position_of(one, told, positions))
+                yield one.id, PrimaryAnswer(document, self._position_of(one, told, positions))
 
     def _document(self, names: Sequence[str], values: Sequence[Any]) -> bytes:
         """A document put together from columns."""
@@ -240,7 +245,9 @@ class SqlPrimary:
             return _encode({name: value for name, value in members if value is not None})
         return _encode(dict(members))
 
-    def _position_of(self, asked: Asked, told: Sequence[Any], positions: dict[int, int] | None) -> int | None:
+    def _position_of(
+        self, asked: ShownDocument, told: Sequence[Any], positions: dict[int, int] | None
+    ) -> int | None:
         """Up to where the database has the partition of a document, as far as its row and all tell."""
         if not told and positions is None:
             return None
@@ -250,11 +257,11 @@ class SqlPrimary:
             known = max(known, int(told[0]) + 1 if of_partition else 0)
         return known
 
-    def _absent(self, asked: Asked, positions: dict[int, int] | None) -> Found:
+    def _absent(self, asked: ShownDocument, positions: dict[int, int] | None) -> PrimaryAnswer:
         """What is said of a document that has no row."""
         if positions is not None:
-            return Found(None, positions.get(asked.partition, 0))
-        return Found(None, 0 if self._settings.offset_column else None)
+            return PrimaryAnswer(None, positions.get(asked.partition, 0))
+        return PrimaryAnswer(None, 0 if self._settings.offset_column else None)
 
     # --- errors ---------------------------------------------------------------------------------------
 
@@ -270,7 +277,7 @@ class SqlPrimary:
         return text.replace(self._password, "***") if self._password else text
 
 
-def _batches(asked: Sequence[Asked], size: int) -> Iterator[Sequence[Asked]]:
+def _batches(asked: Sequence[ShownDocument], size: int) -> Iterator[Sequence[ShownDocument]]:
     for at in range(0, len(asked), size):
         yield asked[at : at + size]
 

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from indexer.validation.primary import UNKNOWN_OFFSET, Asked, Found, PrimaryUnreachableError
+from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, PrimaryUnreachableError, ShownDocument
 from keytide.kafka.clients import Consumer
 from keytide.kafka.topics import KafkaUnavailableError, consumer, drain
 from keytide.model.timestamp import Timestamp
@@ -86,8 +86,8 @@ class TopicPrimary:
         self._closed = False
 
     def documents(
-        self, asked: Sequence[Asked], fields: Collection[str], since: Timestamp, timeout_s: float
-    ) -> list[Found]:
+        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+    ) -> list[PrimaryAnswer]:
         """As `Primary.documents`; documents are whole, whatever the fields."""
         ends_at = monotonic() + timeout_s
         client = self._take()
@@ -98,7 +98,7 @@ class TopicPrimary:
                 for partition in self._partitions(client, timeout_s)
             ]
             budget = self._look_ahead
-            reading = _Reading(client, self._topic, starts, ends_at)
+            reading = _PartitionRanges(client, self._topic, starts, ends_at)
             for records in reading:
                 answers.ahead(records)
                 budget -= len(records)
@@ -107,7 +107,7 @@ class TopicPrimary:
             if reading.lost:
                 return answers.all(RECORD_GONE)
             for stretches in _waves(answers.unproven()):
-                for records in _Reading(client, self._topic, stretches, ends_at):
+                for records in _PartitionRanges(client, self._topic, stretches, ends_at):
                     answers.proof(records)
             return answers.all("")
         except KafkaException as error:
@@ -160,13 +160,13 @@ class _Answers:
         asked: different ids.
     """
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
+    def __init__(self, asked: Sequence[ShownDocument]) -> None:
         self._asked = asked
         self._by_id = {one.id: one for one in asked}
-        self._by_place: dict[tuple[int, int], list[Asked]] = {}
+        self._by_place: dict[tuple[int, int], list[ShownDocument]] = {}
         for one in asked:
             self._by_place.setdefault((one.partition, one.offset), []).append(one)
-        self._found: dict[bytes, Found] = {}
+        self._found: dict[bytes, PrimaryAnswer] = {}
 
     def ahead(self, records: Iterable[_Record]) -> None:
         """Records past the snapshot, in offset order."""
@@ -175,11 +175,11 @@ class _Answers:
             if one is None:
                 continue
             if one.partition != record.partition and one.offset != UNKNOWN_OFFSET:
-                self._found[one.id] = Found(why=TWO_PARTITIONS)
+                self._found[one.id] = PrimaryAnswer(why=TWO_PARTITIONS)
             elif not self._found.get(one.id, _NOTHING).why:
-                self._found[one.id] = Found(record.value, record.offset + 1)
+                self._found[one.id] = PrimaryAnswer(record.value, record.offset + 1)
 
-    def unproven(self) -> list[Asked]:
+    def unproven(self) -> list[ShownDocument]:
         """Those that nothing came for, and whose place is known."""
         return [one for one in self._asked if one.id not in self._found and one.offset != UNKNOWN_OFFSET]
 
@@ -189,22 +189,23 @@ class _Answers:
             for one in self._by_place.get((record.partition, record.offset), ()):
                 if one.id not in self._found:
                     value = record.value if record.key == one.id else None
-                    self._found[one.id] = Found(value, record.offset + 1)
+                    self._found[one.id] = PrimaryAnswer(value, record.offset + 1)
 
-    def all(self, why: str) -> list[Found]:
+    def all(self, why: str) -> list[PrimaryAnswer]:
         """The answers; `why` is said of all if it is not empty."""
         if why:
-            return [Found(why=why)] * len(self._asked)
+            return [PrimaryAnswer(why=why)] * len(self._asked)
         return [
-            self._found.get(one.id) or Found(why=NO_VERSION if one.offset == UNKNOWN_OFFSET else RECORD_GONE)
+            self._found.get(one.id)
+            or PrimaryAnswer(why=NO_VERSION if one.offset == UNKNOWN_OFFSET else RECORD_GONE)
             for one in self._asked
         ]
 
 
-_NOTHING: Final = Found()
+_NOTHING: Final = PrimaryAnswer()
 
 
-class _Reading:
+class _PartitionRanges:
     """Reads stretches of different partitions to their ends; iterates over what comes.
 
     Attributes:
@@ -222,7 +223,7 @@ class _Reading:
         self.lost: set[int] = set()
         client.assign([TopicPartition(topic, one.partition, one.start) for one in stretches])
 
-    def __iter__(self) -> _Reading:
+    def __iter__(self) -> _PartitionRanges:
         return self
 
     def __next__(self) -> list[_Record]:
@@ -254,7 +255,7 @@ class _Reading:
         return found
 
 
-def _waves(places: Sequence[Asked]) -> list[list[_Stretch]]:
+def _waves(places: Sequence[ShownDocument]) -> list[list[_Stretch]]:
     """Stretches that have all places in them, grouped so that each group has one of a partition at most."""
     runs: dict[int, list[_Stretch]] = {}
     for partition, offset in sorted((one.partition, one.offset) for one in places):

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.validation.primary import UNKNOWN_OFFSET, Asked, Found
+from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, ShownDocument
 from keytide.collation import NotIndexableError, encode_part, skip_key
 from keytide.definition import IndexDefinition
 from keytide.model.entry import unpack_value
@@ -68,8 +68,8 @@ class Judge:
     def verdicts(
         self,
         entries: Sequence[Entry],
-        asked: Sequence[Asked],
-        found: Mapping[bytes, Found],
+        asked: Sequence[ShownDocument],
+        found: Mapping[bytes, PrimaryAnswer],
         *,
         columns: bool,
     ) -> list[str]:
@@ -93,7 +93,7 @@ class Judge:
                 verdicts.append(_difference(one, answer, STALE))
         return verdicts
 
-    def _project(self, found: Mapping[bytes, Found]) -> dict[bytes, bytes]:
+    def _project(self, found: Mapping[bytes, PrimaryAnswer]) -> dict[bytes, bytes]:
         """The entries of all documents: entry key -> value."""
         some = [(id_, one.document) for id_, one in found.items() if one.document is not None]
         count = len(some)
@@ -118,7 +118,7 @@ class Judge:
         }
 
 
-def _difference(asked: Asked, found: Found, meaning: str) -> str:
+def _difference(asked: ShownDocument, found: PrimaryAnswer, meaning: str) -> str:
     """What a difference means: `meaning` if the primary has the version that the row comes from."""
     if found.position is None or found.position > asked.offset != UNKNOWN_OFFSET:
         return meaning

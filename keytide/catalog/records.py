@@ -12,7 +12,7 @@ import msgspec
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition import IndexDefinition
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.messages import Duplicate
+from keytide.wire.messages import UniqueViolation
 
 IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
 BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
@@ -70,7 +70,7 @@ class Violated(msgspec.Struct, frozen=True):
 
     count: int
     exact: bool
-    keys: list[Duplicate]
+    keys: list[UniqueViolation]
 
 
 class IndexRecord(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ DEFAULT_LIMIT = 20
 """Rows of a table, unless asked otherwise."""
 
 
-class Form(StrEnum):
+class OutputFormat(StrEnum):
     """How rows are written."""
 
     json = "json"
@@ -60,7 +60,9 @@ def scan(
     ] = None,
     offset: Annotated[int, typer.Option(min=0, help="rows to leave out at the start")] = 0,
     all_rows: Annotated[bool, typer.Option("--all", help="every row, as lines of JSON or in --form")] = False,
-    form: Annotated[Form | None, typer.Option(help="json, ndjson or arrow instead of a table")] = None,
+    form: Annotated[
+        OutputFormat | None, typer.Option(help="json, ndjson or arrow instead of a table")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write rows there (ndjson, unless --form says)")
     ] = None,
@@ -110,7 +112,14 @@ def scan(
             selection |= {"reverse": reverse or None, "offset": offset or None, "validate": validate or None}
             if all_rows or form is not None or to is not None:
                 rows = limit if limit is not None or all_rows or to is not None else DEFAULT_LIMIT
-                _write(client, index, selection, rows, form or (Form.json if as_json else Form.ndjson), to)
+                _write(
+                    client,
+                    index,
+                    selection,
+                    rows,
+                    form or (OutputFormat.json if as_json else OutputFormat.ndjson),
+                    to,
+                )
             else:
                 _show(client, index, {**selection, "limit": limit or DEFAULT_LIMIT}, as_json)
 
@@ -158,17 +167,22 @@ def _document(answer: Count | Page) -> dict[str, Any]:
 
 
 def _write(
-    client: Client, index: str, selection: dict[str, Any], limit: int | None, form: Form, to: Path | None
+    client: Client,
+    index: str,
+    selection: dict[str, Any],
+    limit: int | None,
+    form: OutputFormat,
+    to: Path | None,
 ) -> None:
     """All rows (at most `limit`) to a file or standard output."""
-    if form is Form.arrow:
+    if form is OutputFormat.arrow:
         if to is None and sys.stdout.isatty():
             raise CallerError("Arrow is not for a terminal", next_step="give a file with --to")
         _write_arrow(client, index, selection, limit, to)
         return
     scan = client.scan(index, limit=limit, **selection)
     with _sink(to) as sink:
-        if form is Form.ndjson:
+        if form is OutputFormat.ndjson:
             for lines in _counted(scan.ndjson(), lambda lines: lines.count(b"\n")):
                 sink.write(lines)
             return

@@ -12,11 +12,11 @@ import httpx
 from keytide.client.aio_results import AsyncHeldSnapshot, AsyncQuery, AsyncScan, AsyncTail
 from keytide.client.protocol.answers import Aggregate, Count, IndexName, Page
 from keytide.client.protocol.flows import Core
-from keytide.client.protocol.held_snapshot import Held
+from keytide.client.protocol.held_snapshot import HoldState
 from keytide.client.protocol.options import (
     AggregateOptions,
     CountOptions,
-    Moment,
+    MomentOptions,
     PageOptions,
     ScanOptions,
     TailOptions,
@@ -137,26 +137,26 @@ class AsyncClient:
         """
         return await self._shell.run(self._core.aggregate(index, {"functions": list(functions), **request}))
 
-    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> AsyncQuery:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[MomentOptions]) -> AsyncQuery:
         """The rows of a SELECT, from one snapshot of the index that serves it. Nothing is asked before
         something is read. Reading raises as `scan` does; and 422 `no-index`, with the CREATE INDEX that would
         serve, when no index does.
         """
         return AsyncQuery(self._shell, QueryState("", {"sql": sql, "limit": page_size, **moment}))
 
-    async def explain(self, sql: str, **moment: Unpack[Moment]) -> dict[str, Any]:
+    async def explain(self, sql: str, **moment: Unpack[MomentOptions]) -> dict[str, Any]:
         """How a SELECT would be answered: index, spans, slices, what is pushed down."""
         return await self._shell.run(self._core.explain(sql, moment))
 
     def snapshot(
-        self, index: str, *, lease_s: int | None = None, **moment: Unpack[Moment]
+        self, index: str, *, lease_s: int | None = None, **moment: Unpack[MomentOptions]
     ) -> AsyncHeldSnapshot:
         """Hold one snapshot of an index, so that many reads see the same one. Each read renews the lease.
 
         Args:
             lease_s: how long it is held after its last use; the nodes have a default and a bound.
         """
-        return AsyncHeldSnapshot(self, self._shell, Held(index, {**moment, "lease_s": lease_s}))
+        return AsyncHeldSnapshot(self, self._shell, HoldState(index, {**moment, "lease_s": lease_s}))
 
     def tail(self, index: str, *, resume: str | None = None, **request: Unpack[TailOptions]) -> AsyncTail:
         """The changes of a selection, an event for each newer snapshot; for ever, over broken connections.

@@ -11,12 +11,12 @@ from keytide.client.protocol import streams
 from keytide.client.protocol import tails as tailing
 from keytide.client.protocol.answers import Aggregate, Count, Event, Page, Row
 from keytide.client.protocol.arrow import frame_of, table_of_rows
-from keytide.client.protocol.held_snapshot import Held, HeldReader
+from keytide.client.protocol.held_snapshot import HeldReader, HoldState
 from keytide.client.protocol.options import (
     AggregateOptions,
     ColumnType,
     CountOptions,
-    Moment,
+    MomentOptions,
     PageOptions,
     ScanOptions,
 )
@@ -179,7 +179,7 @@ class AsyncHeldSnapshot(HeldReader):
         at: its token, good as `at` of any request for this index, in other processes too.
     """
 
-    def __init__(self, client: AsyncClient, shell: AsyncShell, held: Held) -> None:
+    def __init__(self, client: AsyncClient, shell: AsyncShell, held: HoldState) -> None:
         super().__init__(held)
         self._client = client
         self._shell = shell
@@ -213,7 +213,7 @@ class AsyncHeldSnapshot(HeldReader):
         """As `AsyncClient.aggregate`, of this snapshot."""
         return await self._client.aggregate(self.index, functions, **self._with(request))
 
-    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> AsyncQuery:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[MomentOptions]) -> AsyncQuery:
         """As `AsyncClient.query`, of this snapshot: served by this index or refused."""
         return self._client.query(sql, page_size=page_size, **self._with(moment))
 

@@ -11,12 +11,12 @@ from keytide.client.protocol import streams
 from keytide.client.protocol import tails as tailing
 from keytide.client.protocol.answers import Aggregate, Count, Event, Page, Row
 from keytide.client.protocol.arrow import frame_of, table_of_rows
-from keytide.client.protocol.held_snapshot import Held, HeldReader
+from keytide.client.protocol.held_snapshot import HeldReader, HoldState
 from keytide.client.protocol.options import (
     AggregateOptions,
     ColumnType,
     CountOptions,
-    Moment,
+    MomentOptions,
     PageOptions,
     ScanOptions,
 )
@@ -188,7 +188,7 @@ class HeldSnapshot(HeldReader):
         at: its token, good as `at` of any request for this index, in other processes too.
     """
 
-    def __init__(self, client: Client, shell: Shell, held: Held) -> None:
+    def __init__(self, client: Client, shell: Shell, held: HoldState) -> None:
         super().__init__(held)
         self._client = client
         self._shell = shell
@@ -222,7 +222,7 @@ class HeldSnapshot(HeldReader):
         """As `Client.aggregate`, of this snapshot."""
         return self._client.aggregate(self.index, functions, **self._with(request))
 
-    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> Query:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[MomentOptions]) -> Query:
         """As `Client.query`, of this snapshot: served by this index or refused."""
         return self._client.query(sql, page_size=page_size, **self._with(moment))
 

@@ -11,11 +11,11 @@ import httpx
 
 from keytide.client.protocol.answers import Aggregate, Count, IndexName, Page
 from keytide.client.protocol.flows import Core
-from keytide.client.protocol.held_snapshot import Held
+from keytide.client.protocol.held_snapshot import HoldState
 from keytide.client.protocol.options import (
     AggregateOptions,
     CountOptions,
-    Moment,
+    MomentOptions,
     PageOptions,
     ScanOptions,
     TailOptions,
@@ -152,7 +152,7 @@ class Client:
         """
         return self._shell.run(self._core.aggregate(index, {"functions": list(functions), **request}))
 
-    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[Moment]) -> Query:
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[MomentOptions]) -> Query:
         """The rows of a SELECT, from one snapshot of the index that serves it. Nothing is asked before
         something is read. Reading raises as `scan` does; and 422 `no-index`, with the CREATE INDEX that would
         serve, when no index does.
@@ -163,7 +163,7 @@ class Client:
         """
         return Query(self._shell, QueryState("", {"sql": sql, "limit": page_size, **moment}))
 
-    def explain(self, sql: str, **moment: Unpack[Moment]) -> dict[str, Any]:
+    def explain(self, sql: str, **moment: Unpack[MomentOptions]) -> dict[str, Any]:
         """How a SELECT would be answered: index, spans, slices, what is pushed down.
 
         >>> client.explain("SELECT id FROM users WHERE city = 'Boston'")["index"]
@@ -171,7 +171,9 @@ class Client:
         """
         return self._shell.run(self._core.explain(sql, moment))
 
-    def snapshot(self, index: str, *, lease_s: int | None = None, **moment: Unpack[Moment]) -> HeldSnapshot:
+    def snapshot(
+        self, index: str, *, lease_s: int | None = None, **moment: Unpack[MomentOptions]
+    ) -> HeldSnapshot:
         """Hold one snapshot of an index, so that many reads see the same one. Each read renews the lease.
 
         Args:
@@ -181,7 +183,7 @@ class Client:
         ...     at.count().count == len(list(at.scan())) == len(list(client.scan("by_city", at=at)))
         True
         """
-        return HeldSnapshot(self, self._shell, Held(index, {**moment, "lease_s": lease_s}))
+        return HeldSnapshot(self, self._shell, HoldState(index, {**moment, "lease_s": lease_s}))
 
     def tail(self, index: str, *, resume: str | None = None, **request: Unpack[TailOptions]) -> Tail:
         """The changes of a selection, an event for each newer snapshot; for ever, over broken connections.

@@ -10,14 +10,14 @@ import httpx
 from keytide.client.protocol.answers import MisuseError
 from keytide.client.protocol.calls import (
     ANSWER_S,
-    Call,
     Close,
-    Failure,
     Flow,
+    HttpCall,
+    HttpReply,
+    NoReply,
     Outcome,
-    Pause,
     Read,
-    Reply,
+    RetryPause,
     Step,
 )
 from keytide.client.protocol.flows import Core
@@ -68,17 +68,17 @@ class Shell:
 
     def _do(self, step: Step) -> Outcome:
         match step:
-            case Call():
+            case HttpCall():
                 return self._call(step)
             case Read(body):
                 return _read(body)
             case Close((response, _)):
                 response.close()
-            case Pause(seconds):
+            case RetryPause(seconds):
                 self._sleep(seconds)
         return None
 
-    def _call(self, call: Call) -> Reply | Failure:
+    def _call(self, call: HttpCall) -> HttpReply | NoReply:
         if self._http.is_closed:
             raise _closed()
         try:
@@ -94,7 +94,7 @@ class Shell:
         return _reply(response, call)
 
 
-def _read(body: tuple[httpx.Response, Iterator[bytes]]) -> bytes | Failure:
+def _read(body: tuple[httpx.Response, Iterator[bytes]]) -> bytes | NoReply:
     response, chunks = body
     try:
         return next(filter(None, chunks), b"")
@@ -141,18 +141,18 @@ class AsyncShell:
 
     async def _do(self, step: Step) -> Outcome:
         match step:
-            case Call():
+            case HttpCall():
                 return await self._call(step)
             case Read(body):
                 return await _read_async(body)
             case Close((response, chunks)):
                 await chunks.aclose()
                 await response.aclose()
-            case Pause(seconds):
+            case RetryPause(seconds):
                 await self._sleep(seconds)
         return None
 
-    async def _call(self, call: Call) -> Reply | Failure:
+    async def _call(self, call: HttpCall) -> HttpReply | NoReply:
         if self._http.is_closed:
             raise _closed()
         try:
@@ -168,7 +168,7 @@ class AsyncShell:
         return _reply(response, call)
 
 
-async def _read_async(body: tuple[httpx.Response, AsyncGenerator[bytes, None]]) -> bytes | Failure:
+async def _read_async(body: tuple[httpx.Response, AsyncGenerator[bytes, None]]) -> bytes | NoReply:
     response, chunks = body
     try:
         async for chunk in chunks:
@@ -183,7 +183,7 @@ async def _read_async(body: tuple[httpx.Response, AsyncGenerator[bytes, None]]) 
     return b""
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, call: Call, answer_s: float | None) -> httpx.Request:
+def _request(http: httpx.Client | httpx.AsyncClient, call: HttpCall, answer_s: float | None) -> httpx.Request:
     seconds = _seconds(call, answer_s)
     timeout = httpx.Timeout(seconds, connect=min(ANSWER_S, seconds))
     return http.build_request(
@@ -191,28 +191,28 @@ def _request(http: httpx.Client | httpx.AsyncClient, call: Call, answer_s: float
     )
 
 
-def _seconds(call: Call, answer_s: float | None) -> float:
+def _seconds(call: HttpCall, answer_s: float | None) -> float:
     return call.seconds if answer_s is None else min(answer_s, call.seconds)
 
 
-def _stays_open(response: httpx.Response, call: Call) -> bool:
+def _stays_open(response: httpx.Response, call: HttpCall) -> bool:
     return call.stream and response.status_code == 200
 
 
-def _reply(response: httpx.Response, call: Call, body: Any = None) -> Reply:
+def _reply(response: httpx.Response, call: HttpCall, body: Any = None) -> HttpReply:
     """An answer, whose body was read unless it is given as `body`."""
     content = response.content if body is None else b""
-    return Reply(call.url, response.status_code, response.headers, content, response.reason_phrase, body)
+    return HttpReply(call.url, response.status_code, response.headers, content, response.reason_phrase, body)
 
 
-def _failure(error: Exception, seconds: float | None = None) -> Failure:
+def _failure(error: Exception, seconds: float | None = None) -> NoReply:
     """Why there is no answer; `seconds` were waited for one."""
     if isinstance(error, httpx.PoolTimeout):
-        return Failure(type(error).__name__, busy=True)
+        return NoReply(type(error).__name__, busy=True)
     if isinstance(error, httpx.TimeoutException):
         waited = "" if seconds is None else f", {seconds:g} s"
-        return Failure(f"{type(error).__name__}{waited}", slow=True)
-    return Failure(str(error) or type(error).__name__)
+        return NoReply(f"{type(error).__name__}{waited}", slow=True)
+    return NoReply(str(error) or type(error).__name__)
 
 
 def _closed() -> MisuseError:

@@ -11,7 +11,7 @@ meaning of every expression is `keytide.definition.semantics`'; what is said her
 Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-index`).
 """
 
-from keytide.query.parse.expressions import Aggregate, column_name
+from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.normal import is_constant
 from keytide.query.parse.select import Ordering, Output, Select
 from keytide.query.parse.statement import parse_query
@@ -20,7 +20,7 @@ from keytide.query.plan.grouping import Grouping, grouping
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 
 __all__ = [
-    "Aggregate",
+    "AggregateCall",
     "Candidate",
     "Grouping",
     "NoIndexError",

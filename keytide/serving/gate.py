@@ -2,7 +2,7 @@
 
 Theory of operation
 ===================
-`Gate` is the outermost piece of each ASGI application. In this order:
+`RequestGate` is the outermost piece of each ASGI application. In this order:
 
 1. *Foreign pages.* A browser sends a page's requests to whatever address the page names. What is not GET or
    HEAD is refused when its header `Origin` is not that of the server (`Host`) or of `security.origins`, or
@@ -73,7 +73,7 @@ class _GoneError(Exception):
     """The client went away before it had sent its request."""
 
 
-class Gate:
+class RequestGate:
     """An ASGI application in front of another.
 
     Args:

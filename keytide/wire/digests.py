@@ -186,7 +186,7 @@ class DigestAsk(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
     limit: _Count
 
 
-class Duplicate(msgspec.Struct, frozen=True, array_like=True):
+class DuplicateKey(msgspec.Struct, frozen=True, array_like=True):
     """Two documents, one after the other in key order, that have one key in a UNIQUE index."""
 
     key: bytes
@@ -206,7 +206,7 @@ class DigestAnswer(msgspec.Struct, frozen=True, array_like=True, tag="digested")
     reached: bytes
     rows: int
     left_out: int
-    duplicates: list[Duplicate]
+    duplicates: list[DuplicateKey]
 
 
 class RowsAsk(msgspec.Struct, frozen=True, array_like=True, tag="rows"):

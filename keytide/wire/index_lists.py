@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from keytide.wire.messages import Duplicate
+from keytide.wire.messages import UniqueViolation
 
 LISTS_PATH: Final = "/internal/v1/lists"
 LARGEST_PAGE: Final = 1_000
@@ -67,7 +67,7 @@ class ListPage(msgspec.Struct, frozen=True):
     """
 
     lines: list[SkippedLine] = []
-    violations: list[Duplicate] = []
+    violations: list[UniqueViolation] = []
     more: bool = False
     reasons: dict[str, int] = {}
     counted_all: bool = True

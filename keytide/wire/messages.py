@@ -442,7 +442,7 @@ class DuplicateDocument(msgspec.Struct, frozen=True, array_like=True):
     """The record's timestamp (ms)."""
 
 
-class Duplicate(msgspec.Struct, frozen=True, array_like=True):
+class UniqueViolation(msgspec.Struct, frozen=True, array_like=True):
     """A violation of a UNIQUE index: a key that several documents have at one stability timestamp (R35)."""
 
     key: bytes
@@ -496,7 +496,7 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     judged: int = -1
     """Whether a key that several documents had at this snapshot or an earlier one is a violation has been
     decided; -1 when that cannot be said yet, or the index is not UNIQUE."""
-    violated: list[Duplicate] = []
+    violated: list[UniqueViolation] = []
     """Some of the violations; others in other heartbeats, so that all are told in time."""
     repair: RepairStatus | None = None
     """Of the last round that it has heard of, None when none."""

@@ -56,7 +56,7 @@ class Outgoing(NamedTuple):
     value: bytes
 
 
-class Limits(NamedTuple):
+class MessageLimits(NamedTuple):
     """Bytes (see `keytide.settings.settings.TopicSettings`)."""
 
     segment_target: int
@@ -125,7 +125,7 @@ class Pipeline:
         suspended: indexes that nothing is sent for (R18).
     """
 
-    def __init__(self, sender: str, limits: Limits) -> None:
+    def __init__(self, sender: str, limits: MessageLimits) -> None:
         self.documents: Counter[str] = Counter()
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.suspended: set[str] = set()

@@ -180,7 +180,7 @@ class CommitFailed(NamedTuple):
     incarnation: int = 0
 
 
-class Tick(NamedTuple):
+class CommitDue(NamedTuple):
     """Time to commit what is acknowledged, and to try again what failed."""
 
 
@@ -197,14 +197,14 @@ Event = (
     | SendFailed
     | CommitDone
     | CommitFailed
-    | Tick
+    | CommitDue
 )
 
 
 # --- instructions --------------------------------------------------------------------------------------
 
 
-class Pause(NamedTuple):
+class PausePartition(NamedTuple):
     """Stop reading the partition."""
 
     key: Key
@@ -248,7 +248,7 @@ class Commit(NamedTuple):
     tail: int = 0
 
 
-class Activated(NamedTuple):
+class AnnounceActivation(NamedTuple):
     """The partition works under `version` from `offset` on: send an empty segment and the report (R13,
     R14)."""
 
@@ -261,4 +261,4 @@ class Rewound(NamedTuple):
     polls: int
 
 
-Instruction = Pause | ReadFrom | TakeOver | Check | Locate | Commit | Activated | Rewound
+Instruction = PausePartition | ReadFrom | TakeOver | Check | Locate | Commit | AnnounceActivation | Rewound

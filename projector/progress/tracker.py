@@ -45,11 +45,12 @@ from typing import NamedTuple
 
 from keytide.errors import invariant
 from projector.progress.events import (
-    Activated,
+    AnnounceActivation,
     Assigned,
     Check,
     Checked,
     CommitDone,
+    CommitDue,
     CommitFailed,
     Delivered,
     Doubted,
@@ -59,7 +60,7 @@ from projector.progress.events import (
     KeyspaceChanged,
     Locate,
     Located,
-    Pause,
+    PausePartition,
     Polled,
     ReadFrom,
     Refused,
@@ -67,7 +68,6 @@ from projector.progress.events import (
     Rewound,
     SendFailed,
     TakeOver,
-    Tick,
 )
 from projector.progress.partition import PartitionState
 
@@ -131,7 +131,7 @@ class Tracker:
                 return self._committed(event)
             case CommitFailed():
                 return self._commit_failed(event)
-            case Tick():
+            case CommitDue():
                 return self._tick()
 
     def running(self) -> list[PartitionState]:
@@ -160,7 +160,7 @@ class Tracker:
         todo: list[Instruction] = []
         for state in states:
             del self.partitions[state.key]
-            todo += [Pause(state.key), TakeOver(state.key)]
+            todo += [PausePartition(state.key), TakeOver(state.key)]
         return todo
 
     def _of(self, keyspace: str) -> list[PartitionState]:
@@ -185,7 +185,7 @@ class Tracker:
             activated_at=max(offset, 0),
         )
         self.partitions[key] = state
-        return self._step(state) or [Pause(key)]
+        return self._step(state) or [PausePartition(key)]
 
     def _refused(self, event: Refused) -> list[Instruction]:
         """A place that was never taken over, or one that was read from: then what is in flight still
@@ -198,14 +198,14 @@ class Tracker:
             self.partitions[event.key] = state
         state.phase, state.reason = "STOPPED", event.reason
         state.lost, state.topic_id = event.lost, event.topic_id
-        return [Pause(event.key)]
+        return [PausePartition(event.key)]
 
     def _doubted(self, event: Doubted) -> list[Instruction]:
         state = self.partitions.get(event.key)
         if state is None or state.phase != "RUNNING":
             return []
         state.phase, state.doubted_epoch, state.bare = "CHECKING", event.epoch, event.bare
-        return [Pause(event.key), Check(event.key)]
+        return [PausePartition(event.key), Check(event.key)]
 
     def _checked(self, key: Key, leader_epoch: int) -> list[Instruction]:
         state = self.partitions.get(key)
@@ -222,14 +222,14 @@ class Tracker:
                 return []
             case "WAITING" if state.version <= view.version and view.version > 0:
                 if state.version < view.version:
-                    return [Pause(key), *self._drained(state)]
+                    return [PausePartition(key), *self._drained(state)]
                 return self._settle(state)
             case "RUNNING" | "IDLE" if state.version < view.version:
                 state.phase = "DRAINING"
-                return [Pause(key), *([] if state.flight else self._drained(state))]
+                return [PausePartition(key), *([] if state.flight else self._drained(state))]
             case "RUNNING" if not view.emits(state.version):
                 state.phase = "IDLE"  # the last index was dropped; the version that says so is on its way
-                return [Pause(key)]
+                return [PausePartition(key)]
             case "IDLE" if view.emits(state.version):
                 return self._settle(state)
             case "DRAINING" if not state.flight:
@@ -263,9 +263,9 @@ class Tracker:
         view = self._view(state.key)
         if not view.emits(state.version):
             state.phase = "IDLE"
-            return [Pause(state.key), Activated(state.key)]
+            return [PausePartition(state.key), AnnounceActivation(state.key)]
         state.phase = "RUNNING"
-        return [ReadFrom(state.key, state.position), Activated(state.key)]
+        return [ReadFrom(state.key, state.position), AnnounceActivation(state.key)]
 
     # --- sending
 

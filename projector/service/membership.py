@@ -20,10 +20,11 @@ from keytide.process.sync_points import reach
 from keytide.settings.settings import Settings
 from projector.progress.commits import decode_metadata, encode_metadata
 from projector.progress.events import (
-    Activated,
+    AnnounceActivation,
     Check,
     Commit,
     CommitDone,
+    CommitDue,
     CommitFailed,
     Doubted,
     Event,
@@ -31,17 +32,16 @@ from projector.progress.events import (
     Key,
     KeyspaceChanged,
     Locate,
-    Pause,
+    PausePartition,
     ReadFrom,
     Revoked,
     Rewound,
     TakeOver,
-    Tick,
 )
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service.lookups import LOOKUP_TIMEOUT_S, LookUps
-from projector.service.source import Source
+from projector.service.source import GroupConsumer
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ class Membership:
         )
         self.source = self._join()
 
-    def _join(self) -> Source:
-        return Source(
+    def _join(self) -> GroupConsumer:
+        return GroupConsumer(
             self._settings,
             assigned=self._assigned,
             revoked=self._given_back,
@@ -131,7 +131,7 @@ class Membership:
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
-            case Pause(key):
+            case PausePartition(key):
                 self.source.pause(key)
             case ReadFrom(key, offset):
                 self.read_from(key, offset)
@@ -146,7 +146,7 @@ class Membership:
                 self._activations.append(instruction)
             case Commit():
                 self._commits.append(instruction)
-            case Activated(key):
+            case AnnounceActivation(key):
                 self._announcements.append(key)
             case Rewound(polls):
                 self._rewound(polls)
@@ -213,7 +213,7 @@ class Membership:
 
     def tick(self) -> None:
         """Commit what is acknowledged, and try again what was refused."""
-        self.handle(Tick())
+        self.handle(CommitDue())
         commits, self._commits = self._commits, []
         if commits:
             reach("projector-before-commit")

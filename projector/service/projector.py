@@ -34,13 +34,13 @@ from keytide.kafka.topics import CatalogReader, KafkaUnavailableError
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.settings.settings import Settings
-from projector.core.pipeline import Limits, Outgoing, Pipeline, batches_of, reached_by
+from projector.core.pipeline import MessageLimits, Outgoing, Pipeline, batches_of, reached_by
 from projector.core.projection import SourceBatch
 from projector.progress.events import Delivered, Key, Polled, Reached, SendFailed
 from projector.service import reports as report
 from projector.service.membership import Membership
-from projector.service.record_columns import Harvest
-from projector.service.sender import Sender
+from projector.service.record_columns import RecordColumns
+from projector.service.sender import QueueSender
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +70,10 @@ class Projector:
         self._catalog = CatalogReader(settings)
         self._identity = KafkaIdentity(settings)
         self._pipeline = Pipeline(
-            self.name, Limits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
+            self.name, MessageLimits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
         )
-        self._sender = Sender(settings, self._delivered, clock)
-        self._reporter = report.Reporter(settings, self.name, clock)
+        self._sender = QueueSender(settings, self._delivered, clock)
+        self._reporter = report.ProjectorReporter(settings, self.name, clock)
         self._members = Membership(
             settings,
             catalog=lambda: self._catalog.catalog,
@@ -224,7 +224,7 @@ class Projector:
         elif waiting:
             self._sender.poll(0.001)
 
-    def _take_in(self, harvest: Harvest) -> None:
+    def _take_in(self, harvest: RecordColumns) -> None:
         for key, reason in harvest.lost.items():
             self._members.doubt(key, -1, reason)
         positions: dict[Key, int] = {}
@@ -262,7 +262,7 @@ class Projector:
     def _emit(
         self,
         positions: dict[Key, int],
-        harvest: Harvest | None = None,
+        harvest: RecordColumns | None = None,
         marked: Mapping[Key, int] | None = None,
     ) -> None:
         """Project and send everything of these partitions up to the positions, as one poll.

@@ -21,7 +21,7 @@ from projector.progress.events import Key
 _timestamp_of = itemgetter(1)
 
 
-class Harvest(NamedTuple):
+class RecordColumns(NamedTuple):
     """What one read brought.
 
     Attributes:

@@ -27,7 +27,7 @@ from projector.progress.events import Key
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service.membership import Membership
-from projector.service.source import Source
+from projector.service.source import GroupConsumer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ PROGRESS_INTERVAL_S = 0.002
 FINAL_BUILD_STATES = frozenset({"READY", "FAILED", "CANCELLED"})
 
 
-class Reporter:
+class ProjectorReporter:
     """Sends reports and keeps the metrics.
 
     Args:
@@ -137,7 +137,7 @@ class Reporter:
                 del book[key]
         self._lives = lives
 
-    def _line(self, state: PartitionState, source: Source) -> PartitionProgress:
+    def _line(self, state: PartitionState, source: GroupConsumer) -> PartitionProgress:
         """R14's line for one partition. The end that was seen: where the log ended for a reader of committed
         records when that was met, or what the last fetch said, which lies past that while a transaction is
         open: what waits behind it is there, and acknowledged to whoever wrote it."""

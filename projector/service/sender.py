@@ -53,7 +53,7 @@ class _Queue:
     tried: float = 0.0
 
 
-class Sender:
+class QueueSender:
     """Sends to the mutation queues of all indexes.
 
     Args:

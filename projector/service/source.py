@@ -27,7 +27,7 @@ from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from projector.progress.commits import Committed
 from projector.progress.events import Key
-from projector.service.record_columns import Harvest, group
+from projector.service.record_columns import RecordColumns, group
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _OUTSIDE = frozenset(
 in it: it must be assigned anew."""
 
 
-class Source:
+class GroupConsumer:
     """A member of the projectors' group.
 
     Args:
@@ -174,7 +174,7 @@ class Source:
             del self._seeks[key]
             self._reading.add(key)
 
-    def read(self, limit: int, timeout: float, fill_until: float) -> Harvest:
+    def read(self, limit: int, timeout: float, fill_until: float) -> RecordColumns:
         """Up to `limit` records. Rebalances, and answers to commits, happen in here.
 
         Args:
@@ -192,14 +192,14 @@ class Source:
             more = min(limit, self._affordable) - 1
             messages += self._consumer.consume(more, max(0.0, fill_until - time.monotonic()))
             self._affordable = max(10, BATCH_BYTES * len(messages) // (1 + sum(map(len, messages))))
-        harvest = Harvest({}, {}, {})
+        harvest = RecordColumns({}, {}, {})
         if any(map(Message.error, messages)):
             messages = self._events(messages, harvest)
         if messages:
             harvest.records.update(group(messages, len(self._topics) > 1, self._reading))
         return harvest
 
-    def _events(self, messages: list[Message], harvest: Harvest) -> list[Message]:
+    def _events(self, messages: list[Message], harvest: RecordColumns) -> list[Message]:
         """Sort out ends and errors; the records that are left. An end is after the records that stand before
         it."""
         records: list[Message] = []

@@ -38,10 +38,10 @@ from keytide.wire.messages import BatchEnd, encode
 from streaming.backfill.table_origin import TableError, run_table
 from streaming.core import log_identity as footing
 from streaming.core import micro_batches as core
-from streaming.core.sizing import Piece, Sizing, cut, documents
+from streaming.core.sizing import SizedBatch, Sizing, cut, documents
 from streaming.core.versions import Offsets, Version, losers_of
 from streaming.drivers.progress import Status
-from streaming.drivers.rate_gate import Gate, Meter
+from streaming.drivers.rate_gate import RateGate, TaskRate
 from streaming.spark.checkpoint import Checkpoint, Extent, Range
 from streaming.stages.tasks import (
     ROW,
@@ -125,12 +125,12 @@ class Batches:
         self._check_source = check_source
         self._look = look
         self._looked: LogHistory | None = None
-        self._gate: Gate | None = None
+        self._gate: RateGate | None = None
         self._end = threading.Event()
         self._routes: tuple[int, ...] = ()
         self._producer = producer(settings)
 
-    def prepare(self, partitions: int, gate: Gate) -> None:
+    def prepare(self, partitions: int, gate: RateGate) -> None:
         """Set how many partitions the shuffle has, and what tasks say to whom what they read."""
         self._routes = tuple(core.exact_routes(partitions))
         self._gate = gate
@@ -153,7 +153,7 @@ class Batches:
             self.error = error
             raise
 
-    def _next(self, planned: Range) -> Piece | None:
+    def _next(self, planned: Range) -> SizedBatch | None:
         """What is to be done next of what Spark has planned; None when all is done."""
         journal = self._status.journal
         if journal.pending is not None:
@@ -163,9 +163,9 @@ class Batches:
         end = planned.end.offsets()
         if not documents(start, end):
             return None
-        return Piece(journal.finished + 1, start, cut(start, end, self._sizing.limited(self.rate)))
+        return SizedBatch(journal.finished + 1, start, cut(start, end, self._sizing.limited(self.rate)))
 
-    def _run_piece(self, frame: DataFrame, piece: Piece) -> None:
+    def _run_piece(self, frame: DataFrame, piece: SizedBatch) -> None:
         """Run a micro-batch; how long it takes decides how large the next one is."""
         began = time.monotonic()
         if not self._begun:
@@ -214,7 +214,7 @@ class Batches:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
 
-    def _run_batch(self, frame: DataFrame, piece: Piece) -> int:
+    def _run_batch(self, frame: DataFrame, piece: SizedBatch) -> int:
         """Run a micro-batch and send its ends; returns how many documents it read."""
         batch, topic_id = piece.number, self._plan.topic_id
         covered = Range(Timestamp.of(piece.start, topic_id), Timestamp.of(piece.end, topic_id))
@@ -236,7 +236,7 @@ class Batches:
 
     def _read(
         self, frame: DataFrame, work: Work, covered: Range, before: LogHistory
-    ) -> tuple[core.Outcome, Timestamp]:
+    ) -> tuple[core.SettledBatch, Timestamp]:
         """Read a micro-batch, again while what was read may be of two logs; what it came to, and its end with
         leader epochs.
 
@@ -316,7 +316,7 @@ class Batches:
             splits={index.id: index.splits for index in self._plan.indexes if index.splits},
         )
 
-    def _act(self, frame: DataFrame, work: Work, covered: Range) -> core.Outcome:
+    def _act(self, frame: DataFrame, work: Work, covered: Range) -> core.SettledBatch:
         """The one Spark action of a micro-batch. The tasks read the source themselves
         (`streaming.stages.source_reader`); `frame`, which Spark's own source would read, only says that its
         offsets are planned."""
@@ -335,7 +335,7 @@ class Batches:
         summaries = [read_summary(bytes(row["body"])) for row in rows]
         return core.settle(len(work.slots), covered.shares, summaries)
 
-    def _meter(self, documents: int, shares: int) -> Meter | None:
+    def _meter(self, documents: int, shares: int) -> TaskRate | None:
         """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
         if self._gate is None:
             return None

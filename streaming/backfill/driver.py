@@ -62,9 +62,9 @@ from streaming.backfill.table_origin import begins_at, read_table, starting_offs
 from streaming.core import log_identity as footing
 from streaming.core import micro_batches as core
 from streaming.drivers import failures
-from streaming.drivers.outage import Sitting
-from streaming.drivers.progress import Reporter, Status, StoppedError
-from streaming.drivers.rate_gate import Gate, gate_of
+from streaming.drivers.outage import Outage
+from streaming.drivers.progress import DriverReporter, Status, StoppedError
+from streaming.drivers.rate_gate import RateGate, gate_of
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint, CheckpointLostError
 
@@ -102,11 +102,11 @@ class Driver:
         self._identity = KafkaIdentity(settings)
         self._status = Status(self._folder / "progress.json")
         self._batches: Batches | None = None
-        self._sitting = Sitting(2 * settings.build.kafka_away_s)
+        self._sitting = Outage(2 * settings.build.kafka_away_s)
 
     def run(self) -> int:
         """Run to the end; returns the exit status (`streaming.core.micro_batches`)."""
-        reporter = Reporter(self._settings, self._report)
+        reporter = DriverReporter(self._settings, self._report)
         try:
             with self._exclusive():
                 self._backfill(reporter)
@@ -151,7 +151,7 @@ class Driver:
                         raise StoppedError from error
             yield
 
-    def _backfill(self, reporter: Reporter) -> None:
+    def _backfill(self, reporter: DriverReporter) -> None:
         while (batches := self._try_to_load()) is None:
             pass
         self._batches = batches
@@ -309,7 +309,7 @@ class Driver:
             self._follow()
         return False
 
-    def _pass(self, batches: Batches, reporter: Reporter) -> None:
+    def _pass(self, batches: Batches, reporter: DriverReporter) -> None:
         """Say that the build has passed; with nothing to read, slices get an empty micro-batch first."""
         empty = self._status.journal.nothing_to_read
         if self._status.finished < 0 or empty is not None:
@@ -323,7 +323,7 @@ class Driver:
 
     # --- the query ------------------------------------------------------------------------------------------
 
-    def _stream(self, session: SparkSession, batches: Batches, reporter: Reporter) -> None:
+    def _stream(self, session: SparkSession, batches: Batches, reporter: DriverReporter) -> None:
         """Run the query until the build has passed."""
         partitions = spark.shuffle_partitions(len(self._plan.slots), session.sparkContext.defaultParallelism)
         gate = gate_of(session)
@@ -355,7 +355,9 @@ class Driver:
             query.stop()
             warming.join()
 
-    def _read_table(self, session: SparkSession, batches: Batches, origin: TableOrigin, gate: Gate) -> None:
+    def _read_table(
+        self, session: SparkSession, batches: Batches, origin: TableOrigin, gate: RateGate
+    ) -> None:
         """Read the table that the build begins with, while the metadata is followed."""
         table = read_table(session, origin, self._settings.build.origin_options)
         reading = threading.Thread(

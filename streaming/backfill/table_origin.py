@@ -35,7 +35,7 @@ from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
 from streaming.core.runs import items
 from streaming.core.versions import Hashes, contained, hash_ranges
-from streaming.drivers.rate_gate import Meter
+from streaming.drivers.rate_gate import TaskRate
 from streaming.stages.tasks import HASHES, ROW, ROW_ORDER, deliver_slots, project_share, read_summary
 from streaming.stages.work import Work
 
@@ -152,7 +152,7 @@ def starting_offsets(topic: str, offsets: Mapping[int, int]) -> str:
 # --- one micro-batch ----------------------------------------------------------------------------------------
 
 
-def run_table(table: DataFrame, work: Work, meter: Meter | None) -> core.Outcome:
+def run_table(table: DataFrame, work: Work, meter: TaskRate | None) -> core.SettledBatch:
     """Read, project and send the table: all chunks of micro-batch 0.
 
     Raises:
@@ -201,7 +201,9 @@ def _refuse_duplicates(table: DataFrame, hashes: bytes) -> None:
 # --- in Spark's Python workers ------------------------------------------------------------------------------
 
 
-def project_rows(work: Work, meter: Meter | None, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def project_rows(
+    work: Work, meter: TaskRate | None, rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Rows of one share to rows of the shuffle, as `streaming.stages.tasks.project_share` makes them of
     records; and once more the hashes of ids that this share has more than once."""
     from pyspark import TaskContext

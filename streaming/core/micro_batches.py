@@ -96,7 +96,7 @@ class ForeignSummary(msgspec.Struct, frozen=True, array_like=True, tag="foreign"
 Summary = ShareSummary | SlotSummary | ForeignSummary
 
 
-class Outcome(NamedTuple):
+class SettledBatch(NamedTuple):
     """One micro-batch, settled.
 
     Attributes:
@@ -132,7 +132,7 @@ def slot_numbers(slots: Iterable[Slot], slices: Mapping[str, int]) -> dict[str, 
     return numbers
 
 
-def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> Outcome:
+def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> SettledBatch:
     """The winners of a micro-batch.
 
     Args:
@@ -180,7 +180,7 @@ def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> Outcome:
         "NothingLost",
         lambda: f"entries projected per slot {put_in}, entries delivered or retracted {taken_out}",
     )
-    return Outcome(winners, delivered, documents, b"".join(foreign), skipped, left_out)
+    return SettledBatch(winners, delivered, documents, b"".join(foreign), skipped, left_out)
 
 
 def add_counts(total: dict[str, dict[str, int]], more: Mapping[str, Mapping[str, int]]) -> None:

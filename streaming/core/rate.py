@@ -12,7 +12,7 @@ CREDIT_S = 2.0
 """Seconds' worth of documents that may be saved."""
 
 
-class Bucket:
+class TokenBucket:
     """Documents that may be read now.
 
     Args:

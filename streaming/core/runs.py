@@ -48,7 +48,7 @@ MERGE_BYTES = 16 * 1024 * 1024
 Array = npt.NDArray[Any]
 
 
-class Block(NamedTuple):
+class RunBlock(NamedTuple):
     """A part of a run: its first entry key and its entries."""
 
     first: bytes
@@ -117,14 +117,14 @@ def cuts(entries: pa.RecordBatch, limit: int) -> list[int]:
     return [0, *edges.tolist(), count]
 
 
-def blocks(entries: pa.RecordBatch, limit: int) -> Iterator[Block]:
+def blocks(entries: pa.RecordBatch, limit: int) -> Iterator[RunBlock]:
     """Sort the entries that a share brings to one slot, and cut them into blocks of about `limit` bytes."""
     if entries.num_rows == 0:
         return
     ordered, keys = sort_run(entries)
     edges = cuts(ordered, limit)
     for start, end in pairwise(edges):
-        yield Block(keys[start].as_py(), ordered.slice(start, end - start))
+        yield RunBlock(keys[start].as_py(), ordered.slice(start, end - start))
 
 
 def without_versions(entries: pa.RecordBatch, versions: Mapping[int, Offsets]) -> pa.RecordBatch:
@@ -158,7 +158,7 @@ class Merge:
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
 
-    def add(self, block: Block) -> Iterator[pa.RecordBatch]:
+    def add(self, block: RunBlock) -> Iterator[pa.RecordBatch]:
         """Take a block; gives out, in order, entries that nothing can come before any more."""
         if self._bytes >= self._limit:
             yield from self._release(block.first)
@@ -197,7 +197,7 @@ def _first_at_or_past(keys: pa.Array, bound: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class ChunkHeader:
     """Whose chunk it is: the fields of a PutChunk that are not columns."""
 
     build: str
@@ -208,7 +208,7 @@ class Place:
     attempt: str
 
 
-def put_chunk(place: Place, sequence: int, entries: pa.RecordBatch) -> PutChunk:
+def put_chunk(place: ChunkHeader, sequence: int, entries: pa.RecordBatch) -> PutChunk:
     """Pack sorted entries into the message for a slice."""
     values = entries.column("value")
     value_lengths = lengths(values)

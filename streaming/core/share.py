@@ -47,7 +47,7 @@ class HeardPiece(NamedTuple):
     heard: Heard
 
 
-class Documents(NamedTuple):
+class PartitionDocuments(NamedTuple):
     """Versions of documents of one source partition, as columns in offset order."""
 
     ids: pa.Array
@@ -55,8 +55,8 @@ class Documents(NamedTuple):
     offsets: Offsets
     times: Offsets
 
-    def take(self, ordinals: Array) -> Documents:
-        return Documents(
+    def take(self, ordinals: Array) -> PartitionDocuments:
+        return PartitionDocuments(
             self.ids.take(pa.array(ordinals)),
             self.hashes[ordinals],
             self.offsets[ordinals],
@@ -76,7 +76,7 @@ class Portion(NamedTuple):
     """
 
     partition: int
-    documents: Documents
+    documents: PartitionDocuments
     entries: dict[int, pa.RecordBatch]
     retracted: Offsets
     skips: dict[int, list[Skip]]
@@ -98,7 +98,7 @@ class _Entries(NamedTuple):
         )
 
 
-class Share:
+class ShareProjection:
     """Collects one share.
 
     Args:
@@ -138,7 +138,7 @@ class Share:
 
     def _clear(self) -> None:
         self._bytes = self._heard = 0
-        self._documents: list[Documents] = []
+        self._documents: list[PartitionDocuments] = []
         self._entries: dict[str, list[_Entries]] = {index: [] for index in self._plan.indexes}
         self._skips: dict[int, list[Skip]] = {}
 
@@ -167,7 +167,7 @@ class Share:
         for index, made in projected.indexes.items():
             self._add_index(index, made)
         ids = pa.array(projected.ids, pa.binary())
-        self._documents.append(Documents(ids, projected.hashes, projected.offsets, projected.times))
+        self._documents.append(PartitionDocuments(ids, projected.hashes, projected.offsets, projected.times))
         self._bytes += ids.nbytes + DOCUMENT_BYTES * len(ids)
         self._heard += len(ids)
 
@@ -213,7 +213,7 @@ class Share:
             documents = documents.take(np.flatnonzero(newest))
         return Portion(self._partition, documents, entries, self._retract(documents), skips)
 
-    def _retract(self, documents: Documents) -> Offsets:
+    def _retract(self, documents: PartitionDocuments) -> Offsets:
         """Offsets of earlier versions that `documents` replaces; then these are earlier ones, too."""
         count = len(self._earlier.hashes)
         if not count:
@@ -225,7 +225,7 @@ class Share:
         return both.offsets[:count][~newest[:count]]
 
     def _by_slot(
-        self, index: str, made: list[_Entries], winning: Array, documents: Documents
+        self, index: str, made: list[_Entries], winning: Array, documents: PartitionDocuments
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The entries of the winning versions, by slot number."""
         if not made:
@@ -255,7 +255,7 @@ class Share:
             yield numbers[number], pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def heard_pieces(documents: Documents, limit: int) -> Iterator[HeardPiece]:
+def heard_pieces(documents: PartitionDocuments, limit: int) -> Iterator[HeardPiece]:
     """Documents as heard columns, cut so that each piece is at most about `limit` bytes."""
     count = len(documents.hashes)
     if count == 0:
@@ -282,15 +282,15 @@ def heard_pieces(documents: Documents, limit: int) -> Iterator[HeardPiece]:
         )
 
 
-_NOTHING = Documents(
+_NOTHING = PartitionDocuments(
     pa.array([], pa.binary()), np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
 )
 
 
-def _joined(parts: list[Documents]) -> Documents:
+def _joined(parts: list[PartitionDocuments]) -> PartitionDocuments:
     if len(parts) < 2:
         return parts[0] if parts else _NOTHING
-    return Documents(
+    return PartitionDocuments(
         pa.concat_arrays([part.ids for part in parts]),
         np.concatenate([part.hashes for part in parts]),
         np.concatenate([part.offsets for part in parts]),

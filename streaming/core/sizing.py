@@ -5,9 +5,9 @@ Theory of operation
 Spark fixes the offsets of a planned batch before it runs, and a driver that dies leaves it planned: were it
 one micro-batch of the build, a machine on which drivers never live as long as it takes would do it again for
 ever. So the driver cuts what is planned into *pieces*, the micro-batches that slices know, and writes each
-one down before its first end is sent (`streaming.drivers.progress.Journal`): from then on its number stands
-for these offsets, whoever runs it (R22). Until then nobody has heard of it, and the next driver may cut
-another, smaller one.
+one down before its first end is sent (`streaming.drivers.progress.DriverTotals`): from then on its number
+stands for these offsets, whoever runs it (R22). Until then nobody has heard of it, and the next driver may
+cut another, smaller one.
 
 The first piece is as large as may be: entries of micro-batch 0 are appended to empty slices, and nobody need
 hear of documents that it does not hold, so what is in it is cheapest. A driver that died in its first piece
@@ -30,7 +30,7 @@ RATE_SECONDS: Final = 10
 """Under a rate limit a piece has no more than this many seconds' worth, so that reading is even."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class SizedBatch(msgspec.Struct, frozen=True):
     """A micro-batch whose number stands for these offsets.
 
     Attributes:

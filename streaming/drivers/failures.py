@@ -28,7 +28,7 @@ AWAY = (
 """Names of errors, ours in tasks and those of Kafka's Java client, that pass when Kafka is back."""
 
 
-class Failure(NamedTuple):
+class DriverFailure(NamedTuple):
     """Why a driver ends.
 
     Attributes:
@@ -117,18 +117,18 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
 )
 
 
-def diagnose(error: BaseException | str) -> Failure:
+def diagnose(error: BaseException | str) -> DriverFailure:
     """What `error`, Keytide's own or what Spark says of a failed query, means for the build."""
     if isinstance(error, KeytideError):
         never = isinstance(error, CallerError | InvariantViolationError | CheckpointError)
         message = f"{error.message}; {error.next_step}" if error.next_step else error.message
-        return Failure(error.problem_type, message, never, away=isinstance(error, RetryableError))
+        return DriverFailure(error.problem_type, message, never, away=isinstance(error, RetryableError))
     text = str(error) or type(error).__name__
     for pattern, reason, message, never in _KNOWN:
         if found := re.search(pattern, text):
             told = f"{message} ({_detail(text, found.start())})"
-            return Failure(reason, told, never, away=reason == "kafka-away")
-    return Failure("driver-failed", _detail(text, 0), False)
+            return DriverFailure(reason, told, never, away=reason == "kafka-away")
+    return DriverFailure("driver-failed", _detail(text, 0), False)
 
 
 def _detail(text: str, position: int) -> str:

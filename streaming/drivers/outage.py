@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Sitting:
+class Outage:
     """Runs out when nothing has got on for a while, from the first failure on.
 
     Args:

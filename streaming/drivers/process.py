@@ -14,7 +14,7 @@ from keytide.process.program import begin
 from keytide.settings.settings import Settings, load_settings
 
 
-class RunsToItsEnd(Protocol):
+class DriverProgram(Protocol):
     """A driver, made of settings, the id of what it works for, and what is set to have it end."""
 
     def __init__(self, settings: Settings, of: str, stop: threading.Event, /) -> None: ...
@@ -26,7 +26,7 @@ class RunsToItsEnd(Protocol):
 def run_driver(
     name: str,
     description: str,
-    driver: type[RunsToItsEnd],
+    driver: type[DriverProgram],
     of: Literal["build", "job"],
     arguments: list[str] | None,
     *,

@@ -28,9 +28,9 @@ from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress, JobProgress, encode
 from streaming.core import log_identity as footing
-from streaming.core.micro_batches import Outcome, Slot, add_counts
-from streaming.core.sizing import Piece
-from streaming.drivers.rate_gate import Gate
+from streaming.core.micro_batches import SettledBatch, Slot, add_counts
+from streaming.core.sizing import SizedBatch
+from streaming.drivers.rate_gate import RateGate
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class StoppedError(Exception):
     """The driver was asked to end, or its build is no longer to be backfilled."""
 
 
-class Journal(msgspec.Struct):
+class DriverTotals(msgspec.Struct):
     """Counts through all starts of a build's driver.
 
     Attributes:
@@ -66,12 +66,12 @@ class Journal(msgspec.Struct):
     read: Timestamp = Timestamp()
     table_read: bool = False
     table_documents: int = 0
-    piece: Piece | None = None
+    piece: SizedBatch | None = None
     size: int = 0
     left_out: dict[str, dict[str, int]] = {}
 
     @property
-    def pending(self) -> Piece | None:
+    def pending(self) -> SizedBatch | None:
         """A micro-batch that some slices may have, and others not: it comes first, as it is."""
         return self.piece if self.piece is not None and not self.piece.done else None
 
@@ -81,7 +81,7 @@ class Journal(msgspec.Struct):
         return max(self.piece.finished if self.piece else -1, 0 if self.table_read else -1)
 
     @classmethod
-    def load(cls, file: Path) -> Journal:
+    def load(cls, file: Path) -> DriverTotals:
         """The journal in `file`; an empty one when there is none."""
         try:
             return msgspec.json.decode(file.read_bytes(), type=cls)
@@ -114,10 +114,10 @@ class Status:
         self.at_table = False
         self._busy = self._closing = self._counted = False
         self._state, self._note = "STARTING", ""
-        self.journal = Journal.load(journal_file)
+        self.journal = DriverTotals.load(journal_file)
         self.finished = -1
         self.position = self.earliest = Timestamp()
-        self.gate: Gate | None = None
+        self.gate: RateGate | None = None
 
     def enter(self, state: str, note: str = "") -> None:
         """Change the state that is reported."""
@@ -159,7 +159,7 @@ class Status:
         self.journal.size = size
         self.journal.save(self._file)
 
-    def settle_batch(self, end: Timestamp, piece: Piece | None) -> None:
+    def settle_batch(self, end: Timestamp, piece: SizedBatch | None) -> None:
         """What a micro-batch has read is of one log; on disk before any of its ends is sent.
 
         Args:
@@ -171,7 +171,7 @@ class Status:
             self.journal.piece = piece
         self.journal.save(self._file)
 
-    def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: Outcome) -> None:
+    def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: SettledBatch) -> None:
         """The ends of a micro-batch are in the queues."""
         journal = self.journal
         with self._lock:
@@ -235,14 +235,14 @@ class Status:
                 skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
             )
 
-    def _phase(self, gate: Gate | None) -> str:
+    def _phase(self, gate: RateGate | None) -> str:
         """What the driver does, in the words of the contract."""
         if self._state == "PASSED":
             return "loading"
         return "sorting" if gate is not None and gate.all_read else "reading"
 
 
-class Reporter:
+class DriverReporter:
     """Sends reports twice a second until closed.
 
     Args:

@@ -7,7 +7,8 @@ before it goes on. The driver answers at once when there is no limit, else when 
 (`streaming.core.rate`) has given out as many. What tasks say is also how far the micro-batch is.
 
 The gate hinders nothing: a worker that cannot reach it reads on, and what it did not say is made up for after
-the micro-batch (`Gate.settle`). It listens where Spark's driver does, and wants a token that only tasks know.
+the micro-batch (`RateGate.settle`). It listens where Spark's driver does, and wants a token that only tasks
+know.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streaming.core.rate import Bucket
+from streaming.core.rate import TokenBucket
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ _BACKLOG = 128
 
 
 @dataclass(frozen=True)
-class Meter:
+class TaskRate:
     """What tasks are given: where the gate is. Pickled with them."""
 
     host: str
@@ -83,7 +84,7 @@ _open: list[socket.socket] = []
 
 
 @functools.lru_cache(maxsize=1)
-def _line(meter: Meter) -> socket.socket | None:
+def _line(meter: TaskRate) -> socket.socket | None:
     """This worker's connection; None when there is none."""
     try:
         line = socket.create_connection((meter.host, meter.port), _CONNECT_LIMIT_S)
@@ -97,7 +98,7 @@ def _line(meter: Meter) -> socket.socket | None:
     return line
 
 
-class Gate:
+class RateGate:
     """Hears the meters of all tasks of a driver, and lets them go on at the rate limit.
 
     Args:
@@ -107,13 +108,13 @@ class Gate:
 
     def __init__(self, host: str = "127.0.0.1", bind: str = "") -> None:
         self._lock = threading.Lock()
-        self._bucket = Bucket(time.monotonic())
+        self._bucket = TokenBucket(time.monotonic())
         self._documents = self._bytes = self._shares = 0
         self._most = self._wanted = 0
         self._end = threading.Event()
         self._listener = socket.create_server((bind or host, 0), backlog=_BACKLOG)
         self._lines: list[socket.socket] = []
-        self.meter = Meter(host, self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+        self.meter = TaskRate(host, self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
         threading.Thread(target=self._accept, name="gate", daemon=True).start()
 
     def limit(self, rate: int) -> None:
@@ -215,10 +216,10 @@ class Gate:
             self._end.wait(_PAUSE_S)
 
 
-def gate_of(session: SparkSession) -> Gate:
+def gate_of(session: SparkSession) -> RateGate:
     """A gate that listens, and is found by tasks, where Spark's driver is."""
     host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
-    return Gate(host or "127.0.0.1", bind or "")
+    return RateGate(host or "127.0.0.1", bind or "")
 
 
 def _receive(line: socket.socket, size: int) -> bytes:

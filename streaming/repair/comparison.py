@@ -9,18 +9,18 @@ import msgspec
 
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
-from streaming.verify.core.comparing import Evidence, Truth
+from streaming.verify.core.comparing import Evidence, SourceDocument
 from streaming.verify.core.difference import Holding
 from streaming.verify.core.newest import IndexPlan
-from streaming.verify.documents import Judging, Outcome, Scene
+from streaming.verify.documents import DocumentComparison, Scene, VerificationResult
 from streaming.verify.slices import Pin
-from streaming.verify.source import Reading, SourceReader
+from streaming.verify.source import SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 from streaming.verify.verification import Verification
 
 
-class LiveLooks:
-    """Looks at the one index of a scene (`streaming.repair.repair.Looks`).
+class LiveComparison:
+    """Looks at the one index of a scene (`streaming.repair.repair.IndexComparison`).
 
     Args:
         reader: makes the reader of the source, told how many records there are.
@@ -42,18 +42,18 @@ class LiveLooks:
         self._origins = origins
         self._began = began
 
-    def whole(self) -> Outcome:
+    def whole(self) -> VerificationResult:
         verification = Verification(self._scene, self._reader, origins=self._origins)
         self._began(verification)
         return verification.run()
 
     def some(
         self, pin: Pin, ids: set[bytes]
-    ) -> tuple[Mapping[bytes, Truth], Mapping[bytes, Sequence[Holding]], Evidence]:
+    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[Holding]], Evidence]:
         index, began = self._index, time.monotonic()
         self._scene.facts.check(pin.timestamp, pin.incarnation)
         starts, ends = self._scene.starts(), pin.timestamp.offsets()
-        documents = Reading.of(self._scene.keyspace, starts, ends).documents
+        documents = SourceRanges.of(self._scene.keyspace, starts, ends).documents
         work = VerifyWork(
             definitions=((index.id, msgspec.json.encode(index.definition)),),
             indexes=(IndexPlan(index.id, index.slices, tuple(index.splits)),),
@@ -64,7 +64,7 @@ class LiveLooks:
         )
         reader = self._reader(documents)
         try:
-            judging = Judging(self._scene, reader, work, Outcome(pin, {}), began)
+            judging = DocumentComparison(self._scene, reader, work, VerificationResult(pin, {}), began)
             truths = judging.truths(pin, {}, {index.id: ids})
             held = judging.held(pin, {}, {index.id: ids})
             evidence = judging.evidence()

@@ -9,11 +9,17 @@ import msgspec
 
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire.corrections import Correction
-from streaming.verify.core.comparing import Truth
-from streaming.verify.core.difference import Difference, Holding, Kind
+from streaming.verify.core.comparing import SourceDocument
+from streaming.verify.core.difference import Difference, DifferenceClass, Holding
 
 CORRECTED: Final = frozenset(
-    {Kind.MISSING, Kind.EXTRA, Kind.WRONG_KEY, Kind.WRONG_INCLUDED, Kind.WRONG_RECORD}
+    {
+        DifferenceClass.MISSING,
+        DifferenceClass.EXTRA,
+        DifferenceClass.WRONG_KEY,
+        DifferenceClass.WRONG_INCLUDED,
+        DifferenceClass.WRONG_RECORD,
+    }
 )
 """The classes that a repair puts right. A duplicate in a UNIQUE index is in the source itself, and of what is
 UNPROVABLE nobody knows what is right: both are listed and left."""
@@ -39,7 +45,9 @@ def wanted(differences: Iterable[Difference]) -> set[bytes]:
     return {one.id for one in differences if one.kind in CORRECTED}
 
 
-def planned(docid: bytes, index: str, slices: int, held: Sequence[Holding], truth: Truth) -> list[Planned]:
+def planned(
+    docid: bytes, index: str, slices: int, held: Sequence[Holding], truth: SourceDocument
+) -> list[Planned]:
     """What to do about one document that differs, slice by slice; slices that are right are left out.
 
     Args:
@@ -60,7 +68,7 @@ def planned(docid: bytes, index: str, slices: int, held: Sequence[Holding], trut
     return found
 
 
-def _action(holding: Holding, values: Mapping[bytes, bytes], truth: Truth) -> Action | None:
+def _action(holding: Holding, values: Mapping[bytes, bytes], truth: SourceDocument) -> Action | None:
     there = {entry.key: entry.value for entry in holding.entries}
     if there == values:
         return None if _remembers(holding, values, truth) else "record"
@@ -69,7 +77,7 @@ def _action(holding: Holding, values: Mapping[bytes, bytes], truth: Truth) -> Ac
     return "replace" if there or holding.version is not None else "put"
 
 
-def _remembers(holding: Holding, values: Mapping[bytes, bytes], truth: Truth) -> bool:
+def _remembers(holding: Holding, values: Mapping[bytes, bytes], truth: SourceDocument) -> bool:
     """Whether the record of a slice whose entries are right is right, too: none where it has no entries."""
     held, newest = holding.version, truth.version
     if not values or held is None or newest is None:
@@ -78,7 +86,9 @@ def _remembers(holding: Holding, values: Mapping[bytes, bytes], truth: Truth) ->
     return same and set(holding.keys) == set(values)
 
 
-def _correction(docid: bytes, truth: Truth, values: dict[bytes, bytes], strays: list[bytes]) -> Correction:
+def _correction(
+    docid: bytes, truth: SourceDocument, values: dict[bytes, bytes], strays: list[bytes]
+) -> Correction:
     """A document of which the source has nothing has a version that is older than every record."""
     version = truth.version
     if version is None:

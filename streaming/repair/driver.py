@@ -14,14 +14,14 @@ from typing import Any, Final
 from keytide.catalog.catalog import IndexRecord, JobRecord
 from keytide.kafka.topics import admin
 from keytide.process.clock import now_ms
-from streaming.repair.comparison import LiveLooks
+from streaming.repair.comparison import LiveComparison
 from streaming.repair.corrections import Planned, count_actions
 from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import SliceChannel
 from streaming.verify import report
 from streaming.verify.core.difference import is_clean
 from streaming.verify.documents import Scene
-from streaming.verify.driver import Following, Source, VerifyDriver, has_origin, indexes_of
+from streaming.verify.driver import KafkaSource, MetadataFollower, VerifyDriver, has_origin, indexes_of
 from streaming.verify.slices import Slices
 from streaming.verify.source import SourceReader
 from streaming.verify.verification import Verification
@@ -35,7 +35,7 @@ class RepairDriver(VerifyDriver):
 
     def _work(self) -> None:
         with ExitStack() as stack:
-            following = Following(self._settings, self._id, self._stop)
+            following = MetadataFollower(self._settings, self._id, self._stop)
             stack.callback(following.close)
             job = following.wanted()
             (index,) = indexes_of(following.catalog(), job)
@@ -45,7 +45,7 @@ class RepairDriver(VerifyDriver):
                 keyspace=job.keyspace,
                 indexes=(index,),
                 slices=slices,
-                facts=Source(stack.enter_context(admin(self._settings)), following, job.keyspace),
+                facts=KafkaSource(stack.enter_context(admin(self._settings)), following, job.keyspace),
                 limit=self._settings.repair.documents,
                 tell=self._tell_of_look,
                 stopped=self._stop.is_set,
@@ -54,7 +54,7 @@ class RepairDriver(VerifyDriver):
             channel = SliceChannel(self._settings, index, name)
             stack.callback(channel.close)
             origins = has_origin(following.catalog(), [index])
-            looks = LiveLooks(scene, self._reader_of, origins=origins, began=self._look_begins)
+            looks = LiveComparison(scene, self._reader_of, origins=origins, began=self._look_begins)
             repair = Repair(
                 index, name, looks, channel, self._settings.repair, self._tell_of_round, self._stop.is_set
             )

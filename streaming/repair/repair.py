@@ -34,9 +34,9 @@ from keytide.wire.corrections import Correction, Round, pack_corrections, pack_w
 from keytide.wire.messages import Corrections, RepairEnd, RepairWatch, SliceStatus
 from streaming.repair.corrections import CORRECTED, Planned, batches, count_actions, planned, wanted
 from streaming.repair.slices import Told
-from streaming.verify.core.comparing import NOTHING, Evidence, Truth, judge
+from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
 from streaming.verify.core.difference import Difference, Holding
-from streaming.verify.documents import Outcome
+from streaming.verify.documents import VerificationResult
 from streaming.verify.slices import Pin
 
 MESSAGE_DOCUMENTS: Final = 5_000
@@ -51,16 +51,16 @@ class NotRepairedError(CallerError):
     problem_type = "not-repaired"
 
 
-class Looks(Protocol):
+class IndexComparison(Protocol):
     """How index and source are compared."""
 
-    def whole(self) -> Outcome:
+    def whole(self) -> VerificationResult:
         """Everything, at a new snapshot."""
         ...
 
     def some(
         self, pin: Pin, ids: set[bytes]
-    ) -> tuple[Mapping[bytes, Truth], Mapping[bytes, Sequence[Holding]], Evidence]:
+    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[Holding]], Evidence]:
         """What the source and the slices have of some documents, at a snapshot that is held."""
         ...
 
@@ -94,8 +94,8 @@ class Repaired:
         corrected, spared, void: documents, summed over slices, as these told (`RepairStatus`).
     """
 
-    first: Outcome | None = None
-    last: Outcome | None = None
+    first: VerificationResult | None = None
+    last: VerificationResult | None = None
     planned: list[Planned] = field(default_factory=list)
     rounds: int = 0
     corrected: int = 0
@@ -117,7 +117,7 @@ class Repair:
         self,
         index: IndexRecord,
         name: str,
-        looks: Looks,
+        looks: IndexComparison,
         channel: Channel,
         settings: RepairSettings,
         tell: Callable[[str], None],
@@ -166,7 +166,7 @@ class Repair:
             self._tell("comparing the index with its source once more")
             found = done.last = self._looks.whole()
 
-    def _refuse_too_many(self, found: Outcome) -> None:
+    def _refuse_too_many(self, found: VerificationResult) -> None:
         index = found.indexes[self._index.id]
         if index.not_examined or index.unlisted or len(wanted(found.differences)) > self._settings.documents:
             raise NotRepairedError(
@@ -174,7 +174,7 @@ class Repair:
                 next_step="drop the index and build it anew; or raise repair.documents",
             )
 
-    def _dry(self, found: Outcome, ids: set[bytes]) -> list[Planned]:
+    def _dry(self, found: VerificationResult, ids: set[bytes]) -> list[Planned]:
         ends = Timestamp.of(self._looks.ends())
         return self._look_again(ends, ids, found.pin.incarnation, time_at=self._now())[1]
 

@@ -36,7 +36,7 @@ from streaming.core import micro_batches as core
 from streaming.drivers import failures
 from streaming.drivers.process import run_driver
 from streaming.drivers.progress import StoppedError
-from streaming.sample.sampling import ROW, Found, sample_blocks, sample_rows, spread
+from streaming.sample.sampling import ROW, SampleResult, sample_blocks, sample_rows, spread
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import OffsetsLostError
@@ -96,7 +96,7 @@ class SampleDriver:
         found = [self._catalog.catalog.index(id_) for id_ in sorted(build.indexes)]
         indexes = [one for one in found if one is not None and one.definition.samples_splits]
         starts, ends = self._offsets(build)
-        sample = Found()
+        sample = SampleResult()
         if indexes and (build.origin is not None or starts != ends):
             self._with_spark(build, indexes, starts, ends, sample)
         splits: dict[str, list[bytes]] = {}
@@ -131,7 +131,7 @@ class SampleDriver:
         indexes: list[IndexRecord],
         starts: dict[int, int],
         ends: dict[int, int],
-        sample: Found,
+        sample: SampleResult,
     ) -> None:
         scratch = self._folder / "sample"
         shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
@@ -162,7 +162,7 @@ class SampleDriver:
         indexes: list[IndexRecord],
         starts: dict[int, int],
         ends: dict[int, int],
-        sample: Found,
+        sample: SampleResult,
     ) -> None:
         """Run the tasks, and take what they bring."""
         definitions = tuple((one.id, msgspec.json.encode(one.definition)) for one in indexes)
@@ -183,7 +183,7 @@ class SampleDriver:
             read: Any = functools.partial(sample_blocks, settings, build.keyspace, definitions, extents)
             self._take(_numbers(session, extents).mapInArrow(read, ROW), sample)
 
-    def _take(self, rows: DataFrame, sample: Found) -> None:
+    def _take(self, rows: DataFrame, sample: SampleResult) -> None:
         for row in rows.collect():
             sample.add(bytes(row["body"]))
         reach("sample-taken")

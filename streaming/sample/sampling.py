@@ -5,7 +5,8 @@ Theory of operation
 Of each source partition a task reads a few blocks of offsets, evenly spread over its length (`spread`), so
 that old and new documents count alike; a small source is read whole. It projects what it reads with the
 projector's core, and hands back, for every index, the partition keys of the entries, each with the document
-that it is of. Of a document that is in the sample several times the newest version counts (`Found.splits`).
+that it is of. Of a document that is in the sample several times the newest version counts
+(`SampleResult.splits`).
 
 Of an index on UNNEST a block may bring many more entries than documents: then every k-th is kept, and counts
 for k.
@@ -85,7 +86,7 @@ def spread(starts: Mapping[int, int], ends: Mapping[int, int], documents: int) -
     return found
 
 
-class Found:
+class SampleResult:
     """What a sample found, while it is put together.
 
     Attributes:

@@ -53,7 +53,7 @@ _ARROW: Final = {"string": "text", "int64": "bigint", "double": "double", "bool"
 
 
 @dataclass(frozen=True)
-class Column:
+class IndexColumn:
     """A column of an index.
 
     Attributes:
@@ -68,7 +68,7 @@ class Column:
     part: int | None = None
 
 
-def columns_of(schema: pa.Schema) -> list[Column]:
+def columns_of(schema: pa.Schema) -> list[IndexColumn]:
     """The columns of a stream."""
     found = []
     for field in schema:
@@ -76,22 +76,22 @@ def columns_of(schema: pa.Schema) -> list[Column]:
         kind = "json" if told.get(b"keytide.type") == b"json" else _ARROW[str(field.type)]
         part = told.get(b"keytide.part")
         group = told[b"keytide.column"].decode()
-        found.append(Column(field.name, kind, group, None if part is None else int(part)))
+        found.append(IndexColumn(field.name, kind, group, None if part is None else int(part)))
     return found
 
 
-def key_names(columns: Sequence[Column]) -> list[str]:
+def key_names(columns: Sequence[IndexColumn]) -> list[str]:
     """Names of the key parts, in order."""
     parts = {column.part: column.name for column in columns if column.part is not None}
     return [parts[part] for part in sorted(parts)]
 
 
-def struct_of(columns: Sequence[Column]) -> StructType:
+def struct_of(columns: Sequence[IndexColumn]) -> StructType:
     """The columns as a DataFrame's, all of them nullable but the id."""
     return StructType([StructField(c.name, _SPARK[c.kind](), c.group != "id") for c in columns])
 
 
-def chosen(columns: Sequence[Column], schema: StructType) -> list[Column]:
+def chosen(columns: Sequence[IndexColumn], schema: StructType) -> list[IndexColumn]:
     """The columns of a DataFrame's schema, with the types to ask for them.
 
     Raises:
@@ -103,11 +103,11 @@ def chosen(columns: Sequence[Column], schema: StructType) -> list[Column]:
         column = by_name.get(field.name)
         if column is None:
             raise OptionError(f"the index has no column {field.name}; it has {', '.join(by_name)}")
-        found.append(Column(column.name, _kind(column, field.dataType), column.group, column.part))
+        found.append(IndexColumn(column.name, _kind(column, field.dataType), column.group, column.part))
     return found
 
 
-def groups_of(columns: Sequence[Column]) -> list[Group]:
+def groups_of(columns: Sequence[IndexColumn]) -> list[Group]:
     """The least that a scan must give for some columns, as its member `columns`."""
     groups: list[Group] = [group for group in GROUPS if any(c.group == group for c in columns)]
     return groups or ["id"]
@@ -133,12 +133,12 @@ def arranged(batch: pa.RecordBatch, schema: StructType) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=schema.fieldNames())
 
 
-def types_of(columns: Sequence[Column]) -> dict[str, Any]:
+def types_of(columns: Sequence[IndexColumn]) -> dict[str, Any]:
     """The types of columns as a scan's member `types`."""
     return {column.name: column.kind for column in columns if column.group != "id"}
 
 
-def _kind(column: Column, wanted: DataType) -> str:
+def _kind(column: IndexColumn, wanted: DataType) -> str:
     if isinstance(wanted, StringType):
         return "text" if column.kind == "text" else "json"
     kind = _ASKED.get(type(wanted))

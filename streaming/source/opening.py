@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from keytide.client import Client
 from keytide.errors import CallerError, InvariantViolationError, KeytideError, RetryableError
-from streaming.source.columns import Column, columns_of, groups_of, key_names, types_of
+from streaming.source.columns import IndexColumn, columns_of, groups_of, key_names, types_of
 from streaming.source.options import Options
 from streaming.source.where import spans_of
 
@@ -48,7 +48,7 @@ class Opened:
 
     at: str = field(repr=False)
     slices: tuple[int, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[IndexColumn, ...]
     selection: Mapping[str, Any] | None
 
 
@@ -85,7 +85,7 @@ def open_index(options: Options) -> Opened:
 
 
 def read_slice(
-    options: Options, opened: Opened, slice_number: int, columns: tuple[Column, ...]
+    options: Options, opened: Opened, slice_number: int, columns: tuple[IndexColumn, ...]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one slice, with these columns and perhaps more of their group.
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from keytide.errors import KeytideError
 from keytide.model.timestamp import Timestamp
-from streaming.core.sizing import Piece
+from streaming.core.sizing import SizedBatch
 
 VERSION = "v1"
 
@@ -133,14 +133,14 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder} does not say what micro-batch {batch} covers")
         return Range(start, end)
 
-    def newest(self) -> Piece | None:
+    def newest(self) -> SizedBatch | None:
         """The newest planned micro-batch; None when none is. Drivers of releases that did not cut what Spark
         planned may have sent its ends."""
         number = self.planned()
         if number < 0:
             return None
         start, end = self.range(number)
-        return Piece(number, start.offsets(), end.offsets(), done=self.committed() >= number)
+        return SizedBatch(number, start.offsets(), end.offsets(), done=self.committed() >= number)
 
     def _newest(self, log: str) -> int:
         try:

@@ -34,8 +34,8 @@ from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
 from streaming.core.micro_batches import ForeignSummary, ShareSummary, SlotSummary, Summary
 from streaming.core.runs import (
-    Block,
     Merge,
+    RunBlock,
     blocks,
     cuts,
     decode_block,
@@ -43,12 +43,12 @@ from streaming.core.runs import (
     put_chunk,
     without_versions,
 )
-from streaming.core.share import Portion, Share, heard_pieces
+from streaming.core.share import Portion, ShareProjection, heard_pieces
 from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
-from streaming.drivers.rate_gate import Meter
+from streaming.drivers.rate_gate import TaskRate
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
-from streaming.stages.work import Sender, Work, plan_of, slots_by_index
+from streaming.stages.work import ChunkSender, Work, plan_of, slots_by_index
 
 SUMMARY = 0
 """A row whose body is an encoded summary."""
@@ -85,7 +85,7 @@ _decode_summary: msgspec.msgpack.Decoder[Summary] = msgspec.msgpack.Decoder(Summ
 
 def read_and_project(
     work: Work,
-    meter: Meter | None,
+    meter: TaskRate | None,
     topic: str,
     extents: Sequence[Extent],
     rows: Iterable[pa.RecordBatch],
@@ -102,14 +102,14 @@ def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def project_share(
-    work: Work, meter: Meter | None, records: Iterable[SourceBatch]
+    work: Work, meter: TaskRate | None, records: Iterable[SourceBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
 
     Args:
         meter: is told what is read, and has the task wait while the build may read no more.
     """
-    share = Share(
+    share = ShareProjection(
         plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes, work.splits
     )
     stage = _FirstStage(work)
@@ -136,7 +136,7 @@ class _FirstStage:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._sender = Sender(work)
+        self._sender = ChunkSender(work)
         self._chunks: dict[int, int] = {}
         self._entries: dict[int, int] = {}
 
@@ -178,7 +178,7 @@ class _FirstStage:
         )
         self._sender.send(slot, message)
 
-    def finish(self, share: Share) -> Iterator[pa.RecordBatch]:
+    def finish(self, share: ShareProjection) -> Iterator[pa.RecordBatch]:
         """Wait for the acknowledgements, then say what was done."""
         self._sender.finish()
         routes = self._work.routes
@@ -209,7 +209,7 @@ def deliver_slots(work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             elif kind == RETRACTION:
                 stage.retract(slot, np.frombuffer(body.to_pybytes(), np.int64))
             else:
-                stage.block(slot, Block(firsts[position].as_py(), decode_block(body)))
+                stage.block(slot, RunBlock(firsts[position].as_py(), decode_block(body)))
     for summary in stage.finish():
         yield _row(0, -1, SUMMARY, b"", _encode_summary(summary))
 
@@ -220,7 +220,7 @@ class _SecondStage:
     def __init__(self, work: Work) -> None:
         self.hashes: list[Hashes] = []
         self._work = work
-        self._sender = Sender(work)
+        self._sender = ChunkSender(work)
         self._slot = -1
         self._done: list[SlotSummary] = []
         self._begin_slot(-1)
@@ -241,12 +241,12 @@ class _SecondStage:
         known = self._retracted.get(partition)
         self._retracted[partition] = np.sort(offsets if known is None else np.concatenate([known, offsets]))
 
-    def block(self, slot: int, block: Block) -> None:
+    def block(self, slot: int, block: RunBlock) -> None:
         self._begin_slot(slot)
         if self._retracted:
             kept = without_versions(block.entries, self._retracted)
             self._dropped += block.entries.num_rows - kept.num_rows
-            block = Block(block.first, kept)
+            block = RunBlock(block.first, kept)
         for entries in self._merge.add(block):
             self._send(entries)
 

@@ -27,7 +27,7 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import Message, encode, split
 from projector.core.projection import KeyspacePlan
 from streaming.core.micro_batches import Slot, slot_numbers
-from streaming.core.runs import Place
+from streaming.core.runs import ChunkHeader
 from streaming.core.share import PORTION_BYTES
 from streaming.core.versions import Offsets
 
@@ -69,12 +69,12 @@ class Work:
     def route(self, slot: int) -> int:
         return self.routes[slot % len(self.routes)]
 
-    def place(self, slot: int, attempt: str) -> Place:
+    def place(self, slot: int, attempt: str) -> ChunkHeader:
         index, number = self.slots[slot]
-        return Place(self.build, index, number, self.run, self.batch, attempt)
+        return ChunkHeader(self.build, index, number, self.run, self.batch, attempt)
 
 
-class Sender:
+class ChunkSender:
     """Sends the messages of one task attempt to the backfill queues."""
 
     def __init__(self, work: Work) -> None:

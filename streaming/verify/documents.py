@@ -21,21 +21,21 @@ from keytide.catalog.catalog import IndexRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
-from keytide.wire.digests import Duplicate
+from keytide.wire.digests import DuplicateKey
 from streaming.verify.core.comparing import (
     CHANGES_TOO_FAST,
     NOTHING,
     Evidence,
-    Truth,
+    SourceDocument,
     holdings_of,
     is_proven,
     judge,
     truths_of,
 )
-from streaming.verify.core.difference import NOT_EXAMINED, Difference, Holding, Kind
+from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, Holding
 from streaming.verify.core.newest import decode, joined, reduced
 from streaming.verify.slices import Pin, Slices
-from streaming.verify.source import Reading, SourceReader
+from streaming.verify.source import SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 
 GROUP_DOCUMENTS: Final = 50_000
@@ -46,7 +46,7 @@ ROUNDS: Final = 4
 """Newer snapshots at which what could not be decided is judged again."""
 
 
-class SourceFacts(Protocol):
+class SourceQuestions(Protocol):
     """What is asked of the source topic."""
 
     def earliest(self) -> dict[int, int]:
@@ -93,7 +93,7 @@ class IndexOutcome(msgspec.Struct):
 
 
 @dataclass
-class Outcome:
+class VerificationResult:
     """What a verification found.
 
     Attributes:
@@ -135,7 +135,7 @@ class Scene:
     keyspace: str
     indexes: tuple[IndexRecord, ...]
     slices: Slices
-    facts: SourceFacts
+    facts: SourceQuestions
     limit: int
     tell: Callable[[str, float], None] = lambda _, __: None
     stopped: Callable[[], bool] = lambda: False
@@ -151,7 +151,7 @@ class Scene:
         }
 
 
-class Judging:
+class DocumentComparison:
     """Looks at documents one by one.
 
     Args:
@@ -162,7 +162,7 @@ class Judging:
     """
 
     def __init__(
-        self, scene: Scene, reader: SourceReader, work: VerifyWork, outcome: Outcome, began: float
+        self, scene: Scene, reader: SourceReader, work: VerifyWork, outcome: VerificationResult, began: float
     ) -> None:
         self._scene = scene
         self._reader = reader
@@ -201,7 +201,7 @@ class Judging:
         for index, mine in found.items():
             self._outcome.indexes[index].not_examined = len(set(left) & mine.keys())
 
-    def shared(self, duplicates: Sequence[tuple[str, Duplicate]]) -> None:
+    def shared(self, duplicates: Sequence[tuple[str, DuplicateKey]]) -> None:
         """Judge documents that share a key: it counts when their newest versions do, and nothing came
         later."""
         for index, one in duplicates[: self._scene.limit]:
@@ -229,12 +229,14 @@ class Judging:
         for index, ids in sorted(undecided.items()):
             for docid in sorted(ids):
                 self._suspects.pop((index, docid), None)
-                self._add(Difference(Kind.UNPROVABLE, index, docid, reason=CHANGES_TOO_FAST))
+                self._add(Difference(DifferenceClass.UNPROVABLE, index, docid, reason=CHANGES_TOO_FAST))
         shared, self._shared = self._shared, {}
         for (index, _), some in sorted(shared.items()):
             first, *others = sorted(some)
             reason = f"{len(some)} documents may have one key: {CHANGES_TOO_FAST}"
-            self._add(Difference(Kind.UNPROVABLE, index, first, others=tuple(others), reason=reason))
+            self._add(
+                Difference(DifferenceClass.UNPROVABLE, index, first, others=tuple(others), reason=reason)
+            )
 
     def _add(self, difference: Difference) -> None:
         index = self._outcome.indexes[difference.index]
@@ -266,7 +268,7 @@ class Judging:
                 suspect = self._suspects.pop((index.id, docid), None)
                 if isinstance(verdict, Difference):
                     seen = (holdings, truth.version)
-                    harmless = verdict.kind is Kind.UNPROVABLE
+                    harmless = verdict.kind is DifferenceClass.UNPROVABLE
                     if harmless or suspect == seen or is_proven(holdings, truth, evidence):
                         self._add(verdict)
                         continue
@@ -303,7 +305,7 @@ class Judging:
             reason = f"{len(settled)} documents have this key"
             self._add(
                 Difference(
-                    *(Kind.DUPLICATE_UNIQUE, index, settled[0], (), entries, truth.version),
+                    *(DifferenceClass.DUPLICATE_UNIQUE, index, settled[0], (), entries, truth.version),
                     others=tuple(settled[1:]),
                     reason=reason,
                 )
@@ -312,7 +314,7 @@ class Judging:
 
     def truths(
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
-    ) -> dict[bytes, Truth]:
+    ) -> dict[bytes, SourceDocument]:
         """What the source has, up to its end now, of documents of buckets and ids."""
         work = VerifyWork(
             **{
@@ -323,7 +325,7 @@ class Judging:
             }
         )
         ends = self._scene.facts.ends()
-        reading = Reading.of(self._scene.keyspace, self._scene.starts(), ends)
+        reading = SourceRanges.of(self._scene.keyspace, self._scene.starts(), ends)
         found = self._reader.find(reading, work)
         before = reduced(joined([decode(one.before) for one in found]))
         later = joined([decode(one.later) for one in found])
@@ -353,5 +355,5 @@ class Judging:
         return Evidence(self._scene.starts(), kept is not None, kept is not None and took >= kept)
 
 
-def _has_key(truth: Truth | None, index: str, key: bytes) -> bool:
+def _has_key(truth: SourceDocument | None, index: str, key: bytes) -> bool:
     return truth is not None and any(entry.key == key for entry in truth.entries.get(index, ()))

@@ -34,11 +34,11 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import JobProgress
 from streaming.core import micro_batches as core
 from streaming.drivers import failures
-from streaming.drivers.progress import Reporter, StoppedError
+from streaming.drivers.progress import DriverReporter, StoppedError
 from streaming.verify import report
-from streaming.verify.documents import Outcome, Scene
+from streaming.verify.documents import Scene, VerificationResult
 from streaming.verify.slices import Pin, Slices
-from streaming.verify.source import Engine, LocalReader, SourceReader, SparkReader
+from streaming.verify.source import DriverReader, Engine, SourceReader, SparkReader
 from streaming.verify.verification import Verification
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ END_S: Final = 60.0
 """For so long the end of Spark, which takes some seconds, is waited for."""
 
 
-class Following:
+class MetadataFollower:
     """The metadata as it is now, read in a thread of its own.
 
     Args:
@@ -110,10 +110,10 @@ class Following:
         self._reader.close()
 
 
-class Source:
-    """What Kafka says of a keyspace (`streaming.verify.documents.SourceFacts`)."""
+class KafkaSource:
+    """What Kafka says of a keyspace (`streaming.verify.documents.SourceQuestions`)."""
 
-    def __init__(self, client: AdminClient, following: Following, keyspace: str) -> None:
+    def __init__(self, client: AdminClient, following: MetadataFollower, keyspace: str) -> None:
         self._admin = client
         self._following = following
         self._keyspace = keyspace
@@ -174,7 +174,7 @@ class VerifyDriver:
 
     def run(self) -> int:
         """Run to the end; returns the exit status (`streaming.core.micro_batches`)."""
-        reporter = Reporter(self._settings, self._report)
+        reporter = DriverReporter(self._settings, self._report)
         try:
             self._work()
             reach("verify-done")
@@ -230,7 +230,7 @@ class VerifyDriver:
 
     def _work(self) -> None:
         with ExitStack() as stack:
-            following = Following(self._settings, self._id, self._stop)
+            following = MetadataFollower(self._settings, self._id, self._stop)
             stack.callback(following.close)
             job = following.wanted()
             self._rate = following.rate_limit
@@ -242,7 +242,7 @@ class VerifyDriver:
                 keyspace=job.keyspace,
                 indexes=indexes,
                 slices=slices,
-                facts=Source(stack.enter_context(admin(self._settings)), following, job.keyspace),
+                facts=KafkaSource(stack.enter_context(admin(self._settings)), following, job.keyspace),
                 limit=self._settings.verify.max_differences,
                 tell=self._tell,
                 stopped=self._stop.is_set,
@@ -281,12 +281,14 @@ class VerifyDriver:
     def _reader(self, documents: int) -> SourceReader:
         self._total = documents
         if documents <= self._settings.verify.local_documents:
-            return LocalReader(self._settings, self._stop, self._rate)
+            return DriverReader(self._settings, self._stop, self._rate)
         if self._engine is None:
             self._engine = Engine(self._settings, self.folder / "scratch", self._stop, self._rate)
         return SparkReader(self._engine)
 
-    def _write(self, job: JobRecord, indexes: Sequence[IndexRecord], outcome: Outcome, began: int) -> None:
+    def _write(
+        self, job: JobRecord, indexes: Sequence[IndexRecord], outcome: VerificationResult, began: int
+    ) -> None:
         found = report.summary(job, indexes, outcome, began, now_ms())
         report.write(self.folder, found, outcome.differences, indexes)
         self._counts = outcome.counts

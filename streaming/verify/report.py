@@ -17,8 +17,8 @@ from keytide.collation import decode_key, to_json_value
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import unpack_value
 from keytide.model.timestamp import Timestamp
-from streaming.verify.core.difference import Difference, Entry, Version, is_clean
-from streaming.verify.documents import Outcome
+from streaming.verify.core.difference import Difference, Entry, VersionPlace, is_clean
+from streaming.verify.documents import VerificationResult
 
 REPORT_NAME: Final = "report.json"
 DIFFERENCES_NAME: Final = "differences.ndjson"
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def summary(
-    job: JobRecord, indexes: Sequence[IndexRecord], outcome: Outcome, began: int, ended: int
+    job: JobRecord, indexes: Sequence[IndexRecord], outcome: VerificationResult, began: int, ended: int
 ) -> Document:
     """What was found, counted. Times are milliseconds since the epoch."""
     counts = outcome.counts
@@ -115,7 +115,7 @@ def _timestamp(timestamp: Timestamp) -> Document:
     }
 
 
-def _version(version: Version | None) -> Document | None:
+def _version(version: VersionPlace | None) -> Document | None:
     if version is None:
         return None
     return {"partition": version.partition, "offset": version.offset, "time": version.time}

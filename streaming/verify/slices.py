@@ -39,7 +39,7 @@ from keytide.wire.digests import (
     BackRow,
     DigestAnswer,
     DigestAsk,
-    Duplicate,
+    DuplicateKey,
     PinAnswer,
     PinAsk,
     RowsAnswer,
@@ -261,7 +261,7 @@ class Slices:
 
     def digests(
         self, pin: Pin, bits: int, floors: dict[int, int]
-    ) -> Iterator[tuple[Place, Sums, int, list[Duplicate]]]:
+    ) -> Iterator[tuple[Place, Sums, int, list[DuplicateKey]]]:
         """Digests of every slice as they are done: the sums, documents and entries left out, duplicates.
 
         Raises:
@@ -271,10 +271,10 @@ class Slices:
 
     def _digest(
         self, pin: Pin, place: Place, bits: int, floors: dict[int, int]
-    ) -> tuple[Place, Sums, int, list[Duplicate]]:
+    ) -> tuple[Place, Sums, int, list[DuplicateKey]]:
         total = digests.no_sums(bits)
         left_out = 0
-        duplicates: list[Duplicate] = []
+        duplicates: list[DuplicateKey] = []
         where = (*place, pin.number, pin.incarnation)
 
         def ask(stage: Stage, after: bytes) -> DigestAsk:

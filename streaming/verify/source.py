@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from keytide.settings.settings import SecuritySettings, Settings
 from projector.core.projection import SourceBatch
-from streaming.core.rate import Bucket
+from streaming.core.rate import TokenBucket
 from streaming.drivers.progress import StoppedError
 from streaming.drivers.rate_gate import gate_of
 from streaming.spark import session as spark
@@ -42,7 +42,7 @@ from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.verify.tasks import (
     ROW,
-    Found,
+    DocumentVersions,
     Shares,
     VerifyWork,
     decode_counted,
@@ -71,14 +71,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceRanges:
     """What is read: source partition -> [start, end). Partitions with nothing to read are left out."""
 
     topic: str
     ranges: Mapping[int, tuple[int, int]]
 
     @classmethod
-    def of(cls, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Reading:
+    def of(cls, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> SourceRanges:
         """From the first offsets to the given ends."""
         ranges = {
             partition: (starts.get(partition, 0), end)
@@ -110,11 +110,11 @@ class SourceReader(Protocol):
     partitions: int
     """Of the shuffle."""
 
-    def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         """The digests of each range of documents that has any."""
         ...
 
-    def find(self, reading: Reading, work: VerifyWork) -> list[Found]:
+    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
         """The versions of chosen documents."""
         ...
 
@@ -205,7 +205,7 @@ class SparkReader:
     def close(self) -> None:
         """Spark stays, for other readings of the job."""
 
-    def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         if not reading.ranges:
             return
         shares = self._begin(reading)
@@ -223,7 +223,7 @@ class SparkReader:
         for row in rows:
             yield row["place"], decode_counted(bytes(row["body"]))
 
-    def find(self, reading: Reading, work: VerifyWork) -> list[Found]:
+    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
         if not reading.ranges:
             return []
         shares = self._begin(reading)
@@ -231,7 +231,7 @@ class SparkReader:
         rows = self._engine.collect(lambda: self._numbers(shares).mapInArrow(found, ROW))
         return [decode_found(bytes(row["body"])) for row in rows]
 
-    def _begin(self, reading: Reading) -> Shares:
+    def _begin(self, reading: SourceRanges) -> Shares:
         """Count a reading from now on; what its tasks read."""
         gate = self._engine.gate
         self._before += gate.documents
@@ -245,7 +245,7 @@ class SparkReader:
         return self._engine.session.range(0, tasks, 1, tasks)
 
 
-class LocalReader:
+class DriverReader:
     """By the driver itself, one partition after the other.
 
     Args:
@@ -257,7 +257,7 @@ class LocalReader:
         self._settings = settings
         self._stop = stop
         self._rate = rate
-        self._bucket = Bucket(time.monotonic())
+        self._bucket = TokenBucket(time.monotonic())
         self._read = 0
         self.partitions = 1
 
@@ -267,7 +267,7 @@ class LocalReader:
     def close(self) -> None:
         """Nothing stays open between readings."""
 
-    def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
             for row in gather(work, self._records(reading, partition)):
@@ -276,14 +276,14 @@ class LocalReader:
             for row in sum_up(work, shuffled.pop(place)):
                 yield place, decode_counted(row.column("body")[0].as_py())
 
-    def find(self, reading: Reading, work: VerifyWork) -> list[Found]:
+    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
         return [
             decode_found(row.column("body")[0].as_py())
             for partition in reading.ranges
             for row in find(work, self._records(reading, partition))
         ]
 
-    def _records(self, reading: Reading, partition: int) -> Iterator[SourceBatch]:
+    def _records(self, reading: SourceRanges, partition: int) -> Iterator[SourceBatch]:
         """The records of one partition, as fast as they may be read.
 
         Raises:

@@ -30,7 +30,7 @@ from keytide.settings.settings import Settings
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from projector.core.projection import SourceBatch
-from streaming.drivers.rate_gate import Meter
+from streaming.drivers.rate_gate import TaskRate
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.tasks import amount, chosen
@@ -95,7 +95,7 @@ class Shares:
     settings: Settings = field(repr=False)
     topic: str
     extents: Sequence[Extent]
-    meter: Meter
+    meter: TaskRate
 
     def read(self, rows: Iterable[pa.RecordBatch]) -> Iterator[SourceBatch]:
         """What is left of the extents whose numbers are in the first column of `rows`."""
@@ -115,7 +115,7 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
     sums: list[bytes]
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True):
+class DocumentVersions(msgspec.Struct, frozen=True, array_like=True):
     """Chosen documents of one task: versions below the snapshot, and those that came later."""
 
     before: bytes
@@ -124,7 +124,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_counted = msgspec.msgpack.Decoder(Counted).decode
-decode_found = msgspec.msgpack.Decoder(Found).decode
+decode_found = msgspec.msgpack.Decoder(DocumentVersions).decode
 
 
 def read_and_gather(
@@ -208,7 +208,7 @@ def find(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.Record
         before = reduced(joined([before, versions.take(np.flatnonzero(below))]))
         later = reduced(joined([later, versions.take(np.flatnonzero(~below))]))
     if len(before) or len(later):
-        yield _row(0, 0, _encode(Found(encode(before), encode(later))))
+        yield _row(0, 0, _encode(DocumentVersions(encode(before), encode(later))))
 
 
 def _looked_for(batch: SourceBatch, wanted: Any, work: VerifyWork) -> SourceBatch:

@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire import digests
-from keytide.wire.digests import Duplicate, Sums
+from keytide.wire.digests import DuplicateKey, Sums
 from streaming.core import micro_batches as core
-from streaming.verify.core.difference import Kind
+from streaming.verify.core.difference import DifferenceClass
 from streaming.verify.core.newest import IndexPlan
-from streaming.verify.documents import IndexOutcome, Judging, Outcome, Scene
+from streaming.verify.documents import DocumentComparison, IndexOutcome, Scene, VerificationResult
 from streaming.verify.slices import Pin, Place
-from streaming.verify.source import Reading, SourceReader
+from streaming.verify.source import SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 
 RANGE_DOCUMENTS: Final = 50_000
@@ -63,7 +63,7 @@ class Verification:
         """Records read so far."""
         return self._reader.documents() if self._reader is not None else 0
 
-    def run(self, pin: Pin | None = None) -> Outcome:
+    def run(self, pin: Pin | None = None) -> VerificationResult:
         """Verify.
 
         Args:
@@ -82,11 +82,11 @@ class Verification:
             if self._reader is not None:
                 self._reader.close()
 
-    def _verify(self, pin: Pin) -> Outcome:
+    def _verify(self, pin: Pin) -> VerificationResult:
         self._scene.facts.check(pin.timestamp, pin.incarnation)
         began = time.monotonic()
         starts = self._scene.starts()
-        reading = Reading.of(self._scene.keyspace, starts, pin.timestamp.offsets())
+        reading = SourceRanges.of(self._scene.keyspace, starts, pin.timestamp.offsets())
         entries = sum(pin.entries.values())
         documents = min(reading.documents, 4 * entries + reading.documents // 16)
         bits = digests.bits_for(max(documents, entries))
@@ -100,11 +100,11 @@ class Verification:
             work = self._work(reader, bits, documents, pin)
             expected, distinct = self._expected(reader, reading, work)
             self._scene.tell("waiting for the sums of slices", 0.9)
-            outcome = Outcome(
+            outcome = VerificationResult(
                 pin, {i.id: IndexOutcome(i.id, pin.entries.get(i.id, 0)) for i in self._scene.indexes}
             )
             found, shared = self._differing(summed.result(), expected, outcome)
-        judging = Judging(self._scene, reader, work, outcome, began)
+        judging = DocumentComparison(self._scene, reader, work, outcome, began)
         judging.buckets(found, distinct >> bits)
         judging.shared(shared)
         judging.again()
@@ -112,7 +112,7 @@ class Verification:
         self._scene.facts.check(pin.timestamp, pin.incarnation)
         for index in outcome.indexes.values():
             if index.unproven:
-                kind = Kind.UNPROVABLE.value
+                kind = DifferenceClass.UNPROVABLE.value
                 index.counts[kind] = index.counts.get(kind, 0) + index.unproven
         return outcome
 
@@ -128,7 +128,7 @@ class Verification:
         )
 
     def _expected(
-        self, reader: SourceReader, reading: Reading, work: VerifyWork
+        self, reader: SourceReader, reading: SourceRanges, work: VerifyWork
     ) -> tuple[dict[str, npt.NDArray[np.uint64]], int]:
         """The sums of the source: index id -> u64[slices, FIELDS, buckets]; and how many documents it has."""
         distinct = 0
@@ -146,13 +146,13 @@ class Verification:
 
     def _differing(
         self,
-        summed: Iterable[tuple[Place, Sums, int, list[Duplicate]]],
+        summed: Iterable[tuple[Place, Sums, int, list[DuplicateKey]]],
         expected: Mapping[str, npt.NDArray[np.uint64]],
-        outcome: Outcome,
-    ) -> tuple[dict[str, dict[int, int]], list[tuple[str, Duplicate]]]:
+        outcome: VerificationResult,
+    ) -> tuple[dict[str, dict[int, int]], list[tuple[str, DuplicateKey]]]:
         """Index id -> bucket that differs -> about how many entries it has; and keys that are shared."""
         found: dict[str, dict[int, int]] = {}
-        shared: list[tuple[str, Duplicate]] = []
+        shared: list[tuple[str, DuplicateKey]] = []
         for (index, number), sums, unproven, duplicates in summed:
             source = expected[index][number]
             outcome.indexes[index].unproven += unproven

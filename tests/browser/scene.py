@@ -31,11 +31,11 @@ from coordinator.core.events import (
     TopicSeen,
 )
 from coordinator.http.api import create_app
-from coordinator.leader import Answer, Leader
+from coordinator.leader import CommandResult, Leader
 from coordinator.process.event_log import EventRing
-from coordinator.process.service import Service
-from coordinator.stability.stream import Limits
-from coordinator.statements.ddl import Outcome
+from coordinator.process.service import CoordinatorService
+from coordinator.stability.stream import StabilityLimits
+from coordinator.statements.ddl import StatementResult
 from keytide.catalog.catalog import Catalog, TermRecord
 from keytide.definition import parse_statement
 from keytide.model.timestamp import Timestamp
@@ -86,7 +86,7 @@ class Scene:
         catalog = Catalog()
         catalog.put("term", TermRecord(self.term, "scene", self.started_at))
         limits = BuildLimits(concurrent=9, concurrent_per_node=1)
-        self.leader = Leader(catalog, "keytide", self.term, Limits(), limits)
+        self.leader = Leader(catalog, "keytide", self.term, StabilityLimits(), limits)
 
     def ask(self, look: Callable[[Leader, int], _T]) -> Future[_T]:
         future: Future[_T] = Future()
@@ -97,9 +97,9 @@ class Scene:
             future.set_exception(error)
         return future
 
-    def change(self, command: Callable[[Leader, int], Answer]) -> Future[Outcome]:
+    def change(self, command: Callable[[Leader, int], CommandResult]) -> Future[StatementResult]:
         """What is written is committed at once."""
-        future: Future[Outcome] = Future()
+        future: Future[StatementResult] = Future()
         try:
             answer = command(self.leader, now_ms())
             self.take(answer.instructions)
@@ -248,7 +248,7 @@ def served(scene: Scene) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     begun = threading.Event()
-    app = create_app(cast(Service, scene), url, begun.set)
+    app = create_app(cast(CoordinatorService, scene), url, begun.set)
 
     @app.get("/frame/{width}")
     async def frame(width: int) -> HTMLResponse:

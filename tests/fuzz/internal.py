@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from indexer.scan.aggregate import task as aggregate_task
-from indexer.scan.aggregate.request import Function, Plan
+from indexer.scan.aggregate.request import AggregationPlan, Function
 from indexer.scan.aggregate.task import Arguments, encode_plan
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.scan.stream import block as streaming_block
@@ -221,7 +221,7 @@ class InternalFuzz:
         draw = self._random
         plan = draw.choice(
             (
-                encode_plan(Plan((), (), (Function("count", -1, False, "count"),))),
+                encode_plan(AggregationPlan((), (), (Function("count", -1, False, "count"),))),
                 b'{"groups":[],"operands":[],"functions":[{"function":"sum","operand":9}]}',
                 b"{}",
                 _DEEP,

@@ -17,7 +17,7 @@ from indexer.store.fold.fold import COUNTS_KEY, OWNER_KEY, SEQUENCE_KEY, STATE_K
 from indexer.store.formats.checksums import write_checksums
 from indexer.store.formats.records import PUT, pack_record, unpack_record
 from indexer.store.formats.state_bytes import decode_applied, decode_counts, encode_state
-from indexer.store.interface import Counts, Held
+from indexer.store.interface import Counts, StoredDocument
 from keytide.model.timestamp import Timestamp
 
 
@@ -38,7 +38,7 @@ class Base:
     transaction: Any
     tables: Tables
 
-    def documents(self) -> list[tuple[bytes, Held]]:
+    def documents(self) -> list[tuple[bytes, StoredDocument]]:
         """What the back index has."""
         rows = self.transaction.cursor(self.tables.back)
         return [(bytes(docid), unpack_record(bytes(record))) for docid, record in rows]
@@ -54,7 +54,7 @@ class Base:
     def remove_entry(self, key: bytes, docid: bytes) -> None:
         assert self.transaction.delete(key + docid, db=self.tables.forward)
 
-    def put_record(self, docid: bytes, held: Held) -> None:
+    def put_record(self, docid: bytes, held: StoredDocument) -> None:
         self.transaction.put(docid, pack_record(held), db=self.tables.back)
 
     def remove_record(self, docid: bytes) -> None:

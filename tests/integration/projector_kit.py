@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from deploy.kafka import EmbeddedKafka
-from deploy.process import Child
+from deploy.process import ChildProcess
 from keytide.catalog.catalog import (
     BuildRecord,
     IndexRecord,
@@ -140,7 +140,7 @@ class Rig:
         self.topics = Topics(cluster)
         self.admin = admin(self.settings)
         self.logs = logs
-        self.children: list[Child] = []
+        self.children: list[ChildProcess] = []
         self.producer = Producer(
             {"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "linger.ms": 1}
         )
@@ -192,7 +192,7 @@ class Rig:
 
     # --- projectors
 
-    def start(self, **settings: str) -> Child:
+    def start(self, **settings: str) -> ChildProcess:
         """Start a projector process, and wait until it runs."""
         number = len(self.children)
         environment = dict(os.environ) | {
@@ -205,7 +205,9 @@ class Rig:
             **{f"KEYTIDE_PROJECTOR__{name.upper()}": value for name, value in settings.items()},
         }
         log = self.logs / f"projector-{number}.log"
-        child = Child(f"projector {number}", [sys.executable, "-m", "projector"], log=log, env=environment)
+        child = ChildProcess(
+            f"projector {number}", [sys.executable, "-m", "projector"], log=log, env=environment
+        )
         self.children.append(child.start())
         child.wait_until(lambda: "ready" in log.read_text(), LIMIT_S, "ready")
         return child
@@ -213,7 +215,7 @@ class Rig:
     def log(self, number: int = 0) -> str:
         return (self.logs / f"projector-{number}.log").read_text()
 
-    def kill(self, child: Child) -> None:
+    def kill(self, child: ChildProcess) -> None:
         os.kill(child.pid, signal.SIGKILL)
         child.wait(10)
 

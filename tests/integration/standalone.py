@@ -15,7 +15,7 @@ import psutil
 import pyspark
 
 from deploy.java import find_java
-from deploy.process import Child, free_ports
+from deploy.process import ChildProcess, free_ports
 
 _CLASS = "org.apache.spark.deploy.{name}.{title}"
 START_LIMIT_S = 60.0
@@ -57,9 +57,9 @@ class StandaloneCluster:
             for number, page in enumerate(pages[1:], 1)
         ]
 
-    def _child(self, name: str, arguments: list[str], kind: str = "master") -> Child:
+    def _child(self, name: str, arguments: list[str], kind: str = "master") -> ChildProcess:
         program = _CLASS.format(name=kind, title=kind.capitalize())
-        return Child(
+        return ChildProcess(
             name,
             [self._program, program, "--host", "127.0.0.1", *arguments],
             log=self._folder / f"{name}.log",
@@ -89,14 +89,14 @@ class StandaloneCluster:
                     _kill(process)
                 child.kill()
 
-    def executors(self, worker: Child) -> list[psutil.Process]:
+    def executors(self, worker: ChildProcess) -> list[psutil.Process]:
         """The executors of a worker (their Python workers are children of theirs)."""
         if not worker.running:
             return []
         below = psutil.Process(worker.pid).children(recursive=True)
         return [process for process in below if re.search("CoarseGrainedExecutorBackend", _line(process))]
 
-    def lose(self, worker: Child) -> None:
+    def lose(self, worker: ChildProcess) -> None:
         """The machine of a worker is gone: the worker, its executors and all that they started."""
         below = psutil.Process(worker.pid).children(recursive=True)
         os.kill(worker.pid, signal.SIGKILL)

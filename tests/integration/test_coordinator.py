@@ -22,7 +22,7 @@ from coordinator.core.events import ConfirmTopic, ExamineHistory, TopicSeen
 from coordinator.kafka.log_examination import examine
 from coordinator.kafka.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka
-from deploy.process import Child, free_ports, is_free
+from deploy.process import ChildProcess, free_ports, is_free
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.kafka.topics import CatalogReader, TopicReader, list_offsets
@@ -74,7 +74,7 @@ class Coordinator:
         self.child = self.make()
         self.fakes: list[FakeCluster] = []
 
-    def make(self, name: str = "coordinator", **extra: str) -> Child:
+    def make(self, name: str = "coordinator", **extra: str) -> ChildProcess:
         command = [sys.executable, str(self.folder / "driver.py"), str(self.drivers)]
         environment = {
             **os.environ,
@@ -85,7 +85,7 @@ class Coordinator:
             **extra,
         }
         log = self.folder / f"{name}.log"
-        return Child(name, [sys.executable, "-c", LAUNCH, *command], log=log, env=environment)
+        return ChildProcess(name, [sys.executable, "-c", LAUNCH, *command], log=log, env=environment)
 
     def start(self) -> None:
         self.child.start()
@@ -384,7 +384,7 @@ def produce(coordinator: Coordinator, partition: int, count: int) -> None:
     assert source.flush(30) == 0
 
 
-def without_kafka(folder: Path, **extra: str) -> Child:
+def without_kafka(folder: Path, **extra: str) -> ChildProcess:
     """A coordinator that was told of a Kafka where nobody listens; its admin API answers."""
     broker, port = free_ports(2)
     environment = {
@@ -395,7 +395,7 @@ def without_kafka(folder: Path, **extra: str) -> Child:
         **extra,
     }
     command = [sys.executable, "-m", "coordinator"]
-    child = Child("coordinator", command, log=folder / "coordinator.log", env=environment).start()
+    child = ChildProcess("coordinator", command, log=folder / "coordinator.log", env=environment).start()
 
     def answers() -> bool:
         return not is_free(port) and httpx.get(f"http://127.0.0.1:{port}/healthz").status_code > 0
@@ -618,21 +618,21 @@ def test_a_lost_slice_is_rebuilt_by_a_driver_of_its_own(coordinator: Coordinator
     assert coordinator.get("/v1/indexes/by_city")["lost"] == []
 
 
-def status_of(child: Child) -> tuple[int, int, str]:
+def status_of(child: ChildProcess) -> tuple[int, int, str]:
     """Status of /healthz and /readyz of a coordinator by its port, and what it says."""
     url = f"http://127.0.0.1:{child_port(child)}"
     ready = httpx.get(url + "/readyz", timeout=10)
     return httpx.get(url + "/healthz", timeout=10).status_code, ready.status_code, ready.text
 
 
-def child_port(child: Child) -> int:
+def child_port(child: ChildProcess) -> int:
     (port,) = {
         one.laddr.port for one in psutil.Process(child.pid).net_connections("tcp") if one.status == "LISTEN"
     }
     return int(port)
 
 
-def led(child: Child) -> int:
+def led(child: ChildProcess) -> int:
     """How often a coordinator has begun to lead."""
     return sum(line.startswith("ready http") for line in child.tail(2_000).splitlines())
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from deploy.cluster import LocalCluster
-from deploy.process import Child, free_ports
+from deploy.process import ChildProcess, free_ports
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
 from keytide.client import Client
@@ -60,7 +60,7 @@ def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld, Child]]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld, ChildProcess]]:
     folder = tmp_path_factory.mktemp("cluster")
     (port,) = free_ports(1)
     with (
@@ -76,7 +76,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld
         build = world.build("moves_city")
         command = [sys.executable, "-c", "from keytide.cli import app; app()", "gateway"]
         options = ["--port", str(port), "--kafka", cluster.bootstrap, "--cluster", "keytide"]
-        with Child(
+        with ChildProcess(
             "gateway", [*command, *options], log=folder / "gateway.log", env=dict(os.environ)
         ) as gateway:
             gateway.wait_until(lambda: gateway.said(f"ready {world.gateway}"), 60, "serves")
@@ -84,7 +84,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld
             yield world, gateway
 
 
-def test_it_answers_as_nodes_do_while_documents_move(world: tuple[GatedWorld, Child]) -> None:
+def test_it_answers_as_nodes_do_while_documents_move(world: tuple[GatedWorld, ChildProcess]) -> None:
     gated, _ = world
     direct = World(gated.cluster, gated.sources)
     with Writer(gated.bootstrap, "moves", 2, _move, per_second=500), gated.client() as mine:
@@ -105,7 +105,7 @@ def test_it_answers_as_nodes_do_while_documents_move(world: tuple[GatedWorld, Ch
     assert direct.check_at_end("moves_city", "moves", _by_city) == IDS
 
 
-def test_nobody_knows_of_it(world: tuple[GatedWorld, Child]) -> None:
+def test_nobody_knows_of_it(world: tuple[GatedWorld, ChildProcess]) -> None:
     gated, gateway = world
     nodes = {node["url"] for node in gated.admin.call("GET", "/v1/nodes")}
     assert nodes == set(gated.cluster.node_urls)
@@ -132,7 +132,7 @@ def _on(gated: GatedWorld) -> dict[str, list[str]]:
     return found
 
 
-def test_a_node_that_stands_still_costs_only_its_own_slices(world: tuple[GatedWorld, Child]) -> None:
+def test_a_node_that_stands_still_costs_only_its_own_slices(world: tuple[GatedWorld, ChildProcess]) -> None:
     gated, gateway = world
     here, there = (city for _, city in sorted(_on(gated).items()))
     still = next(node for node in gated.admin.call("GET", "/v1/nodes") if _holds(gated, node["id"], there))
@@ -187,7 +187,7 @@ def _answers(client: Client, city: list[str]) -> bool:
         return False
 
 
-def test_ctrl_c_ends_it_and_nothing_else(world: tuple[GatedWorld, Child]) -> None:
+def test_ctrl_c_ends_it_and_nothing_else(world: tuple[GatedWorld, ChildProcess]) -> None:
     """The last test here."""
     gated, gateway = world
     os.kill(gateway.pid, signal.SIGINT)

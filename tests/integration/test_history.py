@@ -18,7 +18,7 @@ from keytide.model.timestamp import Place
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import HistoryLost
 from projector.progress.events import Key
-from projector.service.source import Source
+from projector.service.source import GroupConsumer
 from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 
@@ -53,7 +53,7 @@ def fill(brokers: ThreeBrokers, topic: str, partition: int, count: int, word: st
 def epoch_below(settings: Settings, topic: str, start: int, end: int) -> int:
     """What a projector's consumer says of the leader epoch below `end`, having read from `start` to there."""
     key, given = Key(topic, 0), list[Key]()
-    source = Source(
+    source = GroupConsumer(
         settings,
         assigned=given.extend,
         revoked=lambda _: None,

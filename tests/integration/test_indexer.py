@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message, TopicPartition
 
 from deploy.kafka import EmbeddedKafka
-from deploy.process import Child
+from deploy.process import ChildProcess
 from indexer.scan.gather.peers import READ_PATH
 from indexer.scan.peer.messages import ReadReply, ReadRequest
 from keytide.catalog.catalog import (
@@ -125,7 +125,7 @@ class Bench:
         }
         self.environment = environment
         self.log = folder / "node.log"
-        self.node = Child("node", [sys.executable, "-m", "indexer"], log=self.log, env=environment)
+        self.node = ChildProcess("node", [sys.executable, "-m", "indexer"], log=self.log, env=environment)
 
     # --- the node -----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deploy.cluster import LocalCluster
-from indexer.store.interface import Held
+from indexer.store.interface import StoredDocument
 from keytide.collation import encode_key
 from keytide.model.entry import pack_value
 from tests.integration.planting import Base, durable_timestamp, planting
@@ -215,7 +215,7 @@ def _plant_slice(base: Base, number: int) -> set[str]:
     return planted
 
 
-def _spoil(base: Base, kind: str, docid: bytes, held: Held) -> None:
+def _spoil(base: Base, kind: str, docid: bytes, held: StoredDocument) -> None:
     (key,) = held.keys
     if kind == "missing":
         base.remove_entry(key, docid)

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from deploy.cluster import LocalCluster
-from deploy.process import Child, free_ports
+from deploy.process import ChildProcess, free_ports
 from keytide.cli.admin import Admin
 from keytide.errors import CallerError
 from tests.chaos.copies import copy_tails
@@ -124,7 +124,7 @@ def test_a_coordinator_that_was_replaced_while_it_stood_still(scene: Scene, clus
     }
     log = cluster.data_dir / "logs" / "coordinator-2.log"
     command = [sys.executable, "-m", "coordinator"]
-    with Child("coordinator-2", command, log=log, env=environment) as second:
+    with ChildProcess("coordinator-2", command, log=log, env=environment) as second:
         held = psutil.Process(child.pid)
         with stopped([held]):
             second.wait_until(lambda: second.said("ready http"), 60, "leads")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from deploy.cluster import LocalCluster
-from deploy.process import Child
+from deploy.process import ChildProcess
 from tests.integration.standalone import StandaloneCluster
 from tests.integration.world import World, Writer, wait_for
 
@@ -63,7 +63,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_its_tasks(world: World, spark
         wait_for(lambda: world.build_state(build)["batches"] > 0, "a micro-batch is done")
         first, second = spark.workers
 
-        def working(worker: Child) -> list[psutil.Process]:
+        def working(worker: ChildProcess) -> list[psutil.Process]:
             return [child for one in spark.executors(worker) for child in one.children(recursive=True)]
 
         wait_for(lambda: bool(working(first) and working(second)), "tasks run on both workers")

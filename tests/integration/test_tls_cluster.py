@@ -16,7 +16,7 @@ import pytest
 from kafka import KafkaProducer
 
 from deploy.cluster import LocalCluster
-from deploy.process import Child, free_ports
+from deploy.process import ChildProcess, free_ports
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
@@ -87,7 +87,7 @@ def test_every_part_asks_the_others_over_tls(world: World) -> None:
 def test_a_gateway_asks_nodes_over_tls(world: World, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     command = [sys.executable, "-c", "from keytide.cli import app; app()", "gateway", "--port", str(port)]
-    gateway = Child(
+    gateway = ChildProcess(
         "gateway", [*command, "--kafka", world.bootstrap], log=tmp_path / "gateway.log", env=dict(os.environ)
     )
     url = f"https://127.0.0.1:{port}"

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from deploy.cluster import LocalCluster
-from indexer.store.interface import Held
+from indexer.store.interface import StoredDocument
 from keytide.collation import encode_key
 from keytide.errors import KeytideError
 from keytide.model.entry import pack_value
@@ -248,7 +248,9 @@ def _plant_slice(base: Base, number: int, planted: dict[str, set[str]]) -> None:
                 docid = f"nobody{number}-{at}".encode()
                 base.put_entry(key, docid, pack_value(b"", b'{"name":"planted"}'))
                 if at % 2:  # the others are ghosts: the back index does not know them
-                    base.put_record(docid, Held(held.partition, held.offset, held.time, (key,), False))
+                    base.put_record(
+                        docid, StoredDocument(held.partition, held.offset, held.time, (key,), False)
+                    )
             elif kind == "MISSING":
                 base.remove_entry(key, docid)
                 if at % 2:

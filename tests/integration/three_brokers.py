@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from deploy.jars import broker_classpath
 from deploy.java import find_java
 from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, _new_cluster_id
-from deploy.process import Child, free_ports
+from deploy.process import ChildProcess, free_ports
 
 LIMIT_S = 180.0
 CONTROLLER = 100
@@ -52,7 +52,7 @@ class ThreeBrokers:
         self._cluster_id = _new_cluster_id()
         ports = free_ports(len(BROKERS) + 1)
         self.ports = dict(zip((CONTROLLER, *BROKERS), ports, strict=True))
-        self.nodes: dict[int, Child] = {}
+        self.nodes: dict[int, ChildProcess] = {}
         self._admin: AdminClient | None = None
 
     @property
@@ -103,13 +103,13 @@ class ThreeBrokers:
         java, classpath = find_java(), ":".join(map(str, broker_classpath()))
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         tool = [*command, "-Xmx128m", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
-        formatting = Child(
+        formatting = ChildProcess(
             f"format {node}",
             [*tool, "-t", self._cluster_id, "-c", str(config)],
             log=folder / "logs" / "format.out",
         ).start()
         assert formatting.wait(LIMIT_S) == 0, (folder / "logs" / "format.out").read_text()
-        self.nodes[node] = Child(
+        self.nodes[node] = ChildProcess(
             f"kafka {node}", [*command, *_JVM, "kafka.Kafka", str(config)], log=folder / "logs" / "kafka.out"
         )
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.scan.plan.leases import TAIL, LeaseBook, TooManyLeasesError
+from indexer.scan.plan.leases import TAIL, LeaseRegistry, TooManyLeasesError
 from keytide.process.clock import now_ms
 from tests.unit.scan_world import FakeSnapshot, FakeView, World
 
@@ -28,12 +28,12 @@ class Books:
     now: int = field(default_factory=lambda: now_ms() + 3_600_000)
     newest: int = 0
     view: FakeView = field(init=False)
-    book: LeaseBook = field(init=False)
+    book: LeaseRegistry = field(init=False)
 
     def __post_init__(self) -> None:
         world = World("CREATE INDEX i ON users (a) WITH (slices=1)", node_count=1)
         self.view = world.views["n0"]
-        self.book = LeaseBook(self.view, self.limit, per_client=self.per_client)
+        self.book = LeaseRegistry(self.view, self.limit, per_client=self.per_client)
 
     def snapshot(self) -> int:
         """The number of a new one."""

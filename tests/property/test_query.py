@@ -54,7 +54,7 @@ from keytide.definition.binding import Binding
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
-from keytide.query import Aggregate, Candidate, Plan, Select, parse_query, plan_on
+from keytide.query import AggregateCall, Candidate, Plan, Select, parse_query, plan_on
 from keytide.query.plan.suggest import suggest
 from tests.property import naive_projection as naive
 from tests.unit.scan_world import FakeSnapshot, World
@@ -476,7 +476,7 @@ def expected_rows(select: Select, held: dict[str, Document], statement: str) -> 
         found = naive_rows(select, held, outputs)
         return [one.row for one in found], found
     keys = list(select.group_by)
-    operands = [one.operand for one in outputs if isinstance(one, Aggregate) and one.operand is not None]
+    operands = [one.operand for one in outputs if isinstance(one, AggregateCall) and one.operand is not None]
     groups: dict[str, list[Row]] = {}
     for one in naive_rows(select, held, [*keys, *operands]):
         groups.setdefault(repr(collated(list(one.row[: len(keys)]))), []).append(one.row)
@@ -485,7 +485,7 @@ def expected_rows(select: Select, held: dict[str, Document], statement: str) -> 
         values: list[Any] = []
         column = len(keys)
         for output in outputs:
-            if not isinstance(output, Aggregate):
+            if not isinstance(output, AggregateCall):
                 values.append(
                     members[0][[render_expression(key) for key in keys].index(render_expression(output))]
                 )

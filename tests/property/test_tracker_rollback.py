@@ -47,6 +47,7 @@ from projector.progress.events import (
     Check,
     Commit,
     CommitDone,
+    CommitDue,
     CommitFailed,
     Delivered,
     Doubted,
@@ -54,14 +55,13 @@ from projector.progress.events import (
     Key,
     KeyspaceChanged,
     Locate,
-    Pause,
+    PausePartition,
     Polled,
     Reached,
     ReadFrom,
     Revoked,
     SendFailed,
     TakeOver,
-    Tick,
 )
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
@@ -182,7 +182,7 @@ class World:
         tracker = self.trackers[who]
         for instruction in instructions:
             match instruction:
-                case Pause(key):
+                case PausePartition(key):
                     self.reading[who].discard(key)
                 case ReadFrom(key, _):
                     self.reading[who].add(key)
@@ -404,7 +404,7 @@ class World:
         elif roll < 0.66:
             self.deliver(who)
         elif roll < 0.78:
-            self.run(who, self.trackers[who].handle(Tick()))
+            self.run(who, self.trackers[who].handle(CommitDue()))
         elif roll < 0.83:
             self.stamp()
         elif roll < 0.87:
@@ -431,7 +431,7 @@ class World:
             self.roll_back()
             self.learn(self.owner)
             self.poll(self.owner)
-            self.run(self.owner, self.trackers[self.owner].handle(Tick()))
+            self.run(self.owner, self.trackers[self.owner].handle(CommitDue()))
 
 
 @pytest.mark.parametrize("seed", range(80))

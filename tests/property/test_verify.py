@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from indexer.scan.local.pace import UNHURRIED
 from indexer.serve.digests import digest, rows
-from indexer.store.interface import Held
+from indexer.store.interface import StoredDocument
 from indexer.store.resolve.resolve import step
 from keytide.catalog.catalog import IndexRecord
 from keytide.collation import encode_key, encode_part
@@ -31,17 +31,25 @@ from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire import digests
-from keytide.wire.digests import BackRow, DigestAsk, Duplicate, RowsAsk, Sums
+from keytide.wire.digests import BackRow, DigestAsk, DuplicateKey, RowsAsk, Sums
 from projector.core.projection import SourceBatch
-from streaming.repair.comparison import LiveLooks
+from streaming.repair.comparison import LiveComparison
 from streaming.verify import documents as judging
 from streaming.verify.core.comparing import CHANGES_TOO_FAST, NOTHING, judge
-from streaming.verify.core.difference import Difference, Kind, is_clean
+from streaming.verify.core.difference import Difference, DifferenceClass, is_clean
 from streaming.verify.core.newest import decode
-from streaming.verify.documents import Outcome, Scene
+from streaming.verify.documents import Scene, VerificationResult
 from streaming.verify.slices import Pin, Place, Slices
-from streaming.verify.source import Counted, Reading
-from streaming.verify.tasks import Found, VerifyWork, decode_counted, decode_found, find, gather, sum_up
+from streaming.verify.source import Counted, SourceRanges
+from streaming.verify.tasks import (
+    DocumentVersions,
+    VerifyWork,
+    decode_counted,
+    decode_found,
+    find,
+    gather,
+    sum_up,
+)
 from streaming.verify.verification import Verification
 from tests.source_records import source_batch
 from tests.unit.test_verify_digests import Snapshot
@@ -141,7 +149,9 @@ def indexed(log: Log, until: dict[int, int]) -> Held_:
                 slice_ = held[index, number]
                 for key, value in entries.items():
                     slice_.entries[key + docid] = value
-                slice_.back[docid] = Held(record.partition, record.offset, 1, tuple(sorted(entries)), False)
+                slice_.back[docid] = StoredDocument(
+                    record.partition, record.offset, 1, tuple(sorted(entries)), False
+                )
     return held
 
 
@@ -185,7 +195,7 @@ class FakeSlices:
 
     def digests(
         self, pin: Pin, bits: int, floors: dict[int, int]
-    ) -> Iterator[tuple[Place, Sums, int, list[Duplicate]]]:
+    ) -> Iterator[tuple[Place, Sums, int, list[DuplicateKey]]]:
         for place, slice_ in self._states[pin.number][0].items():
             total, left_out = digests.no_sums(bits), 0
             for stage in ("forward", "back"):
@@ -253,7 +263,7 @@ class FakeReader:
     def close(self) -> None:
         pass
 
-    def _batches(self, reading: Reading, partition: int) -> Iterator[SourceBatch]:
+    def _batches(self, reading: SourceRanges, partition: int) -> Iterator[SourceBatch]:
         start, end = reading.ranges[partition]
         mine = [r for r in self._log.records if r.partition == partition and start <= r.offset < end]
         mine.sort(key=lambda record: record.offset)
@@ -262,7 +272,7 @@ class FakeReader:
             self._read += len(some)
             yield source_batch(partition, [(one.offset, one.time, one.id, one.value) for one in some])
 
-    def sums(self, reading: Reading, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         work = VerifyWork(**{**vars(work), "portion_bytes": self._portion})
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
@@ -273,7 +283,7 @@ class FakeReader:
             for row in sum_up(work, some):
                 yield row.column("place")[0].as_py(), decode_counted(row.column("body")[0].as_py())
 
-    def find(self, reading: Reading, work: VerifyWork) -> list[Found]:
+    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
         return [
             decode_found(row.column("body")[0].as_py())
             for partition in reading.ranges
@@ -292,7 +302,7 @@ def scene_of(log: Log, slices: FakeSlices, indexes: Iterable[str], limit: int = 
     )
 
 
-def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> Outcome:
+def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> VerificationResult:
     scene = scene_of(log, slices, STATEMENTS, limit)
     outcome = Verification(scene, lambda _: reader, origins=bool(slices.taken)).run()
     assert slices.pins == 0
@@ -417,11 +427,11 @@ def test_records_that_a_table_stands_for_are_not_compared(
     assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
     assert outcome.documents <= sum(max(0, end - starts[partition]) for partition, end in ends.items())
 
-    looks = LiveLooks(scene_of(log, slices, [CITY]), lambda _: FakeReader(log, *shape), origins=True)
+    looks = LiveComparison(scene_of(log, slices, [CITY]), lambda _: FakeReader(log, *shape), origins=True)
     ids = {b"d%d" % number for number in range(31)}
     truths, there, evidence = looks.some(slices.pin(), ids)
     found = [judge(CITY, one, there.get(one, ()), truths.get(one, NOTHING), evidence) for one in ids]
-    assert {one.kind for one in found if isinstance(one, Difference)} <= {Kind.UNPROVABLE}
+    assert {one.kind for one in found if isinstance(one, Difference)} <= {DifferenceClass.UNPROVABLE}
 
 
 @settings(deadline=None, max_examples=150)
@@ -494,14 +504,14 @@ def test_every_planted_fault_is_found_and_rightly_named(
     held = indexed(log, until)
     if cleaned:
         log.compact(cleaned)
-    expected: dict[tuple[str, bytes], Kind] = {}
+    expected: dict[tuple[str, bytes], DifferenceClass] = {}
     for fault, chance in faults:
         planted = _plant(held, fault, chance, expected)
         if planted is not None:
             expected[planted[0], planted[1]] = planted[2]
     slices = FakeSlices(held, until, held, until, limit)
     outcome = verified(log, slices, FakeReader(log, *shape))
-    found: dict[tuple[str, bytes], Kind] = {}
+    found: dict[tuple[str, bytes], DifferenceClass] = {}
     for one in outcome.differences:
         assert (one.index, one.id) not in found
         found[one.index, one.id] = one.kind
@@ -510,8 +520,8 @@ def test_every_planted_fault_is_found_and_rightly_named(
 
 
 def _plant(
-    held: Held_, fault: str, chance: int, taken: dict[tuple[str, bytes], Kind]
-) -> tuple[str, bytes, Kind] | None:
+    held: Held_, fault: str, chance: int, taken: dict[tuple[str, bytes], DifferenceClass]
+) -> tuple[str, bytes, DifferenceClass] | None:
     """Plant one fault in a document of CITY that has none yet; what is to be found."""
     if fault in ("ghost", "extra"):
         docid, slice_ = b"nobody%d" % chance, held[CITY, chance % 3]
@@ -519,8 +529,8 @@ def _plant(
             return None
         slice_.entries[encode_key(["x"]) + docid] = pack_value(b"", b'{"n":0}')
         if fault == "extra":
-            slice_.back[docid] = Held(0, 0, 1, (encode_key(["x"]),), False)
-        return CITY, docid, Kind.EXTRA
+            slice_.back[docid] = StoredDocument(0, 0, 1, (encode_key(["x"]),), False)
+        return CITY, docid, DifferenceClass.EXTRA
     places = [(place, docid) for place in held for docid in sorted(held[place].back) if place[0] == CITY]
     places = [
         (place, docid) for place, docid in places if (CITY, docid) not in taken and b"nobody" not in docid
@@ -535,26 +545,26 @@ def _plant(
     match fault:
         case "missing":
             del slice_.entries[key + docid], slice_.back[docid]
-            return CITY, docid, Kind.MISSING
+            return CITY, docid, DifferenceClass.MISSING
         case "wrong key":
             del slice_.entries[key + docid]
             slice_.entries[encode_key(["wrong"]) + docid] = value
             slice_.back[docid] = record._replace(keys=(encode_key(["wrong"]),))
-            return CITY, docid, Kind.WRONG_KEY
+            return CITY, docid, DifferenceClass.WRONG_KEY
         case "included":
             slice_.entries[key + docid] = pack_value(b"", b'{"n":77}')
-            return CITY, docid, Kind.WRONG_INCLUDED
+            return CITY, docid, DifferenceClass.WRONG_INCLUDED
         case "wrong slice":
             other = held[CITY, (place[1] + 1) % 3]
             del slice_.entries[key + docid], slice_.back[docid]
             other.entries[key + docid], other.back[docid] = value, record
-            return CITY, docid, Kind.WRONG_KEY
+            return CITY, docid, DifferenceClass.WRONG_KEY
         case "version":
             slice_.back[docid] = record._replace(offset=record.offset + 1)
-            return CITY, docid, Kind.WRONG_RECORD
+            return CITY, docid, DifferenceClass.WRONG_RECORD
         case _:
             del slice_.back[docid]
-            return CITY, docid, Kind.WRONG_RECORD
+            return CITY, docid, DifferenceClass.WRONG_RECORD
 
 
 @settings(deadline=None, max_examples=20)
@@ -573,7 +583,7 @@ def test_an_index_that_is_wrong_everywhere_is_listed_up_to_the_limit(
     outcome = verified(log, FakeSlices(held, until, held, until, 100), FakeReader(log, 1, 1 << 20), limit)
     listed = outcome.differences
     assert len(listed) == min(wrong, limit)
-    assert {one.kind for one in listed} <= {Kind.MISSING}
+    assert {one.kind for one in listed} <= {DifferenceClass.MISSING}
     index = outcome.indexes[CITY]
     assert index.counts.get("MISSING", 0) == len(listed) + index.unlisted
     assert (index.not_examined + index.unlisted > 0) == (wrong > limit)
@@ -605,7 +615,7 @@ def test_what_cannot_be_decided_at_once_hides_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(judging, "GROUP_DOCUMENTS", 1)
     log, slices = _changed_and_cleaned(600)
     outcome = verified(log, slices, FakeReader(log, 1, 1 << 20), 100)
-    assert [(one.kind, one.id) for one in outcome.differences] == [(Kind.MISSING, b"d%d" % LAST)]
+    assert [(one.kind, one.id) for one in outcome.differences] == [(DifferenceClass.MISSING, b"d%d" % LAST)]
     assert outcome.counts == {"MISSING": 1}
 
 
@@ -631,7 +641,7 @@ def test_few_entries_of_many_documents_are_looked_at_in_groups_too(monkeypatch: 
             slice_.back.clear()
     reader, sizes = FakeReader(log, 1, 1 << 20), []
 
-    def found(reading: Reading, work: VerifyWork) -> list[Found]:
+    def found(reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
         versions = FakeReader.find(reader, reading, work)
         sizes.append(sum(len(decode(one.before)) for one in versions))
         return versions
@@ -650,11 +660,11 @@ class Sharing(FakeSlices):
 
     def digests(
         self, pin: Pin, bits: int, floors: dict[int, int]
-    ) -> Iterator[tuple[Place, Sums, int, list[Duplicate]]]:
+    ) -> Iterator[tuple[Place, Sums, int, list[DuplicateKey]]]:
         key = encode_key(["a"])
         for place, total, left_out, _ in super().digests(pin, bits, floors):
             mine = place[0] == CITY and key + b"d0" in self._states[1][0][place].entries
-            yield place, total, left_out, [Duplicate(key, (b"d0", b"d1"))] if mine else []
+            yield place, total, left_out, [DuplicateKey(key, (b"d0", b"d1"))] if mine else []
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -664,11 +674,11 @@ def test_a_shared_key_of_documents_that_are_always_written_is_not_forgotten(comp
     held = indexed(log, until)
     outcome = verified(log, Sharing(held, until, held, until, 9), FakeReader(log, 1, 1 << 20))
     (one,) = outcome.differences
-    assert (one.kind, one.id, one.others) == (Kind.DUPLICATE_UNIQUE, b"d0", (b"d1",))
+    assert (one.kind, one.id, one.others) == (DifferenceClass.DUPLICATE_UNIQUE, b"d0", (b"d1",))
     log.records += [Record(n, 1, b"d%d" % n, ("a", (), n)) for n in (0, 1)]
     outcome = verified(log, Sharing(held, until, held, until, 9), FakeReader(log, 1, 1 << 20))
     (one,) = outcome.differences
-    assert (one.kind, one.id, one.others) == (Kind.UNPROVABLE, b"d0", (b"d1",))
+    assert (one.kind, one.id, one.others) == (DifferenceClass.UNPROVABLE, b"d0", (b"d1",))
     assert CHANGES_TOO_FAST in one.reason
     assert outcome.counts == {"UNPROVABLE": 1}
 
@@ -680,7 +690,7 @@ class Racing(FakeReader):
         super().__init__(log, 2, 2_000)
         self._history, self._changes, self._every, self._count = history, changes, every, 0
 
-    def _batches(self, reading: Reading, partition: int) -> Iterator[SourceBatch]:
+    def _batches(self, reading: SourceRanges, partition: int) -> Iterator[SourceBatch]:
         start, end = reading.ranges[partition]
         offset = start
         while offset < end:  # a record is what it is when it is reached, if it is still there
@@ -740,5 +750,5 @@ def test_the_cleaner_racing_with_the_read_makes_no_fault(
     history = Log(list(log.records))
     log.compacted = True
     outcome = verified(log, RacingSlices(history), Racing(log, history, changes, every))
-    assert {one.kind for one in outcome.differences} <= {Kind.UNPROVABLE}, outcome.differences
+    assert {one.kind for one in outcome.differences} <= {DifferenceClass.UNPROVABLE}, outcome.differences
     assert set(outcome.counts) <= {"UNPROVABLE"}

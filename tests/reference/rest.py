@@ -8,7 +8,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from coordinator.http.api import create_app as coordinator_app
-from coordinator.process.service import Service
+from coordinator.process.service import CoordinatorService
 from indexer.serve.api import create_app as node_app
 from keytide.settings.settings import load_settings
 from tests.browser.scene import busy_day
@@ -23,7 +23,7 @@ METHODS = ("get", "post", "put", "patch", "delete")
 
 def documents() -> dict[str, dict[str, Any]]:
     """The OpenAPI documents of both servers."""
-    coordinator = coordinator_app(cast(Service, busy_day()), "http://127.0.0.1:8091")
+    coordinator = coordinator_app(cast(CoordinatorService, busy_day()), "http://127.0.0.1:8091")
     node = node_app(World().views["n0"], load_settings(), CollectorRegistry())
     return {"Coordinator, port 8091": coordinator.openapi(), "Nodes and gateways": node.openapi()}
 

@@ -15,6 +15,7 @@ from coordinator.core.events import (
     ConfirmBound,
     ConfirmRollback,
     ConfirmTopic,
+    ControlTail,
     DeleteTopics,
     DriverTask,
     Event,
@@ -27,7 +28,6 @@ from coordinator.core.events import (
     PrepareBuild,
     QueueLimit,
     QueuesTrimmed,
-    Recovered,
     RemoveBuildFolder,
     Reported,
     RollbackWritten,
@@ -43,9 +43,9 @@ from coordinator.core.events import (
     Write,
 )
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
-from coordinator.leader import Answer, Leader
+from coordinator.leader import CommandResult, Leader
 from coordinator.queues.bounds import stays_from
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import TermRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp, encode
@@ -55,7 +55,7 @@ from tests.simulation.source import PARTITIONS
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-LIMITS = Limits(
+LIMITS = StabilityLimits(
     interval_ms=10,
     heartbeat_ms=60,
     pacing_limit_ms=200,
@@ -100,7 +100,7 @@ class SimCoordinator:
         world.note("term", self.term)
         self._carry_out(self.leader.handle(self._recovered()))
 
-    def _recovered(self) -> Recovered:
+    def _recovered(self) -> ControlTail:
         """What the shell reads of the control topic: nothing of a lower term behind a higher one."""
         stamps: list[tuple[int, StabilityTimestamp]] = []
         published: list[Published] = []
@@ -113,7 +113,7 @@ class SimCoordinator:
                 published.append(message)
             else:
                 stamps.append((number_of(self.world, message, number), message))
-        return Recovered(tuple(stamps), tuple(published), self.world.clock.now)
+        return ControlTail(tuple(stamps), tuple(published), self.world.clock.now)
 
     # --- its loops ----------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class SimCoordinator:
         """Something has come of what it ordered."""
         self._inbox.append(event)
 
-    def ask(self, answer: Answer) -> None:
+    def ask(self, answer: CommandResult) -> None:
         """A statement was executed."""
         self._carry_out(answer.instructions)
 

@@ -14,16 +14,16 @@ from coordinator.builds import backfill as backfilling
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.stability import bounds
 from coordinator.stability import rounds as core
-from coordinator.stability.acknowledgements import Holdings
+from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from indexer.hosting import slice_runner as slices
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan.gather import scatter
 from indexer.slice import following
 from indexer.slice.building import Building
 from indexer.slice.events import Apply, LoadBatch
-from indexer.slice.following import Following
-from indexer.slice.mutation_queue import Hearing, HeldQueue
+from indexer.slice.following import QueueFollower
+from indexer.slice.mutation_queue import PendingMutations, SegmentOutcome
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
 from indexer.store.memory import store as memory
@@ -54,11 +54,11 @@ def mutant(rules: str, text: str, **more: Any) -> Callable[[_Plant], _Plant]:
 
 @mutant("R1", "the newest number is committed, heard or not")
 def commit_what_is_not_heard(patches: Patches) -> None:
-    def take(self: HeldQueue, applied: Timestamp, target: Timestamp) -> Any:
+    def take(self: PendingMutations, applied: Timestamp, target: Timestamp) -> Any:
         return _take(self, applied, self.reachable(target))
 
-    _take = patches.put(HeldQueue, "take", take)
-    patches.put(HeldQueue, "covers", lambda self, timestamp: True)
+    _take = patches.put(PendingMutations, "take", take)
+    patches.put(PendingMutations, "covers", lambda self, timestamp: True)
 
 
 @mutant("R2", "a timestamp below the position is joined")
@@ -111,7 +111,7 @@ def forget_the_floor(patches: Patches) -> None:
 
 @mutant("R6", "a restart reads on behind what was only held")
 def forget_the_queue_position(patches: Patches) -> None:
-    patches.put(Following, "_position", lambda self: self._cursor)
+    patches.put(QueueFollower, "_position", lambda self: self._cursor)
 
 
 @mutant("R7", "a timestamp is issued only when it has changed")
@@ -177,36 +177,36 @@ def end_at_the_record(patches: Patches) -> None:
 
 @mutant("R10", "a segment that must be trimmed is taken for a duplicate")
 def skip_what_overlaps(patches: Patches) -> None:
-    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Any:
+    def hear(self: PendingMutations, segment: Segment, position: int, limit: Any = None) -> Any:
         if segment.start < self.heard(segment.partition):
-            return Hearing.DUPLICATE
+            return SegmentOutcome.DUPLICATE
         return _hear(self, segment, position, limit)
 
-    _hear = patches.put(HeldQueue, "hear", hear)
+    _hear = patches.put(PendingMutations, "hear", hear)
 
 
 @mutant("R10, forget to trim", "an overlapping segment is taken whole")
 def forget_to_trim(patches: Patches) -> None:
-    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Any:
+    def hear(self: PendingMutations, segment: Segment, position: int, limit: Any = None) -> Any:
         outcome = _hear(self, segment, position, limit)
-        if outcome is Hearing.TRIMMED:
+        if outcome is SegmentOutcome.TRIMMED:
             lane = self._lanes[segment.partition]
             piece = lane.pieces.pop()
             lane.pieces.append(dataclasses.replace(piece, start=segment.start))
         return outcome
 
-    _hear = patches.put(HeldQueue, "hear", hear)
+    _hear = patches.put(PendingMutations, "hear", hear)
 
 
 @mutant("R10, skip a gap", "a segment beyond the position is taken as if nothing were missing")
 def jump_over_gaps(patches: Patches) -> None:
-    def hear(self: HeldQueue, segment: Segment, position: int, limit: Any = None) -> Any:
+    def hear(self: PendingMutations, segment: Segment, position: int, limit: Any = None) -> Any:
         known = self.heard(segment.partition)
         if segment.start > known:
             _hear(self, Segment(segment.partition, segment.epoch, known, segment.start), position, limit)
         return _hear(self, segment, position, limit)
 
-    _hear = patches.put(HeldQueue, "hear", hear)
+    _hear = patches.put(PendingMutations, "hear", hear)
 
 
 @mutant("R10", "after a failed send the projector goes on where it is")
@@ -399,7 +399,7 @@ def end_early(patches: Patches) -> None:
     def progress(self: Any, message: Any, now: int) -> Any:
         return _progress(self, replace(message, state="PASSED") if message.batches else message, now)
 
-    _progress = patches.put(backfilling.Backfilling, "progress", progress)
+    _progress = patches.put(backfilling.BackfillPhase, "progress", progress)
     patches.put(backfilling, "reached", lambda record: True)
 
 
@@ -426,11 +426,11 @@ def hand_over_early(patches: Patches) -> None:
 
 @mutant("Published, publish the maximum instead of the minimum", "a number counts when one slice holds it")
 def publish_the_maximum(patches: Patches) -> None:
-    def holds(self: Holdings, index: str, count: int, number: int, out: int = 0) -> Any:
+    def holds(self: AcknowledgedNumbers, index: str, count: int, number: int, out: int = 0) -> Any:
         return self._masks.get(index, {}).get(number, 0) > 0
 
-    patches.put(Holdings, "holds", holds)
-    patches.put(Holdings, "lacking", lambda self, *_: [])
+    patches.put(AcknowledgedNumbers, "holds", holds)
+    patches.put(AcknowledgedNumbers, "lacking", lambda self, *_: [])
 
 
 @mutant("Stable, reuse a page token on another snapshot", "a later page reads the newest snapshot")
@@ -450,7 +450,7 @@ def forget_the_tips(patches: Patches) -> None:
 @mutant("Monotonic, tips after a restart", "what was durable is shown before a number was joined")
 def show_what_was_durable(patches: Patches) -> None:
     patches.put(SnapshotRing, "tip", lambda self: self._reading(self._tip))
-    patches.put(Node, "newest", lambda self, index, slice_number: 1 << 40)
+    patches.put(ServingNode, "newest", lambda self, index, slice_number: 1 << 40)
     patches.put(scatter, "tip_of", lambda saw: None)
 
 

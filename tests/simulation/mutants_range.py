@@ -12,12 +12,12 @@ from tests.simulation.planting import Patches
 
 @mutant("ranges", "a build begins without the splits that were found", pipeline=True)
 def forget_the_splits(patches: Patches) -> None:
-    patches.put(sampling.Sampling, "splits", lambda self, record, index: ())
+    patches.put(sampling.SplitSampling, "splits", lambda self, record, index: ())
 
 
 @mutant("ranges", "nobody looks after the driver of a sample", faults=("driver-crash",))
 def leave_samples_alone(patches: Patches) -> None:
-    patches.put(sampling.Sampling, "exited", lambda self, event: [])
+    patches.put(sampling.SplitSampling, "exited", lambda self, event: [])
 
 
 @mutant("ranges", "slices are read in the wrong order")

@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.builds import rebuild as rebuilding
 from coordinator.builds.builds import Builds
-from coordinator.builds.completion import Finishing
+from coordinator.builds.completion import BuildCompletion
 from coordinator.queues import trimming
 from coordinator.rollback import rollback
 from coordinator.stability import topic_confirmation as confirming
@@ -20,8 +20,8 @@ from indexer.scan.plan import agreement as agree
 from indexer.slice import mutation_queue as queue
 from indexer.slice.core import SliceCore
 from indexer.slice.events import DataLost, SteppedBack
-from indexer.slice.following import Following
-from indexer.slice.mutation_queue import HeldQueue, _Lane
+from indexer.slice.following import QueueFollower
+from indexer.slice.mutation_queue import PendingMutations, _PartitionQueue
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.memory import store as memory
 from keytide.catalog.history import History
@@ -81,12 +81,12 @@ def keep_builds(patches: Patches) -> None:
 
 @mutant("R30, branch, ignore the branch", "what was sent before a rollback counts in full", faults=LOST)
 def ignore_the_branch(patches: Patches) -> None:
-    patches.put(Following, "_limit", lambda self, incarnation: None)
+    patches.put(QueueFollower, "_limit", lambda self, incarnation: None)
 
 
 @mutant("R30, an election's loss that nobody tells", "what is held of a lost branch stays", faults=LOST)
 def keep_what_is_lost(patches: Patches) -> None:
-    patches.put(HeldQueue, "_settle", lambda self, segment, end: None)
+    patches.put(PendingMutations, "_settle", lambda self, segment, end: None)
 
 
 @mutant(
@@ -95,7 +95,7 @@ def keep_what_is_lost(patches: Patches) -> None:
     faults=("truncate", "lost"),
 )
 def commit_before_its_leader_was_heard(patches: Patches) -> None:
-    patches.put(_Lane, "vouched_for", lambda self, place, arrival: True)
+    patches.put(_PartitionQueue, "vouched_for", lambda self, place, arrival: True)
 
 
 @mutant(
@@ -243,13 +243,13 @@ def trim_by_the_fastest(patches: Patches) -> None:
 
 @mutant("rebuild of one slice", "a rebuilt slice goes on at the end of its queue", faults=("disk-loss",))
 def rebuild_from_the_end(patches: Patches) -> None:
-    def build_end(self: Finishing, record: Any) -> Any:
+    def build_end(self: BuildCompletion, record: Any) -> Any:
         from msgspec.structs import replace
 
         ends = {i: {n: at + 6 for n, at in of.items()} for i, of in record.queue_positions.items()}
         return _build_end(self, replace(record, queue_positions=ends))
 
-    _build_end = patches.put(Finishing, "build_end", build_end)
+    _build_end = patches.put(BuildCompletion, "build_end", build_end)
 
 
 @mutant("rebuild of one slice", "lost slices are not rebuilt", faults=("disk-loss",))

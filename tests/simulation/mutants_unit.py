@@ -18,18 +18,18 @@ import msgspec
 
 from coordinator.builds import backfill as backfilling
 from coordinator.builds import source_checks as source
-from coordinator.builds.admission import Starting
+from coordinator.builds.admission import BuildAdmission
 from coordinator.builds.builds import Builds
-from coordinator.builds.completion import Finishing
-from coordinator.builds.retirement import Cleaner
+from coordinator.builds.completion import BuildCompletion
+from coordinator.builds.retirement import Retirement
 from coordinator.core.events import BuildPrepared, SourceSampled
 from coordinator.stability.projector_lag import Lateness, LatenessWatch
-from coordinator.stability.stream import Stream
+from coordinator.stability.stream import StabilityStream
 from indexer.slice.building import Building
 from indexer.slice.core import SliceCore
 from indexer.slice.events import Instruction, MutationData
-from indexer.slice.following import Following
-from indexer.slice.mutation_queue import HeldQueue
+from indexer.slice.following import QueueFollower
+from indexer.slice.mutation_queue import PendingMutations
 from indexer.store.lmdb.base import Base
 from indexer.store.resolve import resolve
 from keytide.catalog.history import History
@@ -130,7 +130,7 @@ def last_comer_wins(patches: Patches) -> None:
     test_builds.test_drop_waits_until_projectors_have_let_go,
 )
 def delete_topics_at_once(patches: Patches) -> None:
-    patches.put(Cleaner, "_deactivated", lambda self, index, progress, since, now: True)
+    patches.put(Retirement, "_deactivated", lambda self, index, progress, since, now: True)
 
 
 @unit_mutant(
@@ -182,11 +182,11 @@ def overlook_transactions(patches: Patches) -> None:
     test_builds.test_the_load_timestamp_is_the_end_behind_open_transactions,
 )
 def load_what_is_stable(patches: Patches) -> None:
-    def prepared(self: Starting, event: BuildPrepared) -> list[Any]:
+    def prepared(self: BuildAdmission, event: BuildPrepared) -> list[Any]:
         stable = dataclasses.replace(event.facts, high=event.facts.stable)
         return list(_prepared(self, dataclasses.replace(event, facts=stable)))
 
-    _prepared = patches.put(Starting, "prepared", prepared)
+    _prepared = patches.put(BuildAdmission, "prepared", prepared)
 
 
 @unit_mutant(
@@ -196,14 +196,14 @@ def load_what_is_stable(patches: Patches) -> None:
     test_builds.test_a_build_from_create_to_ready,
 )
 def ready_at_the_load_timestamp(patches: Patches) -> None:
-    def common(self: Finishing, event: Any) -> Any:
+    def common(self: BuildCompletion, event: Any) -> Any:
         for record in self._book.all():
             if record.final_timestamp is not None:
                 early = record.load_timestamp
                 self._book.note_progress(msgspec.structs.replace(record, final_timestamp=early))
         return _common(self, event)
 
-    _common = patches.put(Finishing, "common", common)
+    _common = patches.put(BuildCompletion, "common", common)
 
 
 @unit_mutant(
@@ -213,14 +213,14 @@ def ready_at_the_load_timestamp(patches: Patches) -> None:
     test_coordinator_bounds.test_no_timestamp_passes_a_bound_that_is_not_written,
 )
 def pass_the_bound(patches: Patches) -> None:
-    def within(self: Stream, content: Timestamp) -> bool:
+    def within(self: StabilityStream, content: Timestamp) -> bool:
         bound, self.bound = self.bound, content
         try:
             return bool(_within(self, content))
         finally:
             self.bound = bound
 
-    _within = patches.put(Stream, "_within", within)
+    _within = patches.put(StabilityStream, "_within", within)
 
 
 @unit_mutant(
@@ -303,7 +303,7 @@ def compare_what_is_gone(patches: Patches) -> None:
     test_slice_core.test_what_continues_another_branch_than_its_sender_has_read_is_not_taken,
 )
 def continue_any_branch(patches: Patches) -> None:
-    patches.put(HeldQueue, "_continues_another_branch", lambda self, segment: False)
+    patches.put(PendingMutations, "_continues_another_branch", lambda self, segment: False)
 
 
 @unit_mutant(
@@ -313,12 +313,12 @@ def continue_any_branch(patches: Patches) -> None:
     test_slice_core.test_a_later_history_makes_deaf_until_the_dictionary_tells,
 )
 def pass_the_future(patches: Patches) -> None:
-    def data(self: Following, event: MutationData) -> None:
+    def data(self: QueueFollower, event: MutationData) -> None:
         _data(self, event)
         if self.deaf:
             self.deaf, self._cursor = 0, event.position + 1
 
-    _data = patches.put(Following, "data", data)
+    _data = patches.put(QueueFollower, "data", data)
 
 
 @unit_mutant(

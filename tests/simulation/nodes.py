@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from indexer.hosting import hosting
 from indexer.hosting.hosting import Hosting
 from indexer.hosting.metrics import NodeMetrics
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
-from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, MutationData, Stamped, Turn
-from indexer.slice.following import Limits
+from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, Decide, MutationData, Stamped
+from indexer.slice.following import SliceLimits
 from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
 from keytide.settings.settings import IndexerSettings
 from keytide.wire.messages import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 METRICS = NodeMetrics(CollectorRegistry())
-LIMITS = Limits(documents=6, bytes=1 << 30, gap_ms=1 << 40, part_ms=300)
+LIMITS = SliceLimits(documents=6, bytes=1 << 30, gap_ms=1 << 40, part_ms=300)
 """Small enough that slices are full now and then (R4); gaps fill in the end, however long it takes."""
 SETTINGS = IndexerSettings(snapshots_kept=3)  # type: ignore[call-arg]
 HEARTBEAT_MS = 120
@@ -203,7 +203,7 @@ def open_store(path: SlicePath, initial: Applied, _settings: object, _folds: obj
 class SmallHosting(Hosting):
     """Slices that hold only a few documents."""
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> SliceLimits:
         return LIMITS
 
 
@@ -246,7 +246,7 @@ class SimNode:
         self.started_at = world.clock.now
         self.reader = Reader(world.kafka)
         self.reader.read()
-        self.node = Node(self.name)
+        self.node = ServingNode(self.name)
         self.places: dict[SliceKey, _Place] = {}
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
         self._heartbeat_at = 0
@@ -292,7 +292,7 @@ class SimNode:
         for number in range(begin, upto):
             self._hear(number, now)
         for runner in runners.values():
-            runner.feed(Turn(now), now)
+            runner.feed(Decide(now), now)
         if world.healed or not chance.below(3):
             for runner in runners.values():
                 runner.look_after(now)

@@ -17,7 +17,7 @@ from keytide.wire.messages import (
     encode,
     split,
 )
-from projector.core.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
+from projector.core.pipeline import Columns, MessageLimits, Pipeline, batches_of, reached_by
 from projector.progress import events
 from projector.progress.commits import Committed, beginning, check, encode_metadata, first_place, take_over
 from projector.progress.events import Key
@@ -90,7 +90,7 @@ class SimProjector:
         sender = f"{self.name}.{self._lives}"
         reader = Reader(self.world.kafka)
         reader.read()
-        return Life(sender, reader, Pipeline(sender, Limits(_PART_BYTES, _PART_BYTES)))
+        return Life(sender, reader, Pipeline(sender, MessageLimits(_PART_BYTES, _PART_BYTES)))
 
     def crash(self) -> None:
         """Die with sends under way, and start again at once."""
@@ -162,7 +162,7 @@ class SimProjector:
         """What is due by time: the dictionary, commits, heartbeats (R14)."""
         self.learn()
         self._look_after_waiting(self.life)
-        self.handle(self.life, events.Tick())
+        self.handle(self.life, events.CommitDue())
         self.poll(most=0)
         self.report()
 
@@ -411,11 +411,11 @@ class SimProjector:
         world = self.world
         delay = world.chance.below(20) if world.storm else 1
         match instruction:
-            case events.Pause(key):
+            case events.PausePartition(key):
                 life.reading.discard(key.partition)
             case events.ReadFrom(key, _):
                 life.reading.add(key.partition)
-            case events.Activated():
+            case events.AnnounceActivation():
                 pass  # the next tick tells
             case events.TakeOver(key):
                 world.clock.after(delay, lambda: self._take_over_again(life, key))

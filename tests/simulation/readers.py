@@ -14,13 +14,13 @@ from indexer.scan.gather import gather as gathering
 from indexer.scan.gather import scatter
 from indexer.scan.gather.scatter import SnapshotMissingError, Target
 from indexer.scan.gather.service import _check_page
-from indexer.scan.local.effort import Lanes
+from indexer.scan.local.effort import ReadThreads
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import LeaseReply, LeaseRequest, ReadReply, ReadRequest
 from indexer.scan.plan.agreement import Agreement
 from indexer.scan.plan.choose import IndexNotReadyError
-from indexer.scan.plan.directory import Directory, Scannable
-from indexer.scan.plan.leases import LeaseBook
+from indexer.scan.plan.directory import IndexDirectory, Scannable
+from indexer.scan.plan.leases import LeaseRegistry
 from indexer.scan.plan.tokens import PageToken, Seen, SessionToken, newest, saw_tip, sign, verify
 from indexer.scan.request.request import Question
 from keytide.collation import Span
@@ -68,8 +68,8 @@ class SlowReader(LocalReader):
     def __init__(self, world: World, node: SimNode) -> None:
         self._world = world
         self._view = node.node
-        self._leases = LeaseBook(node.node, 1_000)
-        self.lanes = Lanes(1)  # (short reads take none of their threads)
+        self._leases = LeaseRegistry(node.node, 1_000)
+        self.lanes = ReadThreads(1)  # (short reads take none of their threads)
 
     def _now(self) -> int:
         return self._world.clock.now
@@ -111,14 +111,14 @@ class Pages:
 
 
 class Endpoint:
-    """The scan endpoint of one node (`indexer.scan.peer.messages.Nodes`)."""
+    """The scan endpoint of one node (`indexer.scan.peer.messages.SliceReader`)."""
 
     def __init__(self, world: World, node: SimNode) -> None:
         self.world = world
         self.here = node.name
         self.lives = node.lives
         self.reader = SlowReader(world, node)
-        self.directory = Directory(node.node)
+        self.directory = IndexDirectory(node.node)
         self.agreement = Agreement(node.node, self.directory, None)  # type: ignore[arg-type]
         self.view = node.node
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from indexer.hosting.slice_runner import SliceKey
-from indexer.store.interface import UNNUMBERED, Applied, Held
+from indexer.store.interface import UNNUMBERED, Applied, StoredDocument
 from indexer.store.memory.snapshot import MemoryState
 from indexer.store.memory.store import MemorySliceStore
 from keytide.model.timestamp import Timestamp
@@ -215,7 +215,8 @@ class Repairs:
         return all(timestamp.offset(partition) >= end for partition, end in job.ends.items())
 
     def _on_the_log(self, at: Timestamp) -> bool:
-        """What the real job asks Kafka before and after it reads (`streaming.verify.driver.Source.check`)."""
+        """What the real job asks Kafka before and after it reads
+        (`streaming.verify.driver.KafkaSource.check`)."""
         source = self.world.kafka.source
         short = any(at.offset(partition) > end for partition, end in source.ends().items())
         return at.topic_id in ("", source.topic_id) and not short
@@ -377,7 +378,7 @@ def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: bytes) -> Memory
             back.pop(docid, None)
         case "keep":
             partition = IDS.index(docid) % PARTITIONS
-            before = held or Held(partition, 0, 0, (), False)
+            before = held or StoredDocument(partition, 0, 0, (), False)
             back[docid] = before._replace(keys=(*before.keys, stray))
         case "forget":
             back.pop(docid, None)

@@ -14,7 +14,7 @@ from indexer.store.lmdb.bulk import NotInOrderError
 from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
 from keytide.wire.messages import SegmentBatch, encode
-from projector.core.pipeline import Limits, Pipeline, batches_of
+from projector.core.pipeline import MessageLimits, Pipeline, batches_of
 from projector.progress.events import Key
 from tests.simulation import (  # noqa: F401 - add their own
     mutants_range,
@@ -121,7 +121,7 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
         IndexRecord("a", definition("a"), "READY", 1, placement, "b", 0),
     ):
         catalog.put(record_key(record), record)
-    pipeline = Pipeline("p", Limits(1 << 20, 1 << 20))
+    pipeline = Pipeline("p", MessageLimits(1 << 20, 1 << 20))
     for log in source.logs:
         key, at = Key(KEYSPACE, log.partition), 0
         while at < log.end:

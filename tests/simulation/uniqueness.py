@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from indexer.hosting.slice_runner import SliceRunner
 from keytide.collation import decode_key
-from keytide.wire.messages import Duplicate
+from keytide.wire.messages import UniqueViolation
 from tests.simulation.checkers import BrokenError
 from tests.simulation.source import Source, Version
 
@@ -42,7 +42,7 @@ class Uniqueness:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._seen: dict[int, tuple[Duplicate, ...]] = {}
+        self._seen: dict[int, tuple[UniqueViolation, ...]] = {}
         self.reports = 0
 
     def look(self, name: str, runner: SliceRunner) -> None:
@@ -75,7 +75,7 @@ class Uniqueness:
             return ""
         return f"{name}: violations are {want}, reported {told}"
 
-    def _check(self, name: str, runner: SliceRunner, one: Duplicate) -> None:
+    def _check(self, name: str, runner: SliceRunner, one: UniqueViolation) -> None:
         stays: list[Stay] = []
         for document in one.documents:
             log = self._source.logs[document.partition]

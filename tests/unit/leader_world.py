@@ -12,11 +12,11 @@ from coordinator.core.events import (
     ConfirmBound,
     ConfirmRollback,
     ConfirmTopic,
+    ControlTail,
     Event,
     Instruction,
     Issued,
     Note,
-    Recovered,
     Reported,
     RollbackWritten,
     SendBuildEnd,
@@ -28,7 +28,7 @@ from coordinator.core.events import (
     Write,
 )
 from coordinator.leader import Leader
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import (
     BuildRecord,
     Catalog,
@@ -96,7 +96,7 @@ class World:
         catalog = catalog or Catalog()
         catalog.put("term", TermRecord(1, "test", 0))
         catalog.offset = max(catalog.offset, 7)
-        self.leader = Leader(catalog, "kt", 1, Limits(), self.limits)
+        self.leader = Leader(catalog, "kt", 1, StabilityLimits(), self.limits)
 
     def take(self, instructions: list[Instruction]) -> list[Instruction]:
         """Write what is to be written, deliver timestamps; what else there is to do."""
@@ -238,7 +238,7 @@ class World:
         other.number, other.places, other.broadcasts = self.number, dict(self.places), list(self.broadcasts)
         return other, [
             one
-            for one in other.take(other.leader.handle(Recovered(tail, common, self.now)))
+            for one in other.take(other.leader.handle(ControlTail(tail, common, self.now)))
             if not isinstance(one, Note)
         ]
 

@@ -31,9 +31,9 @@ from indexer.scan.peer.messages import (
     read_reply_decoder,
 )
 from indexer.store.fold.worker import Folder
-from indexer.store.interface import Applied, Held, Row, SkipLine, SliceStore, StoreSnapshot
+from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
 from indexer.store.memory.store import MemorySliceStore
-from indexer.view import Trouble
+from indexer.view import SliceTrouble
 from keytide.catalog.catalog import (
     Catalog,
     ClusterRecord,
@@ -52,7 +52,7 @@ from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
 from keytide.serving.cluster_credential import credential
 from keytide.settings.settings import ScanSettings
-from keytide.wire.messages import Duplicate
+from keytide.wire.messages import UniqueViolation
 from tests.store_kit import Version, lmdb_store, segments
 
 MESSAGE = "application/msgpack"
@@ -117,7 +117,7 @@ class FakeSnapshot:
         assert self.readers > 0, "counted without holding it"
         return sum(map(len, self.rows(low, high)))
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         """Of nobody: what fakes hold has no back index."""
         yield from ()
 
@@ -179,7 +179,7 @@ class FakeView:
         self.urls: dict[str, str] = {}
         self.callbacks: list[Callable[[], None]] = []
         self.looks = 0
-        self.troubles: dict[tuple[str, int], Trouble] = {}
+        self.troubles: dict[tuple[str, int], SliceTrouble] = {}
         self.damaged: dict[tuple[str, int], str] = {}
         self.doubted: dict[tuple[str, int], str] = {}
         self.behind: Catalog | None = None
@@ -205,16 +205,16 @@ class FakeView:
         )
         return stamp if known else None
 
-    def violations(self, index: str, slice_number: int) -> Sequence[Duplicate] | None:
+    def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
         return ()
 
-    def trouble(self, index: str, slice_number: int) -> Trouble | None:
+    def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         return self.troubles.get((index, slice_number))
 
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:
         """The slice is taken out of service, as the ingest thread does."""
         self.damaged[index, slice_number] = reason
-        self.troubles[index, slice_number] = Trouble("LOST", reason)
+        self.troubles[index, slice_number] = SliceTrouble("LOST", reason)
         self.slices[index, slice_number].restart()
 
     def report_doubt(self, index: str, slice_number: int, reason: str) -> None:

@@ -18,7 +18,7 @@ from indexer.scan.plan.selection import Shape
 from indexer.scan.request.request import ColumnType
 from indexer.scan.shape.arrow_columns import BatchMaker
 from indexer.scan.shape.arrow_keys import split_keys
-from indexer.scan.shape.arrow_schema import Column, TypeChangedError, columns_of, inferred, typed
+from indexer.scan.shape.arrow_schema import ArrowColumn, ColumnTypeError, columns_of, inferred, typed
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import MISSING, Value, encode_key, key_forms
 from keytide.errors import CallerError, InvariantViolationError
@@ -38,7 +38,7 @@ def entries(rows: Sequence[Row], descending: Sequence[bool] = ()) -> tuple[list[
 
 
 def batch(
-    rows: Sequence[Row], columns: Sequence[Column], parts: int = 1, descending: tuple[bool, ...] = ()
+    rows: Sequence[Row], columns: Sequence[ArrowColumn], parts: int = 1, descending: tuple[bool, ...] = ()
 ) -> pa.RecordBatch:
     shape = Shape(parts, descending, None, 1, any(include for _, _, include in rows), Partitioning(1))
     keys, values = entries(rows, descending)
@@ -47,11 +47,11 @@ def batch(
     return made
 
 
-def part(ordinal: int, type_: ColumnType) -> Column:
-    return Column(f"k{ordinal}", ordinal, None, type_)
+def part(ordinal: int, type_: ColumnType) -> ArrowColumn:
+    return ArrowColumn(f"k{ordinal}", ordinal, None, type_)
 
 
-ID = Column("id", None, None, "text")
+ID = ArrowColumn("id", None, None, "text")
 
 TEXTS = st.text(max_size=6)
 USUAL_TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_never_squeezed_in(
     rows: list[Row] = [([value], f"u{at}", None) for at, value in enumerate(values)]
     in_order = sorted(rows, key=lambda row: encode_key(row[0], descending) + row[1].encode())
     if not all(fits(value, type_) for value in values):
-        with pytest.raises(TypeChangedError, match="k0") as caught:
+        with pytest.raises(ColumnTypeError, match="k0") as caught:
             batch(rows, [part(0, type_), ID], 1, descending)
         assert caught.value.extra == {"column": "k0"}
         assert "types" in caught.value.next_step
@@ -179,11 +179,11 @@ def test_ids_that_are_no_text_are_an_error() -> None:
 
 
 INCLUDED = [
-    Column("name", None, "name", "text"),
-    Column("n", None, "n", "bigint"),
-    Column("x", None, "x", "double"),
-    Column("ok", None, "ok", "boolean"),
-    Column("more", None, "more", "json"),
+    ArrowColumn("name", None, "name", "text"),
+    ArrowColumn("n", None, "n", "bigint"),
+    ArrowColumn("x", None, "x", "double"),
+    ArrowColumn("ok", None, "ok", "boolean"),
+    ArrowColumn("more", None, "more", "json"),
 ]
 
 
@@ -218,7 +218,7 @@ def test_included_columns() -> None:
     ],
 )
 def test_included_values_that_do_not_fit(text: bytes, column: str) -> None:
-    with pytest.raises(TypeChangedError) as caught:
+    with pytest.raises(ColumnTypeError) as caught:
         batch([(["a"], "u1", b"{}"), (["b"], "u2", text)], [part(0, "text"), *INCLUDED])
     assert caught.value.extra["column"] == column
 

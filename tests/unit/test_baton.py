@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.scan.local.effort import HELD_S, OTHERS_S, PART_S, REST_S, Effort, Lanes
-from indexer.scan.local.fair_lock import Baton
+from indexer.scan.local.effort import HELD_S, OTHERS_S, PART_S, REST_S, ReadBudget, ReadThreads
+from indexer.scan.local.fair_lock import FairLock
 
 LIMIT_S = 20.0
 
@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_it_is_handed_over_in_the_order_of_those_who_wait() -> None:
-    baton, got = Baton(), []
+    baton, got = FairLock(), []
     baton.take()
 
     def wait_for_it(number: int) -> None:
@@ -48,7 +48,7 @@ def test_it_is_handed_over_in_the_order_of_those_who_wait() -> None:
 
 
 def test_who_has_it_may_take_it_again_and_who_has_it_not_gives_nothing() -> None:
-    baton, took = Baton(), threading.Event()
+    baton, took = FairLock(), threading.Event()
     baton.take()
     baton.take()
 
@@ -73,11 +73,11 @@ def work_a_part() -> None:
         pass
 
 
-def working(lanes: Lanes, threads: int, parts: int, look: Callable[[], None]) -> float:
+def working(lanes: ReadThreads, threads: int, parts: int, look: Callable[[], None]) -> float:
     """Have threads do some parts of long work each; seconds that it took."""
 
     def work() -> None:
-        pace = Effort(lanes=lanes)
+        pace = ReadBudget(lanes=lanes)
         for _ in pace.parts(range(parts * 64)):
             look()
 
@@ -89,7 +89,7 @@ def working(lanes: Lanes, threads: int, parts: int, look: Callable[[], None]) ->
 
 
 def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
-    lanes, at_work, most = Lanes(), 0, 0
+    lanes, at_work, most = ReadThreads(), 0, 0
     lock = threading.Lock()
 
     def look() -> None:
@@ -109,7 +109,7 @@ def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
 
 
 def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = Lanes()
+    lanes = ReadThreads()
     rests: list[float] = []
 
     def look() -> None:
@@ -128,12 +128,12 @@ def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytes
 
 def test_who_has_hardly_worked_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small slices, each looked at once: what takes a millisecond in all is not made to take thirty."""
-    lanes = Lanes()
+    lanes = ReadThreads()
     rests: list[float] = []
     cpu = 0.0
     monkeypatch.setattr("indexer.scan.local.effort.time.sleep", rests.append)
     monkeypatch.setattr("indexer.scan.local.effort.thread_time", lambda: cpu)
-    effort = Effort(lanes=lanes)
+    effort = ReadBudget(lanes=lanes)
     for _ in range(10):
         lanes.short()
         effort.look()
@@ -143,11 +143,11 @@ def test_who_has_hardly_worked_does_not_rest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_while_nobody_else_is_about_threads_take_turns() -> None:
-    lanes = Lanes()
+    lanes = ReadThreads()
     worked: list[int] = []
 
     def work() -> None:
-        effort = Effort(lanes=lanes)
+        effort = ReadBudget(lanes=lanes)
         for _ in range(60):
             effort.look()
             worked.append(threading.get_ident())
@@ -162,7 +162,7 @@ def test_while_nobody_else_is_about_threads_take_turns() -> None:
 
 
 def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
-    lanes = Lanes()
+    lanes = ReadThreads()
     meet = threading.Barrier(2)
     turns = [lanes._threads.submit(lanes._run, meet.wait, (LIMIT_S,)) for _ in range(2)]
     assert sorted(turn.result(LIMIT_S) for turn in turns) == [0, 1]
@@ -170,8 +170,8 @@ def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
 
 
 def test_rests_are_not_of_the_turn() -> None:
-    lanes = Lanes()
-    effort = Effort(math.inf, 0.01, 0.01, lanes)
+    lanes = ReadThreads()
+    effort = ReadBudget(math.inf, 0.01, 0.01, lanes)
     for _ in range(20):
         lanes.short()
         work_a_part()

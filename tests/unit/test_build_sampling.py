@@ -32,7 +32,7 @@ from keytide.model.types import TABLE_PARTITION
 from keytide.wire.messages import BuildSampled
 from projector.core.projection import KeyspacePlan, SourceBatch
 from streaming.core.quantiles import KEY_BYTES, separator, splits_of
-from streaming.sample.sampling import Found, _encode, sampled, spread
+from streaming.sample.sampling import SampleResult, _encode, sampled, spread
 from streaming.spark.checkpoint import Extent
 from tests.unit.leader_world import World, facts
 from tests.unit.test_range import definition_of
@@ -309,7 +309,7 @@ def batch(offset: int, documents: Sequence[tuple[str, object]], partition: int =
 
 def test_of_a_document_the_newest_version_of_the_sample_counts() -> None:
     plan = KeyspacePlan([("i", definition_of(CREATE))])
-    found = Found()
+    found = SampleResult()
     for one in (
         batch(50, [("d1", {"age": 5}), ("d2", {"age": 6}), ("d3", None)]),
         batch(0, [("d1", {"age": 900}), ("d3", {"age": 800}), ("d4", {"age": 7}), ("d5", {})]),
@@ -329,7 +329,7 @@ def test_many_entries_of_a_document_are_thinned_and_count_for_those_left_out() -
     many = [(f"d{n}", {"tags": list(range(1_000))}) for n in range(20)]
     part = sampled(batch(0, many), plan)
     assert len(part.entries["i"][1]) <= 5 * 20
-    found = Found()
+    found = SampleResult()
     found.add(_encode(part))
     found.add(_encode(sampled(batch(20, [(f"e{n}", {"tags": [5_000 + n]}) for n in range(100)]), plan)))
     splits = [split for split in readable_splits(found.splits("i", 4)[0]) if isinstance(split, int)]

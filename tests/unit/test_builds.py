@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from coordinator.builds.backfill import BEGIN_AGAIN, CHECKPOINT_LOST, READ_LOST
-from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, Run
+from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, BuildRun
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.placement import TooFewNodesError, counts, place
 from coordinator.core.events import (
@@ -31,7 +31,7 @@ from coordinator.core.events import (
 )
 from coordinator.leader import Leader
 from coordinator.queues.orphaned_topics import orphans
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.ddl import ConflictError, NoSuchKeyspaceError
 from keytide.catalog.catalog import Catalog
 from keytide.definition import parse_statement
@@ -472,7 +472,7 @@ def test_documents_within_a_micro_batch_are_the_drivers_count() -> None:
 
 
 def test_rate_is_measured_over_a_window() -> None:
-    run = Run()
+    run = BuildRun()
     run.count(0, 0)
     assert run.rate() == 0
     for second in range(1, 60):
@@ -784,7 +784,7 @@ def test_no_queue_has_a_name_that_another_clusters_queue_may_have() -> None:
 
 def test_names_that_make_topics_too_long_are_refused() -> None:
     catalog = Catalog()
-    leader = Leader(catalog, "c" * 120, 1, Limits(), BuildLimits())
+    leader = Leader(catalog, "c" * 120, 1, StabilityLimits(), BuildLimits())
     for length, fits in ((96, True), (97, False)):
         statement = parse_statement(f"CREATE INDEX {'i' * length} ON people (a) WITH (defer_build=true)")
         if fits:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from indexer.ingest import consumer as consuming
-from indexer.ingest.consumer import PAST_END_MS, REASSIGN_MS, Kind, Lost, NodeConsumer, Record
+from indexer.ingest.consumer import PAST_END_MS, REASSIGN_MS, Lost, NodeConsumer, Record, TopicKind
 from keytide.kafka.topics import KafkaUnavailableError
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.settings.settings import load_settings
@@ -175,7 +175,7 @@ def test_a_place_at_the_end_is_not_lost(kafka: Kafka, monkeypatch: pytest.Monkey
     kafka.fails()
     node.poll(0, 0)
     (end,) = node.poll(0, REASSIGN_MS)
-    assert end == Record(Kind.MUTATIONS, KEY, 68, None)
+    assert end == Record(TopicKind.MUTATIONS, KEY, 68, None)
 
 
 def test_a_place_that_was_deleted_is_lost_and_says_why(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

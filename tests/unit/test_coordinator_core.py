@@ -12,19 +12,19 @@ from coordinator.core.events import (
     Broadcast,
     CommonSnapshot,
     ConfirmTopic,
+    ControlTail,
     Event,
     Instruction,
     Issued,
     IssueFailed,
     Note,
-    Recovered,
     Reported,
     Tick,
     TopicSeen,
 )
-from coordinator.stability.acknowledgements import Holdings
+from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.rounds import StabilityCore
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model import landmarks
@@ -39,7 +39,7 @@ from keytide.wire.messages import (
     StabilityTimestamp,
 )
 
-LIMITS = Limits(interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000)
+LIMITS = StabilityLimits(interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000)
 TERM = 3
 
 
@@ -385,7 +385,7 @@ def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
     old = StabilityTimestamp("people", 2, 0, Timestamp.of({0: 50, 1: 60}, "topic-1"), 900, 950)
     stranger = StabilityTimestamp("people", 2, 0, Timestamp.of({0: 999}, "topic-0"), 900, 950)
     common = Published("people", 2, 0, {"by_city-1": 31, "gone-7": 30})
-    core.handle(Recovered(((30, stranger), (31, old)), (common,), 1_000))
+    core.handle(ControlTail(((30, stranger), (31, old)), (common,), 1_000))
     # A projector that took over sends again from its last commit: its progress is behind.
     (stamp,) = stamps(core.handle(progress(1_001, 40, 61)))
     assert stamp.timestamp.offsets() == {0: 50, 1: 61}
@@ -460,7 +460,7 @@ def random_history(rng: random.Random) -> None:
 
 
 def test_a_replicas_oldest_numbers_are_forgotten_but_for_landmarks() -> None:
-    holdings = Holdings(newest=4, landmarks=4)
+    holdings = AcknowledgedNumbers(newest=4, landmarks=4)
     for number in range(1_000):
         holdings.acknowledge("a", "x", [0], number)
         if number % 7 == 0:

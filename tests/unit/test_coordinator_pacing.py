@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core.events import Issued, Note, Tick
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.wire.messages import StabilityTimestamp
 from tests.unit.test_coordinator_core import (
     TERM,
@@ -20,7 +20,7 @@ from tests.unit.test_coordinator_core import (
     stamps,
 )
 
-LIMITS = Limits(
+LIMITS = StabilityLimits(
     interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000, lag_limit_ms=5_000
 )
 STEP_MS = 5
@@ -29,7 +29,7 @@ STEP_MS = 5
 class Run:
     """A busy stream and two slices: node a's holds everything at once, node b's when told."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: StabilityLimits = LIMITS) -> None:
         self.core = Core(limits, TERM)
         self.core.catalog_changed(catalog(index_record()), 0)
         self.now = 1_000

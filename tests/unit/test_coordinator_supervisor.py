@@ -17,7 +17,7 @@ import pytest
 from coordinator.core.events import NO_ROOM, DriverExited, DriverTask
 from coordinator.jobs.jobs import NOT_STARTED
 from coordinator.process import driver_supervisor as module
-from coordinator.process.driver_supervisor import Supervisor, environment
+from coordinator.process.driver_supervisor import DriverSupervisor, environment
 from keytide.catalog.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
@@ -58,10 +58,10 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ends: list[DriverExited] = []
-        self._opened: list[Supervisor] = []
+        self._opened: list[DriverSupervisor] = []
 
-    def running(self, script: str, others: dict[DriverTask, list[str]] | None = None) -> Supervisor:
-        made = Supervisor(
+    def running(self, script: str, others: dict[DriverTask, list[str]] | None = None) -> DriverSupervisor:
+        made = DriverSupervisor(
             load_settings(data_dir=self.folder), self.ends.append, [sys.executable, "-c", script], others
         )
         made.open()
@@ -114,7 +114,7 @@ def test_a_driver_with_another_task_waits_for_the_one_that_runs(
     go = tmp_path / "go"
     monkeypatch.setenv("GO", str(go))
     command = [sys.executable, "-c", WAITS]
-    supervisor = Supervisor(
+    supervisor = DriverSupervisor(
         load_settings(data_dir=tmp_path),
         watched.ends.append,
         commands={"sample": command, "backfill": command},
@@ -311,7 +311,7 @@ def test_drivers_of_jobs_have_a_folder_and_a_flag_of_their_own(tmp_path: Path) -
     ends: list[DriverExited] = []
     tells = "import sys; print(sys.argv[1:]); sys.exit(5)"
     command = [sys.executable, "-c", tells]
-    supervisor = Supervisor(settings, ends.append, command, {"verify": command})
+    supervisor = DriverSupervisor(settings, ends.append, command, {"verify": command})
     supervisor.open()
     try:
         supervisor.start("j1", 0, "verify")
@@ -378,7 +378,7 @@ def test_what_a_builds_driver_spilled_goes_with_it_and_its_checkpoint_stays(
 def test_what_a_jobs_driver_spilled_goes_with_it(tmp_path: Path) -> None:
     ends: list[DriverExited] = []
     command = [sys.executable, "-c", SPILLS]
-    supervisor = Supervisor(load_settings(data_dir=tmp_path), ends.append, None, {"verify": command})
+    supervisor = DriverSupervisor(load_settings(data_dir=tmp_path), ends.append, None, {"verify": command})
     supervisor.open()
     jobs = tmp_path / "jobs"
     try:

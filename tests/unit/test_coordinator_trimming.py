@@ -12,14 +12,14 @@ from coordinator.core.events import Instruction, QueuesTrimmed, Reported, TrimQu
 from coordinator.core.instructions import QueueCopy, QueueLimit
 from coordinator.leader import Leader
 from coordinator.queues.bounds import because, stays_from
-from coordinator.stability.stream import Limits
+from coordinator.stability.stream import StabilityLimits
 from keytide.errors import InvariantViolationError
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.leader_world import MUTATIONS, World, backfilled
 from tests.unit.test_coordinator_rebuild import NODES, in_catchup, live, queued, status
 
 HOUR = 3_600_000
-LIMITS = Limits(trim_interval_ms=1_000, queue_retention_ms=HOUR)
+LIMITS = StabilityLimits(trim_interval_ms=1_000, queue_retention_ms=HOUR)
 
 
 def serving(settle: bool = True) -> World:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from indexer.scan.local.effort import PART_S, REST_S, TURN_S, Effort, GivenUpError, Lanes
+from indexer.scan.local.effort import PART_S, REST_S, TURN_S, GivenUpError, ReadBudget, ReadThreads
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import OutOfTimeError, ReadRequest
 from indexer.scan.plan.waiting import ReaderGoneError
@@ -77,7 +77,7 @@ def work(seconds: float) -> None:
 def test_a_block_is_worked_on_in_parts_whatever_an_entry_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("indexer.scan.local.effort.thread_time", lambda: now)
-    effort = Effort()
+    effort = ReadBudget()
     for cost, least, most in ((0.0005, 1, 1), (1e-7, 1_000, 8_192), (1e-5, 20, 30)):
         for _ in range(30):
             sizes = []
@@ -90,8 +90,8 @@ def test_a_block_is_worked_on_in_parts_whatever_an_entry_costs(monkeypatch: pyte
 
 def test_work_looks_whether_its_request_is_over() -> None:
     with pytest.raises(OutOfTimeError):
-        Effort(until=time.monotonic() - 1).look()
-    effort = Effort()
+        ReadBudget(until=time.monotonic() - 1).look()
+    effort = ReadBudget()
     effort.look()
     effort.give_up()
     with pytest.raises(GivenUpError):
@@ -99,14 +99,14 @@ def test_work_looks_whether_its_request_is_over() -> None:
 
 
 def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> None:
-    lanes = Lanes()
+    lanes = ReadThreads()
     try:
-        effort = Effort(least_s=0.0, most_s=3_600, lanes=lanes)
+        effort = ReadBudget(least_s=0.0, most_s=3_600, lanes=lanes)
         effort.begin(4)
         assert [effort.spent] == [False]
         hold, held = threading.Event(), threading.Event()
 
-        def holds(_: Effort) -> None:
+        def holds(_: ReadBudget) -> None:
             held.set()
             hold.wait(LIMIT_S)
 
@@ -119,7 +119,7 @@ def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> No
         first.done.result(LIMIT_S)
         second.done.result(LIMIT_S)
         assert not lanes.crowded
-        effort = Effort(least_s=TURN_S, most_s=0.0)
+        effort = ReadBudget(least_s=TURN_S, most_s=0.0)
         assert not effort.spent
         effort.begin(10_000)
         until(lambda: effort.spent)
@@ -129,11 +129,11 @@ def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> No
 
 def test_what_is_given_up_before_its_turn_is_never_begun() -> None:
     async def whole() -> None:
-        lanes = Lanes()
+        lanes = ReadThreads()
         hold, held = threading.Event(), threading.Event()
         begun: list[int] = []
 
-        def holds(_: Effort) -> None:
+        def holds(_: ReadBudget) -> None:
             held.set()
             hold.wait(LIMIT_S)
 
@@ -152,9 +152,9 @@ def test_what_is_given_up_before_its_turn_is_never_begun() -> None:
 
 
 def test_work_rests_while_short_requests_are_about() -> None:
-    lanes = Lanes()
+    lanes = ReadThreads()
     try:
-        effort = Effort(lanes=lanes)
+        effort = ReadBudget(lanes=lanes)
         assert not lanes.others(time.monotonic())
         lanes.short()
         assert lanes.others(time.monotonic())
@@ -206,12 +206,12 @@ def test_a_read_that_nobody_waits_for_ends(how: str) -> None:
     asyncio.run(asyncio.wait_for(whole(), LIMIT_S))
 
 
-def _endless_turn(lanes: Lanes) -> Callable[..., Any]:
+def _endless_turn(lanes: ReadThreads) -> Callable[..., Any]:
     """Turns that no time ends."""
     turn = lanes.turn
 
-    def endless(work: Callable[[Effort], Any], within_s: float | None, *, first: bool) -> Any:
-        def unlimited(effort: Effort) -> Any:
+    def endless(work: Callable[[ReadBudget], Any], within_s: float | None, *, first: bool) -> Any:
+        def unlimited(effort: ReadBudget) -> Any:
             effort._turn = (float("inf"), float("inf"))
             return work(effort)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.builds.eta import LOAD_PART, SORT_PART, Pace
+from coordinator.builds.eta import LOAD_PART, SORT_PART, BuildPace
 
 SECOND = 1_000
 
 
 def play(
-    pace: Pace, total: int, batch: int, read: float, sort: float, every: int = 500
+    pace: BuildPace, total: int, batch: int, read: float, sort: float, every: int = 500
 ) -> list[tuple[float | None, float]]:
     """A build that reads and sorts micro-batches at a steady pace (documents per second), without loading;
     (estimate, truth) in seconds at each report."""
@@ -34,7 +34,7 @@ def play(
 
 
 def test_nothing_is_said_before_anything_was_seen() -> None:
-    pace = Pace()
+    pace = BuildPace()
     assert pace.left_ms(0, 0, 1_000) is None
     pace.report(1_000, "reading", 0, 0)
     assert pace.left_ms(1_000, 0, 1_000) is None
@@ -43,7 +43,7 @@ def test_nothing_is_said_before_anything_was_seen() -> None:
 
 
 def test_a_build_of_many_micro_batches_is_foretold_after_the_first() -> None:
-    told = play(Pace(), total=400_000, batch=40_000, read=10_000, sort=20_000)
+    told = play(BuildPace(), total=400_000, batch=40_000, read=10_000, sort=20_000)
     for estimate, truth in told[20:]:
         assert estimate is not None
         # Loading of the last micro-batch is in the estimate, and not in this build.
@@ -52,7 +52,7 @@ def test_a_build_of_many_micro_batches_is_foretold_after_the_first() -> None:
 
 def test_the_end_of_reading_is_not_the_end() -> None:
     """One micro-batch: when the last document is read, sorting is still to come."""
-    told = play(Pace(), total=100_000, batch=100_000, read=10_000, sort=20_000)
+    told = play(BuildPace(), total=100_000, batch=100_000, read=10_000, sort=20_000)
     estimate, truth = told[19]
     assert truth == pytest.approx(5.5)
     assert estimate is not None
@@ -60,7 +60,7 @@ def test_the_end_of_reading_is_not_the_end() -> None:
 
 
 def test_sorting_counts_down() -> None:
-    pace = Pace()
+    pace = BuildPace()
     pace.report(1_000, "reading", 0, 0)
     pace.report(11_000, "reading", 10_000, 0)
     pace.report(11_100, "sorting", 10_000, 0)
@@ -73,7 +73,7 @@ def test_sorting_counts_down() -> None:
 
 
 def test_a_limit_is_not_believed_to_be_exceeded_and_a_new_one_begins_anew() -> None:
-    pace = Pace()
+    pace = BuildPace()
     pace.report(1_000, "reading", 0, 0)
     pace.report(11_000, "reading", 10_000, 0)
     free, held = pace.left_ms(11_000, 10_000, 20_000), pace.left_ms(11_000, 10_000, 20_000, rate_limit=100)
@@ -86,7 +86,7 @@ def test_a_limit_is_not_believed_to_be_exceeded_and_a_new_one_begins_anew() -> N
 
 def test_time_without_reports_of_reading_is_no_reading() -> None:
     """Between two looks the driver slept, sorted, or was away."""
-    pace = Pace()
+    pace = BuildPace()
     for second in range(10):
         pace.report(second * SECOND + 1, "reading", 1_000 * second, 0)
     pace.report(10 * SECOND, "sorting", 10_000, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from indexer.store.fold.fold import FoldJob
-from indexer.store.fold.watched_process import Child, StalledError
+from indexer.store.fold.watched_process import StalledError, WatchedProcess
 from indexer.store.fold.worker import WORKER_DIED, WORKER_STALLED, FoldWorker, _Ticket
 from indexer.store.interface import Applied
 from keytide.errors import RetryableError
@@ -218,7 +218,7 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_slow_child_that_comes_further_is_left_alone(talks: str) -> None:
-    child = Child(talks, ("60", "0"), PATIENT_S)
+    child = WatchedProcess(talks, ("60", "0"), PATIENT_S)
     lines = child.lines()
     assert next(lines) == b"begun"
     child._stall_s = IMPATIENT_S
@@ -227,7 +227,7 @@ def test_a_slow_child_that_comes_further_is_left_alone(talks: str) -> None:
 
 
 def test_a_silent_child_is_ended(talks: str) -> None:
-    child = Child(talks, ("1", "600"), PATIENT_S)
+    child = WatchedProcess(talks, ("1", "600"), PATIENT_S)
     lines = child.lines()
     assert [next(lines), next(lines)] == [b"begun", b"done"]
     child._stall_s = IMPATIENT_S

@@ -17,7 +17,7 @@ from streaming.backfill import batches
 from streaming.backfill.batches import Batches, BuildPlan
 from streaming.core import log_identity as footing
 from streaming.core import micro_batches as core
-from streaming.drivers.progress import Journal, Status
+from streaming.drivers.progress import DriverTotals, Status
 from streaming.spark.checkpoint import Checkpoint, Range
 from streaming.stages.work import Work
 
@@ -130,7 +130,7 @@ def test_what_passes_both_looks_is_on_the_log(
 # --- micro-batches ------------------------------------------------------------------------------------------
 
 COVERED = Range(at(2), at(7))
-OUTCOME = core.Outcome([], [], 5, b"", {}, {})
+OUTCOME = core.SettledBatch([], [], 5, b"", {}, {})
 
 
 class _Batches(Batches):
@@ -138,7 +138,7 @@ class _Batches(Batches):
 
     readings = 0
 
-    def _act(self, frame: Any, work: Work, covered: Range) -> core.Outcome:
+    def _act(self, frame: Any, work: Work, covered: Range) -> core.SettledBatch:
         self.readings += 1
         return OUTCOME
 
@@ -208,4 +208,4 @@ def test_where_it_stands_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -
     assert again.report("b", "r", 0).timestamp == at(7, 1)
     again.resume(2, at(2), at(0))  # the ends were sent, and Spark has not committed the batch
     assert again.report("b", "r", 0).timestamp == at(2)
-    assert Journal.load(tmp_path / "nothing").read == Timestamp()
+    assert DriverTotals.load(tmp_path / "nothing").read == Timestamp()

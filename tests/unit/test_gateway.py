@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 from indexer.hosting.hosting import placed_here
-from indexer.hosting.node import Node
-from indexer.ingest.consumer import Kind, Record
-from indexer.ingest.metadata import Hearing
+from indexer.hosting.node import ServingNode
+from indexer.ingest.consumer import Record, TopicKind
+from indexer.ingest.metadata import MetadataFeed
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
 from indexer.serve import gateway
@@ -63,8 +63,8 @@ class Gate:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.view = Node("gateway-1")
-        self.hearing = Hearing(self.view)
+        self.view = ServingNode("gateway-1")
+        self.hearing = MetadataFeed(self.view)
 
     def hears(self, number: int, *names: str) -> None:
         self.hearing.control(number, stamp(self.world, number))
@@ -133,7 +133,7 @@ def test_scans_wait_for_what_it_hears() -> None:
 def test_a_rollback_that_is_half_read_is_not_shown() -> None:
     world = world_of_cities(node_count=1)
     gate = Gate(world)
-    assert not Hearing(Node("x")).dictionary(Catalog())
+    assert not MetadataFeed(ServingNode("x")).dictionary(Catalog())
     assert gate.reads()
     before = gate.view.catalog()
     world.record(KeyspaceRecord(KEYSPACE, "t", 2, 1, incarnation=1))
@@ -298,7 +298,7 @@ def test_it_waits_for_the_cluster_follows_it_and_stops(monkeypatch: pytest.Monke
     monkeypatch.setattr(gateway, "NodeConsumer", lambda settings: consumer)
     monkeypatch.setattr(gateway, "KafkaIdentity", lambda *_, **__: FakeIdentity())
     monkeypatch.setattr(gateway, "RETRY_S", 0.01)
-    view = Node("gateway-1")
+    view = ServingNode("gateway-1")
     stop, started = threading.Event(), threading.Event()
     thread = threading.Thread(target=Listener(load_settings(), view).run, args=(stop, started))
     thread.start()
@@ -306,8 +306,8 @@ def test_it_waits_for_the_cluster_follows_it_and_stops(monkeypatch: pytest.Monke
         assert started.wait(LIMIT_S)
         assert view.catalog().index_by_name("by_city") is not None
         consumer.pending += [
-            Record(Kind.CONTROL, None, 5, stamp(world, 5)),
-            Record(Kind.CONTROL, None, 6, published(world, "by_city", 5)),
+            Record(TopicKind.CONTROL, None, 5, stamp(world, 5)),
+            Record(TopicKind.CONTROL, None, 6, published(world, "by_city", 5)),
         ]
         wait_for(lambda: view.published("by_city-1") == 5, "the published number")
         assert view.stamp(KEYSPACE, 5) is not None

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.core.events import Instruction, KafkaAnswered, Reported, RoomSeen, SourceAway, SourceSampled
-from coordinator.core.silence import BEATS, GRACE_MS, Vigil
+from coordinator.core.silence import BEATS, GRACE_MS, SilenceWatch
 from coordinator.http import metrics
 from coordinator.views import health
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.serve import health as node_health
-from indexer.view import Trouble
+from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog, ClusterRecord
 from keytide.model.health import KINDS, LEVELS, Reason, Status, Verdict, read, single, verdict, worst
 from keytide.wire.messages import NodeHeartbeat
@@ -153,7 +153,7 @@ def test_while_kafka_is_away_only_kafka_is_accused_and_others_may_take_their_tim
 
 
 def test_one_late_word_does_not_clear_a_suspicion() -> None:
-    vigil = Vigil(2_000)
+    vigil = SilenceWatch(2_000)
     vigil.tick(0)
     vigil.heard("n1")
     for now in range(250, 3_000, 250):
@@ -168,7 +168,7 @@ def test_one_late_word_does_not_clear_a_suspicion() -> None:
 
 def test_heartbeats_that_are_late_by_less_than_the_limit_alarm_nobody() -> None:
     """A busy machine: every beat is late by up to a second, and so are the leader's own rounds."""
-    chance, vigil = random.Random(7), Vigil(2_000)
+    chance, vigil = random.Random(7), SilenceWatch(2_000)
     now, beat_at = 0, 0
     vigil.tick(0)
     vigil.heard("n1")
@@ -291,8 +291,8 @@ def test_verdicts_are_ordered_worst_first() -> None:
 # --- a node's own view --------------------------------------------------------------------------------------
 
 
-def node() -> Node:
-    made, catalog = Node("n1"), Catalog()
+def node() -> ServingNode:
+    made, catalog = ServingNode("n1"), Catalog()
     catalog.put("cluster", ClusterRecord("c1", "", 0))
     made.show_catalog(catalog)
     made.passed(10.0)
@@ -304,7 +304,7 @@ def test_a_node_is_ready_while_its_thread_goes_on() -> None:
     assert node_health.of(made, 11.0, 2.0).well
     stalled = node_health.of(made, 12.5, 2.0)
     assert (stalled.status, "stands still" in stalled.reasons[0].reason) == ("failing", True)
-    assert node_health.of(Node("n1"), 0.0, 2.0).status == "failing", "it knows no cluster yet"
+    assert node_health.of(ServingNode("n1"), 0.0, 2.0).status == "failing", "it knows no cluster yet"
 
 
 def test_a_node_says_that_nobody_leads_and_which_slices_do_not_serve() -> None:
@@ -314,7 +314,7 @@ def test_a_node_says_that_nobody_leads_and_which_slices_do_not_serve() -> None:
     made.leader_heard()
     made.passed(15.1)
     assert node_health.of(made, 15.2, 2.0).well
-    made._troubles = {("i", 1): Trouble("LOST", "its folder is gone")}
+    made._troubles = {("i", 1): SliceTrouble("LOST", "its folder is gone")}
     assert "its folder is gone" in node_health.of(made, 15.2, 2.0).reasons[0].reason
 
 

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from indexer.hosting import node_folder as folder_module
-from indexer.hosting.hosting import Hosting, SliceNews, placed_here
+from indexer.hosting.hosting import Hosting, SliceChange, placed_here
 from indexer.hosting.metrics import NodeMetrics
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.slice_runner import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool
 from indexer.ingest.metadata import histories_complete
-from indexer.slice.events import BackfillData, DataLost, MutationData, RolledBack, Stamped, Turn
-from indexer.slice.following import Limits
+from indexer.slice.events import BackfillData, DataLost, Decide, MutationData, RolledBack, Stamped
+from indexer.slice.following import SliceLimits
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
 from indexer.store.lmdb.store import LmdbSliceStore
@@ -88,7 +88,7 @@ class Place:
 
     def __init__(self, path: Path) -> None:
         self.folder = NodeFolder(path, "n1")
-        self.node = Node("n1")
+        self.node = ServingNode("n1")
         self.reading = Reading()
         self.catalog = Catalog()
         self.folds = FoldWorker()
@@ -256,7 +256,7 @@ def test_a_lost_slice_is_put_away_and_waits_for_another_build(place: Place) -> N
     assert place.hosting.runners == {}
     status = place.status()
     assert (status.state, status.reason, status.queue_horizon) == ("LOST", "the queue is gone", -1)
-    assert place.hosting.news() == [SliceNews(KEY, "LOST", -1, 0)]
+    assert place.hosting.news() == [SliceChange(KEY, "LOST", -1, 0)]
     place.index("READY")
     assert place.status().state == "LOST"
     place.rebuild("r-1")
@@ -483,7 +483,7 @@ def follow(runner: SliceRunner, position: int, start: int, end: int, incarnation
     runner.feed(MutationData(encode(message), position), 0)
     stamp = StabilityTimestamp("src", 1, incarnation, Timestamp.of({0: end}, TOPIC_ID), 0, 0)
     runner.feed(Stamped(end, stamp), 0)
-    runner.feed(Turn(0), 0)
+    runner.feed(Decide(0), 0)
 
 
 def fold(runner: SliceRunner) -> None:
@@ -584,7 +584,7 @@ def test_memory_is_shared_out(place: Place) -> None:
     limits = {runner.core.limits for runner in place.hosting.runners.values()}
     documents = min(settings.slice_queue_documents, settings.node_queue_documents // 2)
     size = min(settings.slice_queue_bytes, settings.node_queue_bytes // 2)
-    assert limits == {Limits(documents, size, gap_ms=settings.gap_limit_s * 1_000)}
+    assert limits == {SliceLimits(documents, size, gap_ms=settings.gap_limit_s * 1_000)}
 
 
 def test_metrics_have_the_names_of_the_contract(place: Place) -> None:
@@ -666,7 +666,7 @@ class Run:
             "src",
             self.store,
             ChunkSpool(path / "chunks"),
-            Limits(100, 1 << 20, gap_ms=1_000),
+            SliceLimits(100, 1 << 20, gap_ms=1_000),
             4,
             self.reading,
             lambda _keyspace, _incarnation, number, _key: self.acks.append(number),
@@ -687,7 +687,7 @@ class Run:
     def stamp(self, number: int, offset: int, now: int = 0) -> None:
         message = StabilityTimestamp("src", 1, 0, Timestamp.of({0: offset}, TOPIC_ID), 0, 0)
         self.runner.feed(Stamped(number, message), now)
-        self.runner.feed(Turn(now), now)
+        self.runner.feed(Decide(now), now)
 
 
 def test_a_commit_waits_for_the_disk_and_goes_through_later(tmp_path: Path) -> None:
@@ -818,7 +818,7 @@ def test_a_void_store_is_shown_to_nobody_at_the_start(tmp_path: Path) -> None:
         "src",
         store,
         ChunkSpool(tmp_path / "other"),
-        Limits(100, 1 << 20, gap_ms=1_000),
+        SliceLimits(100, 1 << 20, gap_ms=1_000),
         4,
         run.reading,
         lambda *_: None,

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
 from coordinator.http.api import create_app as coordinator_app
-from coordinator.process.service import Service
+from coordinator.process.service import CoordinatorService
 from indexer.serve.api import create_app as node_app
-from keytide.serving.gate import Gate, Message, Need, is_of_host
+from keytide.serving.gate import Message, Need, RequestGate, is_of_host
 from keytide.settings.settings import Settings, load_settings
 from tests.browser.scene import busy_day
 from tests.unit.test_api import world_of_cities
@@ -57,7 +57,7 @@ class Asked:
                 for name, value in ({"Host": HOST} | dict(headers or {})).items()
             ],
         }
-        gate = Gate(self._app, settings or load_settings(), self._needs, refused=self.refused.append)
+        gate = RequestGate(self._app, settings or load_settings(), self._needs, refused=self.refused.append)
         asyncio.run(gate(scope, self._receive, self._send))
 
     @staticmethod
@@ -205,7 +205,9 @@ def test_a_body_is_json_by_its_type(kind: str | None, origin: str, status: int) 
 
 def coordinator(**security: Any) -> TestClient:
     scene = busy_day(security=security)
-    return TestClient(coordinator_app(cast(Service, scene), "http://c.example"), base_url=f"http://{HOST}")
+    return TestClient(
+        coordinator_app(cast(CoordinatorService, scene), "http://c.example"), base_url=f"http://{HOST}"
+    )
 
 
 def node(**security: Any) -> TestClient:

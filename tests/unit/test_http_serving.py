@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from indexer.serve.one_write import OneWriteProtocol
 from keytide.process import metrics
-from keytide.serving.gate import Gate, Need
+from keytide.serving.gate import Need, RequestGate
 from keytide.serving.listener import allow_handles
 from keytide.serving.server import PatientProtocol, server_of
 from keytide.settings.settings import HttpSettings, SecuritySettings, load_settings
@@ -200,7 +200,7 @@ def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
         return "admin"
 
     settings = load_settings(security={"tokens": {"rules": ["admin"]}})
-    with serving(Gate(App(), settings, needs), body_timeout_s=LIMIT_S) as port:
+    with serving(RequestGate(App(), settings, needs), body_timeout_s=LIMIT_S) as port:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         piece = b"x" * 65_536
@@ -213,7 +213,7 @@ def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
 
 def test_an_upload_that_is_broken_off_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with serving(Gate(App(), load_settings(), lambda _, __: None)) as port:
+    with serving(RequestGate(App(), load_settings(), lambda _, __: None)) as port:
         with socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(HEAD + b"half")
         until(lambda: "went away" in caplog.text)
@@ -272,7 +272,7 @@ def test_a_server_that_stops_says_so_to_whom_it_still_owes_an_answer() -> None:
         await asyncio.Event().wait()
 
     began = threading.Event()
-    gate = Gate(waits_for_ever, load_settings(), lambda *_: None)
+    gate = RequestGate(waits_for_ever, load_settings(), lambda *_: None)
     with serving(gate) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         connection.request("GET", "/v1/x")

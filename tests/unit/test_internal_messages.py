@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.serve.api import create_app
 from keytide.process.clock import now_ms
@@ -122,7 +122,7 @@ def test_only_the_credential_of_the_cluster_opens_the_routes_of_nodes(node: Live
 
 
 def test_a_node_that_has_not_read_the_metadata_opens_to_nobody(node: LiveNode) -> None:
-    with TestClient(create_app(Node("n9"), load_settings(), CollectorRegistry())) as client:
+    with TestClient(create_app(ServingNode("n9"), load_settings(), CollectorRegistry())) as client:
         for headers in (of_the_cluster(), of_the_cluster("")):
             response = client.post(READ_PATH, content=b"", headers=headers)
             assert (response.status_code, response.json()["type"]) == (503, "starting")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from coordinator.kafka import admin as kafka_work
-from coordinator.kafka.admin import KafkaWork
+from coordinator.kafka.admin import KafkaAdminWork
 from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
 from keytide.settings.settings import load_settings
 
 
-def _asked(monkeypatch: pytest.MonkeyPatch, unknown: int) -> tuple[KafkaWork, list[str]]:
+def _asked(monkeypatch: pytest.MonkeyPatch, unknown: int) -> tuple[KafkaAdminWork, list[str]]:
     """Of a broker that does not know a topic when it is asked for the first times."""
     asked: list[str] = []
 
@@ -29,7 +29,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, unknown: int) -> tuple[KafkaWork, li
     monkeypatch.setattr(kafka_work, "describe_topics", described)
     monkeypatch.setattr(kafka_work, "list_offsets", offsets)
     monkeypatch.setattr(kafka_work, "topic_config", lambda *_: {})
-    return KafkaWork(load_settings()), asked
+    return KafkaAdminWork(load_settings()), asked
 
 
 def test_a_topic_made_a_moment_ago_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

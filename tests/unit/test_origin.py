@@ -21,7 +21,7 @@ from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import OriginRefusedError, Reach, check, reach_of
 from coordinator.views import views
 from indexer.store.fold.worker import FoldWorker
-from indexer.store.interface import Applied, Counts, Held, SliceStore
+from indexer.store.interface import Applied, Counts, SliceStore, StoredDocument
 from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.resolve import newer, step
 from keytide.catalog.catalog import RollbackRecord, TableOrigin, decode_record, encode_record
@@ -304,16 +304,18 @@ def test_an_origin_in_a_file_is_one_json_object(tmp_path: Path) -> None:
 
 
 def test_a_row_is_older_than_every_record_and_beside_none_strange() -> None:
-    row = Held(TABLE_PARTITION, 7, 0, (b"k",), False)
+    row = StoredDocument(TABLE_PARTITION, 7, 0, (b"k",), False)
     assert newer(0, 0, -1, row)
-    assert not newer(TABLE_PARTITION, 1 << 40, 1 << 60, Held(0, 0, 0, (b"k",), False))
+    assert not newer(TABLE_PARTITION, 1 << 40, 1 << 60, StoredDocument(0, 0, 0, (b"k",), False))
     held, taken = step(row, 1, 0, -5, [b"l"])
     assert taken
-    assert held == Held(1, 0, -5, (b"l",), False)
+    assert held == StoredDocument(1, 0, -5, (b"l",), False)
     assert step(row, 1, 0, -5, []) == (None, True)
     assert step(held, TABLE_PARTITION, 9, 9, [b"m"]) == (held, False)
     assert step(row, TABLE_PARTITION, 7, 0, [b"m"]) == (row._replace(keys=(b"k", b"m")), True)
-    assert step(held, 0, 3, 99, [b"n"])[0] == Held(0, 3, 99, (b"n",), True), "two partitions are strange"
+    assert step(held, 0, 3, 99, [b"n"])[0] == StoredDocument(0, 3, 99, (b"n",), True), (
+        "two partitions are strange"
+    )
 
 
 @pytest.fixture(params=["lmdb", "memory"])

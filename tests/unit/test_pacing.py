@@ -18,23 +18,23 @@ from keytide.catalog.catalog import BuildRecord, TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from streaming.backfill import driver as driving
-from streaming.core.micro_batches import Outcome
-from streaming.core.rate import CREDIT_S, Bucket
+from streaming.core.micro_batches import SettledBatch
+from streaming.core.rate import CREDIT_S, TokenBucket
 from streaming.drivers import rate_gate as metering
 from streaming.drivers.progress import Status
-from streaming.drivers.rate_gate import Gate
+from streaming.drivers.rate_gate import RateGate
 
 LIMIT_S = 20.0
 
 
 def test_without_a_limit_everything_goes() -> None:
-    bucket = Bucket(0.0)
+    bucket = TokenBucket(0.0)
     assert bucket.take(1_000_000, 0.0) == 1_000_000
 
 
 def test_a_bucket_holds_its_limit_over_half_a_minute() -> None:
     """Whatever is asked for, in whatever pieces, and with gaps of a second without reading."""
-    bucket = Bucket(0.0)
+    bucket = TokenBucket(0.0)
     bucket.limit(1_000, 0.0)
     taken, now = 0, 0.0
     while now < 30:
@@ -44,14 +44,14 @@ def test_a_bucket_holds_its_limit_over_half_a_minute() -> None:
 
 
 def test_what_is_not_taken_is_kept_for_a_moment_only() -> None:
-    bucket = Bucket(0.0)
+    bucket = TokenBucket(0.0)
     bucket.limit(1_000, 0.0)
     assert bucket.take(1, 0.0) == 0
     assert bucket.take(10**9, 3_600.0) == CREDIT_S * 1_000
 
 
 def test_a_new_limit_begins_with_nothing_and_the_same_changes_nothing() -> None:
-    bucket = Bucket(0.0)
+    bucket = TokenBucket(0.0)
     bucket.limit(1_000, 0.0)
     bucket.limit(1_000, 1.0)
     bucket.limit(10, 2.0)
@@ -62,15 +62,15 @@ def test_a_new_limit_begins_with_nothing_and_the_same_changes_nothing() -> None:
 
 
 def test_a_small_limit_lets_single_documents_through() -> None:
-    bucket = Bucket(0.0)
+    bucket = TokenBucket(0.0)
     bucket.limit(1, 0.0)
     assert sum(bucket.take(5, 0.1 * step) for step in range(101)) == 10
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[RateGate]:
     metering.hang_up()
-    with_gate = Gate()
+    with_gate = RateGate()
     yield with_gate
     with_gate.close()
     metering.hang_up()
@@ -84,7 +84,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.01)
 
 
-def test_a_gate_counts_what_tasks_read(gate: Gate) -> None:
+def test_a_gate_counts_what_tasks_read(gate: RateGate) -> None:
     gate.begin(150, 2)
     gate.meter.read(100, 5_000)
     assert (gate.documents, gate.bytes, gate.all_read) == (100, 5_000, False)
@@ -97,7 +97,7 @@ def test_a_gate_counts_what_tasks_read(gate: Gate) -> None:
     assert (gate.documents, gate.bytes, gate.all_read) == (0, 0, False)
 
 
-def test_a_new_limit_is_felt_by_a_task_that_waits(gate: Gate) -> None:
+def test_a_new_limit_is_felt_by_a_task_that_waits(gate: RateGate) -> None:
     gate.begin(10_000, 1)
     gate.limit(100)
     reading = threading.Thread(target=gate.meter.read, args=(10_000, 0), daemon=True)
@@ -110,7 +110,7 @@ def test_a_new_limit_is_felt_by_a_task_that_waits(gate: Gate) -> None:
     assert gate.documents == 10_000
 
 
-def test_a_new_limit_is_felt_while_the_table_is_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver of a build follows the metadata there, too."""
     made: Any = driving.Driver.__new__(driving.Driver)
     made._settings = load_settings()
@@ -136,7 +136,7 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: Gate, monkeypatch: py
     assert time.monotonic() - began < LIMIT_S
 
 
-def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: Gate) -> None:
+def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: RateGate) -> None:
     gate.begin(1_000, 1)
     gate.limit(1)
     reading = threading.Thread(target=gate.meter.read, args=(1_000, 0), daemon=True)
@@ -147,7 +147,7 @@ def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: Gate) -> None:
     assert not reading.is_alive()
 
 
-def test_what_no_meter_said_is_waited_for_after_the_micro_batch(gate: Gate) -> None:
+def test_what_no_meter_said_is_waited_for_after_the_micro_batch(gate: RateGate) -> None:
     gate.begin(40, 1)
     gate.limit(100)
     began = time.monotonic()
@@ -159,7 +159,7 @@ def test_what_no_meter_said_is_waited_for_after_the_micro_batch(gate: Gate) -> N
 
 def test_a_gate_is_found_under_another_address_than_it_listens_at() -> None:
     """As behind a translation of addresses: spark.driver.host is none of this machine's."""
-    made = Gate("192.0.2.1", "127.0.0.1")
+    made = RateGate("192.0.2.1", "127.0.0.1")
     try:
         assert made.meter.host == "192.0.2.1"
         socket.create_connection(("127.0.0.1", made.meter.port)).close()
@@ -167,7 +167,7 @@ def test_a_gate_is_found_under_another_address_than_it_listens_at() -> None:
         made.close()
 
 
-def test_strangers_are_not_heard(gate: Gate) -> None:
+def test_strangers_are_not_heard(gate: RateGate) -> None:
     gate.begin(100, 1)
     stranger = replace(gate.meter, token=b"x" * len(gate.meter.token))
     stranger.read(50, 50)
@@ -175,21 +175,21 @@ def test_strangers_are_not_heard(gate: Gate) -> None:
     metering.hang_up()
 
 
-def test_a_worker_that_reaches_no_gate_reads_on(gate: Gate) -> None:
+def test_a_worker_that_reaches_no_gate_reads_on(gate: RateGate) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     replace(gate.meter, port=port).read(50, 50)
     assert gate.documents == 0
 
 
-def test_a_micro_batch_begins_with_nothing_read(gate: Gate, tmp_path: Path) -> None:
+def test_a_micro_batch_begins_with_nothing_read(gate: RateGate, tmp_path: Path) -> None:
     status = Status(tmp_path / "progress.json")
     status.gate = gate
     status.begin_batch()
     gate.begin(1_000, 1)
     gate.meter.read(1_000, 9_000)
     assert status.report("b8", "r", 0).documents == 1_000
-    outcome = Outcome([], [], 1_000, b"", {}, {})
+    outcome = SettledBatch([], [], 1_000, b"", {}, {})
     status.finish_batch(0, Timestamp(), [], outcome)
     status.end_batch()
     status.begin_batch()

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.model.timestamp import Timestamp
-from streaming.core.micro_batches import Outcome
-from streaming.core.sizing import GROW, SHRINK, Piece, Sizing, cut, documents
-from streaming.drivers.outage import Sitting
-from streaming.drivers.progress import Journal, Status
+from streaming.core.micro_batches import SettledBatch
+from streaming.core.sizing import GROW, SHRINK, SizedBatch, Sizing, cut, documents
+from streaming.drivers.outage import Outage
+from streaming.drivers.progress import DriverTotals, Status
 
 OFFSETS = st.dictionaries(st.integers(0, 5), st.integers(0, 1_000), min_size=1)
 
@@ -60,20 +60,20 @@ def test_pieces_take_about_as_long_as_they_should() -> None:
 def test_what_is_written_down_comes_first_and_once(tmp_path: Path) -> None:
     file = tmp_path / "progress.json"
     status = Status(file)
-    piece = Piece(3, {0: 5}, {0: 9})
+    piece = SizedBatch(3, {0: 5}, {0: 9})
     status.settle_batch(Timestamp.of({0: 9}), piece)
-    journal = Journal.load(file)
+    journal = DriverTotals.load(file)
     assert (journal.pending, journal.finished) == (piece, 2)
     status.resume(2, Timestamp.of(piece.reached), Timestamp())
     assert not status.try_close(lambda _: True), "some slices may have it"
-    status.finish_batch(3, Timestamp.of({0: 9}), [], Outcome([], [], 4, b"", {}, {}))
-    journal = Journal.load(file)
+    status.finish_batch(3, Timestamp.of({0: 9}), [], SettledBatch([], [], 4, b"", {}, {}))
+    journal = DriverTotals.load(file)
     assert (journal.pending, journal.finished) == (None, 3)
     assert status.try_close(lambda _: True)
 
 
 def test_what_is_away_is_sat_out_from_the_first_failure_on() -> None:
-    sitting = Sitting(60)
+    sitting = Outage(60)
     assert not sitting.over(-1, 1_000)
     assert not sitting.over(-1, 1_059)
     assert not sitting.over(0, 1_061), "a micro-batch was done meanwhile"
@@ -99,7 +99,7 @@ def backfill(folder: Path, size: int, rate: float, start_s: float, lives: Callab
         at = status.journal.piece.reached if status.journal.piece else {0: 0}
         status.note_size(sizing.struck())
         while at[0] < size:
-            piece = status.journal.pending or Piece(
+            piece = status.journal.pending or SizedBatch(
                 status.journal.finished + 1, at, cut(at, {0: size}, sizing.size)
             )
             took = start_s + documents(piece.start, piece.end) / rate
@@ -107,7 +107,7 @@ def backfill(folder: Path, size: int, rate: float, start_s: float, lives: Callab
             if left < 0:
                 break
             status.settle_batch(Timestamp.of(piece.end), piece)
-            outcome = Outcome([], [], 0, b"", {}, {})
+            outcome = SettledBatch([], [], 0, b"", {}, {})
             status.finish_batch(piece.number, Timestamp.of(piece.end), [], outcome)
             sizing.finished(documents(piece.start, piece.end), took)
             status.note_size(sizing.size)
@@ -132,6 +132,6 @@ def test_a_first_micro_batch_that_is_too_large_is_seen(
 
 
 def test_progress_that_is_thrown_away_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Piece, "reached", property(lambda _: {0: 0}))
+    monkeypatch.setattr(SizedBatch, "reached", property(lambda _: {0: 0}))
     with pytest.raises(AssertionError, match="200 drivers"):
         backfill(tmp_path, 40_000, 1_000.0, 10, lambda _: 25.0)

@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.process import Child, ChildDiedError, NotReadyError, free_ports, is_free
+from deploy.process import ChildDiedError, ChildProcess, NotReadyError, free_ports, is_free
 from keytide.errors import CallerError, ConfigurationError
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 
 
-def python(tmp_path: Path, code: str) -> Child:
-    return Child("a child", [sys.executable, "-c", textwrap.dedent(code)], log=tmp_path / "log")
+def python(tmp_path: Path, code: str) -> ChildProcess:
+    return ChildProcess("a child", [sys.executable, "-c", textwrap.dedent(code)], log=tmp_path / "log")
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit: float = 20.0) -> None:
@@ -37,7 +37,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def says(child: Child, word: str) -> Callable[[], bool]:
+def says(child: ChildProcess, word: str) -> Callable[[], bool]:
     return lambda: word in child.tail()
 
 
@@ -68,7 +68,7 @@ def test_what_it_said_is_found_behind_whatever_it_wrote_since_and_not_of_an_earl
 
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="cannot be started"):
-        Child("nothing", [tmp_path / "no-such-program"], log=tmp_path / "log").start()
+        ChildProcess("nothing", [tmp_path / "no-such-program"], log=tmp_path / "log").start()
 
 
 def test_early_death_is_told_with_the_end_of_its_own_log(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_number_of_one_that_is_gone_gets_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then another process may have it."""
-    child = Child("sleeper", ["sleep", "60"], log=tmp_path / "log").start()
+    child = ChildProcess("sleeper", ["sleep", "60"], log=tmp_path / "log").start()
     assert child.kill() == -signal.SIGKILL
     sent: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda pid, _: sent.append(pid))

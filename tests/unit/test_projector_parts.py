@@ -24,7 +24,7 @@ from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
-from projector.core.pipeline import Columns, Limits, Pipeline, batches_of, reached_by
+from projector.core.pipeline import Columns, MessageLimits, Pipeline, batches_of, reached_by
 from projector.core.projection import SourceBatch
 from projector.progress.commits import (
     Committed,
@@ -39,8 +39,8 @@ from projector.progress.events import Assigned, Checked, CommitDone, Key, Locate
 from projector.progress.partition import PartitionState
 from projector.service import reports as report
 from projector.service.membership import Membership
-from projector.service.sender import Sender
-from projector.service.source import Source
+from projector.service.sender import QueueSender
+from projector.service.source import GroupConsumer
 
 KEY = Key("orders", 1)
 
@@ -120,7 +120,7 @@ class TestBatches:
 class TestPipeline:
     def test_partitions_at_different_versions_send_for_their_own_indexes(self) -> None:
         found = catalog(index("a-1", 1), index("b-2", 2), version=2)
-        pipeline = Pipeline("me", Limits(1 << 20, 1 << 20))
+        pipeline = Pipeline("me", MessageLimits(1 << 20, 1 << 20))
         old = batches_of(Key("orders", 0), 0, 1, -1, [columns(0)])
         new = batches_of(Key("orders", 1), 5, 6, -1, [columns(5)])
         sent = [decode(m.value) for m in pipeline.emit(found, "orders", {1: old, 2: new}, 77)]
@@ -141,7 +141,7 @@ class TestPipeline:
         assert pipeline.documents["orders"] == 2
 
     def test_a_suspended_index_is_not_sent_for(self) -> None:
-        pipeline = Pipeline("me", Limits(1 << 20, 1 << 20))
+        pipeline = Pipeline("me", MessageLimits(1 << 20, 1 << 20))
         pipeline.suspend("a-1")
         found = catalog(index("a-1", 1), index("b-2", 1))
         messages = pipeline.emit(found, "orders", {1: batches_of(KEY, 0, 1, -1, [columns(0)])}, 0)
@@ -152,7 +152,7 @@ class TestPipeline:
         assert pipeline.emitting(found, "orders", 1) != []
 
     def test_messages_are_cut_at_offsets_and_stay_adjacent(self) -> None:
-        pipeline = Pipeline("me", Limits(2_000, 1 << 20))
+        pipeline = Pipeline("me", MessageLimits(2_000, 1 << 20))
         found = catalog(index("a-1", 1, slices=1))
         batches = batches_of(KEY, 0, 500, -1, [columns(*range(500))])
         messages = pipeline.emit(found, "orders", {1: batches}, 0)
@@ -350,11 +350,11 @@ class TestFirstPlace:
 class TestSender:
     """Nothing listens at the address: messages stay outstanding, which is all that these need."""
 
-    def sender(self) -> tuple[Sender, list[tuple[int, int, str | None]], list[float]]:
+    def sender(self) -> tuple[QueueSender, list[tuple[int, int, str | None]], list[float]]:
         told: list[tuple[int, int, str | None]] = []
         now = [100.0]
         settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-        return Sender(settings, lambda *news: told.append(news), lambda: now[0]), told, now
+        return QueueSender(settings, lambda *news: told.append(news), lambda: now[0]), told, now
 
     def test_dropping_an_index_acknowledges_its_messages_and_no_others(self) -> None:
         sender, told, _ = self.sender()
@@ -436,7 +436,7 @@ def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it(
     # Else a scan with `max_staleness_ms` would be answered from the timestamp that was gone back to.
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
     monkeypatch.setattr(report, "producer", lambda *_, **__: None)
-    reporter, marks = report.Reporter(settings, "p1", lambda: 0.0), cast(Source, _Marks())
+    reporter, marks = report.ProjectorReporter(settings, "p1", lambda: 0.0), cast(GroupConsumer, _Marks())
     before = PartitionState(KEY, "RUNNING", 1, 9, 9, 9)
     reporter._forget({KEY: before})
     reporter.met_end(KEY, 9)
@@ -452,7 +452,7 @@ def test_records_behind_an_open_transaction_are_lag(monkeypatch: pytest.MonkeyPa
     """The end that a reader of committed records meets is not the end: acknowledged records lie behind it."""
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
     monkeypatch.setattr(report, "producer", lambda *_, **__: None)
-    reporter, marks = report.Reporter(settings, "p1", lambda: 0.0), cast(Source, _Marks())
+    reporter, marks = report.ProjectorReporter(settings, "p1", lambda: 0.0), cast(GroupConsumer, _Marks())
     state = PartitionState(KEY, "RUNNING", 1, 7, 7, 7)
     reporter._forget({KEY: state})
     reporter.met_end(KEY, 7)

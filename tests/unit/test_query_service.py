@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.scan.plan.choose import IndexNotReadyError, SnapshotGoneError
+from indexer.scan.plan.choose import IndexNotReadyError, PageSnapshotGoneError
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.query.rows import TooManyRowsError
@@ -144,7 +144,7 @@ def test_a_page_of_a_lost_snapshot_is_gone() -> None:
         for view in made.views.values():
             for one in view.slices.values():
                 one.restart()
-        with pytest.raises(SnapshotGoneError, match="no longer holds"):
+        with pytest.raises(PageSnapshotGoneError, match="no longer holds"):
             await ask("", page=page)
 
     run(work)

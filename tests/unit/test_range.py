@@ -25,7 +25,7 @@ from keytide.definition.statement import CreateIndex
 from keytide.query import Candidate, Plan, parse_query, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
-from streaming.core.share import Share
+from streaming.core.share import ShareProjection
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import never
 
@@ -295,7 +295,7 @@ def test_backfill_sends_entries_where_the_projector_does() -> None:
     ids = [f"d{n}".encode() for n in range(12)]
     batch = SourceBatch(0, 0, 0, 12, range(12), list(ids), [b'{"a":%d}' % n for n in range(12)], [0] * 12)
     plan = KeyspacePlan([("i", definition)])
-    share = Share(plan, {"i": [7, 8, 9]}, {}, splits={"i": splits})
+    share = ShareProjection(plan, {"i": [7, 8, 9]}, {}, splits={"i": splits})
     share.add(batch)
     sent = {
         slot: sorted(entries.column("id").to_pylist()) for slot, entries in share.portion().entries.items()

@@ -11,9 +11,9 @@ import pytest
 
 from indexer.hosting.slice_status import running
 from indexer.slice.core import SliceCore
-from indexer.slice.events import Apply, Correct, Done, Event, MutationData, Stamped, Turn
-from indexer.slice.following import Limits
-from indexer.store.interface import Applied, Held
+from indexer.slice.events import Apply, Correct, Decide, Done, Event, MutationData, Stamped
+from indexer.slice.following import SliceLimits
+from indexer.store.interface import Applied, StoredDocument
 from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.corrections import Moments, correct
 from indexer.store.resolve.resolve import step
@@ -27,10 +27,10 @@ from streaming.repair import corrections as composing
 from streaming.repair.corrections import batches, count_actions, planned, wanted
 from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import Told
-from streaming.verify.core.comparing import NOTHING, Evidence, Truth, judge
-from streaming.verify.core.difference import Difference, Entry, Holding, Kind
-from streaming.verify.core.difference import Version as Place
-from streaming.verify.documents import IndexOutcome, Outcome
+from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
+from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding
+from streaming.verify.core.difference import VersionPlace as Place
+from streaming.verify.documents import IndexOutcome, VerificationResult
 from streaming.verify.slices import Pin
 from tests.simulation.wire import Version, batch, segment
 
@@ -57,7 +57,7 @@ class Scene:
     compacted: bool = False
 
     def __post_init__(self) -> None:
-        limits = Limits(documents=1_000, bytes=1 << 30, gap_ms=1 << 40)
+        limits = SliceLimits(documents=1_000, bytes=1 << 30, gap_ms=1 << 40)
         self.stores = [MemorySliceStore(Applied()) for _ in range(SLICES)]
         self.cores = [SliceCore("i", n, store.applied, limits) for n, store in enumerate(self.stores)]
         self.positions = [0] * SLICES
@@ -81,11 +81,11 @@ class Scene:
         self.number += 1
         message = StabilityTimestamp("ks", 1, 0, Timestamp.of({0: len(self.records)}, "source-1"), 0, 0)
         for number in range(SLICES):
-            self.feed(number, Stamped(self.number, message), Turn(0))
+            self.feed(number, Stamped(self.number, message), Decide(0))
 
     def _into(self, number: int, data: bytes) -> None:
         position, self.positions[number] = self.positions[number], self.positions[number] + 1
-        self.feed(number, MutationData(data, position), Turn(0))
+        self.feed(number, MutationData(data, position), Decide(0))
 
     def feed(self, number: int, *events: Event) -> None:
         core, store = self.cores[number], self.stores[number]
@@ -109,15 +109,15 @@ class Scene:
 
     # --- Looks --------------------------------------------------------------------------------------------
 
-    def truth(self, until: int) -> dict[bytes, Truth]:
-        found: dict[bytes, Truth] = {}
+    def truth(self, until: int) -> dict[bytes, SourceDocument]:
+        found: dict[bytes, SourceDocument] = {}
         for record in self.records[:until]:
             entries = tuple(sorted(Entry(key, record.value, key[-1] % SLICES) for key in record.keys))
             later = any(other.id == record.id for other in self.records[until:])
-            found[record.id] = Truth(Place(0, record.offset, record.time), {"i": entries}, later)
+            found[record.id] = SourceDocument(Place(0, record.offset, record.time), {"i": entries}, later)
         return found
 
-    def whole(self) -> Outcome:
+    def whole(self) -> VerificationResult:
         pin = self.pin(Timestamp())
         truths, held, evidence = self.some(pin, set())
         ids = sorted({*truths, *held})
@@ -125,11 +125,11 @@ class Scene:
             judge("i", docid, held.get(docid, ()), truths.get(docid, NOTHING), evidence) for docid in ids
         ]
         differences = [one for one in found if isinstance(one, Difference)]
-        return Outcome(pin, {"i": IndexOutcome("i")}, len(self.records), differences)
+        return VerificationResult(pin, {"i": IndexOutcome("i")}, len(self.records), differences)
 
     def some(
         self, pin: Pin, ids: set[bytes]
-    ) -> tuple[Mapping[bytes, Truth], Mapping[bytes, Sequence[Holding]], Evidence]:
+    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[Holding]], Evidence]:
         held: dict[bytes, list[Holding]] = {}
         for number, store in enumerate(self.stores):
             state = store._state
@@ -231,7 +231,13 @@ def test_every_class_is_put_right_and_a_second_run_finds_nothing(scene: Scene) -
     odd_back[b"d5"] = odd_back[b"d5"]._replace(offset=1)  # WRONG_RECORD
     odd[b"y1zz"] = b""  # of a document that never was
     kinds = {one.kind for one in scene.whole().differences}
-    assert kinds >= {Kind.MISSING, Kind.EXTRA, Kind.WRONG_KEY, Kind.WRONG_INCLUDED, Kind.WRONG_RECORD}
+    assert kinds >= {
+        DifferenceClass.MISSING,
+        DifferenceClass.EXTRA,
+        DifferenceClass.WRONG_KEY,
+        DifferenceClass.WRONG_INCLUDED,
+        DifferenceClass.WRONG_RECORD,
+    }
     done = scene.repair()
     assert scene.rows() == scene.right()
     assert (done.rounds, done.last.differences) == (1, [])
@@ -298,8 +304,8 @@ def test_too_many_differences_are_refused(scene: Scene) -> None:
 
 @pytest.mark.parametrize("left", [IndexOutcome("i", not_examined=3), IndexOutcome("i", unlisted=3)])
 def test_what_was_not_looked_at_is_not_called_right(scene: Scene, left: IndexOutcome) -> None:
-    unproven = [Difference(Kind.UNPROVABLE, "i", b"d0")]
-    whole = Outcome(scene.pin(Timestamp()), {"i": left}, 6, unproven)
+    unproven = [Difference(DifferenceClass.UNPROVABLE, "i", b"d0")]
+    whole = VerificationResult(scene.pin(Timestamp()), {"i": left}, 6, unproven)
     scene.whole = lambda: whole  # type: ignore[method-assign]
     with pytest.raises(NotRepairedError, match="more than 10 documents"):
         scene.repair()
@@ -350,9 +356,9 @@ def test_a_document_that_changes_faster_than_a_compacted_source_is_read_is_left(
     lose(scene, b"d0")
     before = scene.truth
 
-    def truth(until: int) -> dict[bytes, Truth]:
+    def truth(until: int) -> dict[bytes, SourceDocument]:
         found = before(until)
-        found[b"d0"] = Truth(later=True)
+        found[b"d0"] = SourceDocument(later=True)
         return found
 
     def happen(word: str) -> None:
@@ -368,14 +374,14 @@ def test_a_document_that_changes_faster_than_a_compacted_source_is_read_is_left(
 
 
 def test_only_faults_of_the_index_are_wanted() -> None:
-    differences = [Difference(kind, "i", kind.value.encode()) for kind in Kind]
+    differences = [Difference(kind, "i", kind.value.encode()) for kind in DifferenceClass]
     assert wanted(differences) == {kind.value.encode() for kind in composing.CORRECTED}
-    assert {Kind.UNPROVABLE, Kind.DUPLICATE_UNIQUE}.isdisjoint(composing.CORRECTED)
+    assert {DifferenceClass.UNPROVABLE, DifferenceClass.DUPLICATE_UNIQUE}.isdisjoint(composing.CORRECTED)
 
 
 def test_slices_that_are_right_are_left_out() -> None:
     version = Place(0, 3, 7)
-    truth = Truth(version, {"i": (Entry(b"a", b"", 0), Entry(b"b", b"", 1))})
+    truth = SourceDocument(version, {"i": (Entry(b"a", b"", 0), Entry(b"b", b"", 1))})
     held = [Holding(0, version, (b"a",), (Entry(b"a", b"", 0),))]
     [one] = planned(b"d", "i", 3, held, truth)
     assert (one.slice, one.action, one.correction.values) == (1, "put", {b"b": b""})
@@ -387,16 +393,18 @@ def test_slices_that_are_right_are_left_out() -> None:
 def test_a_deleted_document_of_two_partitions_goes_and_its_deletion_is_remembered() -> None:
     """Deleted in partition 0; an older write to partition 1 was met after that."""
     held = [Holding(1, Place(1, 3, 5), (b"a",), (Entry(b"a", b"", 1),))]
-    truth = Truth(Place(0, 7, 9), {}, False, (Place(1, 3, 5),))
+    truth = SourceDocument(Place(0, 7, 9), {}, False, (Place(1, 3, 5),))
     verdict = judge("i", b"d", held, truth, Evidence())
     assert isinstance(verdict, Difference)
     assert wanted([verdict]) == {b"d"}
     [one] = planned(b"d", "i", 2, held, truth)
     assert (one.slice, one.action) == (1, "remove")
     at = Timestamp.of({0: 8, 1: 4})
-    made = correct(one.correction, Held(1, 3, 5, (b"a",), False), False, Moments(at, at), lambda _: b"")
+    made = correct(
+        one.correction, StoredDocument(1, 3, 5, (b"a",), False), False, Moments(at, at), lambda _: b""
+    )
     assert made is not None
-    assert (made.record, made.removed) == (Held(0, 7, 9, (), True), [b"a"])
+    assert (made.record, made.removed) == (StoredDocument(0, 7, 9, (), True), [b"a"])
     assert step(made.record, 1, 3, 5, [b"a"]) == (made.record, False), "it does not come back"
 
 

@@ -12,6 +12,7 @@ from indexer.slice.core import SliceCore
 from indexer.slice.events import (
     Apply,
     Correct,
+    Decide,
     Done,
     Event,
     Instruction,
@@ -19,9 +20,8 @@ from indexer.slice.events import (
     RolledBack,
     Stamped,
     SteppedBack,
-    Turn,
 )
-from indexer.slice.following import Limits
+from indexer.slice.following import SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History
@@ -30,7 +30,7 @@ from keytide.wire.corrections import Correction, Round, pack_corrections, pack_w
 from keytide.wire.messages import Message, RepairEnd, RepairStatus, Segment, StabilityTimestamp, encode
 from tests.simulation.wire import TOPIC_ID, Version, batch, segment
 
-LIMITS = Limits(documents=100, bytes=1 << 20, gap_ms=1_000)
+LIMITS = SliceLimits(documents=100, bytes=1 << 20, gap_ms=1_000)
 IDS = [b"d%d" % number for number in range(4)]
 
 
@@ -78,7 +78,7 @@ class Slice:
         for message in messages:
             self.feed(MutationData(encode(message), self.position))
             self.position += 1
-        self.feed(Turn(0))
+        self.feed(Decide(0))
 
     def hear(self, *segments: Segment, incarnation: int = 0) -> None:
         self.send(batch(segments, incarnation=incarnation))
@@ -86,7 +86,7 @@ class Slice:
     def stamp(self, *offsets: int, incarnation: int = 0) -> None:
         self.number += 1
         stamp = StabilityTimestamp("ks", 1, incarnation, at(*offsets), 0, 0)
-        self.feed(Stamped(self.number, stamp), Turn(0))
+        self.feed(Stamped(self.number, stamp), Decide(0))
 
     def status(self) -> RepairStatus:
         told = self.core.repair(self.durable)
@@ -295,7 +295,7 @@ def test_a_round_that_hears_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_a_round_that_takes_too_long_is_given_up() -> None:
     one = Slice()
     one.send(watch(*IDS), corrections(4, *IDS))
-    one.feed(Turn(0), Turn(correcting.WATCH_LIMIT_MS + 1))
+    one.feed(Decide(0), Decide(correcting.WATCH_LIMIT_MS + 1))
     assert one.status() == RepairStatus("r", 0, False, sequences=1, void=4)
 
 
@@ -304,7 +304,7 @@ def test_a_new_round_takes_the_place_of_one_whose_corrections_are_being_made() -
     core.start()
     for position, message in enumerate([watch(*IDS), corrections(0, *IDS)]):
         core.handle(MutationData(encode(message), position))
-    [making] = core.handle(Turn(0))
+    [making] = core.handle(Decide(0))
     assert isinstance(making, Correct)
     core.handle(MutationData(encode(watch(*IDS, number=1)), 2))
     core.handle(Done(making.applied, corrected=4))
@@ -315,12 +315,12 @@ def test_corrections_of_a_round_that_begins_while_those_of_another_are_made() ->
     one = Slice()
     one.send(watch(b"d0"))
     event = MutationData(encode(corrections(0, b"d0")), one.position)
-    (making,) = one.core.handle(event) + one.core.handle(Turn(0))
+    (making,) = one.core.handle(event) + one.core.handle(Decide(0))
     assert isinstance(making, Correct)  # and is not done yet
     one.position += 1
     one.send(watch(b"d1", number=1), corrections(0, b"d1", number=1))
     for made in one.core.handle(Done(making.applied, corrected=1)):
         assert isinstance(made, Correct)
         one.core.handle(Done(made.applied, corrected=1))
-    one.feed(Turn(0))
+    one.feed(Decide(0))
     assert (one.status().round, one.status().sequences, one.status().corrected) == (1, 1, 1)

@@ -10,8 +10,8 @@ import pytest
 
 from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.messages import NodeUnavailableError
-from indexer.scan.plan.choose import IndexNotReadyError, SnapshotGoneError, TimestampNotReachedError
-from indexer.scan.plan.leases import LeaseBook, TooManyLeasesError
+from indexer.scan.plan.choose import IndexNotReadyError, PageSnapshotGoneError, TimestampNotReachedError
+from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import CountRequest, HoldRequest
 from keytide.errors import CallerError, HistoryChangedError
@@ -79,7 +79,7 @@ def test_pages_at_a_hold_go_with_it() -> None:
         assert ids(first) + ids(second) == [f"u{at}" for at in range(24)]
         assert len(leases(world)) == 1, "a page at a hold needs no lease of its own"
         await services["n1"].give_back("by_city", held["at"], never)
-        await raises(SnapshotGoneError, ask(services["n0"], page=second["page"]))
+        await raises(PageSnapshotGoneError, ask(services["n0"], page=second["page"]))
 
     run(test, world)
 
@@ -93,7 +93,7 @@ def test_what_can_have_nothing_tells_the_moment_all_the_same() -> None:
         answer = await ask(services["n0"], at=held["at"], spans=[])
         assert (answer["rows"], answer["timestamp"]) == ([], held["timestamp"])
         await services["n0"].give_back("by_city", held["at"], never)
-        await raises(SnapshotGoneError, ask(services["n0"], at=held["at"], spans=[]))
+        await raises(PageSnapshotGoneError, ask(services["n0"], at=held["at"], spans=[]))
 
     run(test, world)
 
@@ -107,10 +107,10 @@ def test_a_hold_that_is_given_back_is_gone_everywhere() -> None:
         assert len(leases(world)) == 2
         await services["n1"].give_back("by_city", one["at"], never)
         assert len(leases(world)) == 1
-        error = await raises(SnapshotGoneError, ask(services["n0"], at=one["at"]))
+        error = await raises(PageSnapshotGoneError, ask(services["n0"], at=one["at"]))
         assert (error.status, error.problem_type) == (410, "snapshot-gone")
         assert "snapshots" in error.next_step
-        await raises(SnapshotGoneError, ask_count(services["n1"], at=one["at"]))
+        await raises(PageSnapshotGoneError, ask_count(services["n1"], at=one["at"]))
         await services["n0"].give_back("by_city", one["at"], never)  # once more does no harm
         assert len(ids(await ask(services["n0"], at=other["at"]))) == 30
 
@@ -138,8 +138,8 @@ def test_a_hold_lasts_as_long_as_it_is_used_on_any_slice() -> None:
                     lambda: all(max(one.leases.values()) >= expected for one in world.held())  # noqa: B023
                 )
             clock += 11_001
-            await raises(SnapshotGoneError, ask(services["n0"], at=held["at"]))
-            await raises(SnapshotGoneError, ask(services["n1"], at=held["at"], equals=["city-0007"]))
+            await raises(PageSnapshotGoneError, ask(services["n0"], at=held["at"]))
+            await raises(PageSnapshotGoneError, ask(services["n1"], at=held["at"], equals=["city-0007"]))
 
     run(test, world)
 
@@ -285,7 +285,7 @@ def test_a_hold_that_a_restart_has_lost_is_gone() -> None:
         held = await hold(services["n0"])
         world.views["n1"].slices["by_city-1", 1].restart()
         world.commit(11, {"by_city": people(30)})
-        await raises(SnapshotGoneError, ask(services["n0"], at=held["at"]))
+        await raises(PageSnapshotGoneError, ask(services["n0"], at=held["at"]))
 
     run(test, world)
 
@@ -333,7 +333,7 @@ def test_pages_of_one_request_hold_their_snapshot_until_they_are_closed(own: boo
 def test_the_book_knows_holds_by_their_id_and_slices() -> None:
     world = World(BY_CITY, node_count=1)
     world.commit(10, {"by_city": people(9)})
-    book = LeaseBook(world.views["n0"], 2)
+    book = LeaseRegistry(world.views["n0"], 2)
     assert book.keep("by_city-1", 10, [0, 1], 1_000, in_use=False, now=5_000, hold="h") == []
     assert book.holds("by_city-1", 10, "h", [0], 6_000)
     assert not book.holds("by_city-1", 10, "h", [0, 2], 6_000)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from indexer.scan.aggregate.request import Function, Plan
+from indexer.scan.aggregate.request import AggregationPlan, Function
 from indexer.scan.aggregate.task import Arguments, encode_arguments, encode_plan
 from indexer.scan.local.extent import INLINE_ROWS
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.local.task_registry import TASKS
 from indexer.scan.peer.messages import TIP, LeaseRequest, ReadReply, ReadRequest, UnknownTaskError
-from indexer.scan.plan.leases import LeaseBook, TooManyLeasesError
+from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from keytide.errors import KeytideError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
@@ -118,7 +118,7 @@ def test_what_a_task_does_not_understand_is_no_damage(task: str, body: bytes) ->
 
 def test_a_filter_that_is_not_understood_is_no_damage() -> None:
     node = OneSlice()
-    plan = encode_plan(Plan((), (), (Function("count", -1, False, "count"),)))
+    plan = encode_plan(AggregationPlan((), (), (Function("count", -1, False, "count"),)))
     body = encode_arguments(Arguments(plan, False, None, 1, 1, {}))
     with pytest.raises(KeytideError):
         node.read(1, task="aggregate", body=body, filter=b'{"node":"of a later release"}')
@@ -218,7 +218,7 @@ class Leasing:
         ring = self.node.view.slices[INDEX, 0]
         self.snapshots = {number: FakeSnapshot(number, 0, Timestamp(), []) for number in range(5, 10)}
         ring.snapshots = dict(self.snapshots)
-        self.book = LeaseBook(self.node.view, limit)
+        self.book = LeaseRegistry(self.node.view, limit)
         self.now = 1_000_000
 
     def keep(self, number: int, in_use: bool = False, slices: list[int] | None = None) -> list[int]:

@@ -14,14 +14,14 @@ import pytest
 from indexer.scan.peer.messages import HistoryAheadError, NodeUnavailableError, ReadReply, ReadRequest
 from indexer.scan.plan.choose import (
     IndexNotReadyError,
+    PageSnapshotGoneError,
     RollingBackError,
-    SnapshotGoneError,
     TimestampNotReachedError,
 )
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.parsing import parse
 from indexer.scan.request.request import OffsetAndEpoch, ScanRequest
-from indexer.view import StoreDamagedError, Trouble
+from indexer.view import SliceTrouble, StoreDamagedError
 from keytide.catalog.catalog import BuildRecord, BuildState
 from keytide.errors import HistoryChangedError, InvariantViolationError, RetryableError
 from keytide.model.timestamp import Place, Timestamp
@@ -104,7 +104,7 @@ def test_a_page_whose_snapshot_holds_and_is_not_kept_is_gone_not_changed() -> No
         for view in world.views.values():
             for one in view.slices.values():
                 one.restart()
-        await raises(SnapshotGoneError, ask(services["n0"], page=page))
+        await raises(PageSnapshotGoneError, ask(services["n0"], page=page))
 
     run(test, world)
 
@@ -298,7 +298,7 @@ def lose(world: World, number: int, reason: str = "its disk is gone") -> None:
     for view in world.views.values():
         if (INDEX, number) in view.slices:
             view.slices[INDEX, number].restart()
-            view.troubles[INDEX, number] = Trouble("LOST", reason)
+            view.troubles[INDEX, number] = SliceTrouble("LOST", reason)
 
 
 def test_scans_that_need_a_lost_slice_say_so_at_once_and_others_are_answered() -> None:
@@ -407,13 +407,13 @@ def test_another_replica_answers_for_one_that_is_lost() -> None:
     world = World(BY_CITY, node_count=2, replicas=1)
     world.commit(10, {"by_city": people(40)})
     world.views["n0"].slices[INDEX, 1].restart()
-    world.views["n0"].troubles[INDEX, 1] = Trouble("LOST", "damaged")
+    world.views["n0"].troubles[INDEX, 1] = SliceTrouble("LOST", "damaged")
 
     async def test(services: ByNode) -> None:
         assert ids(await ask(services["n0"])) == [f"u{at}" for at in range(40)]
         world.views["n1"].slices[INDEX, 1].restart()
         await raises(IndexNotReadyError, ask(services["n0"], timeout_ms=20))
-        world.views["n1"].troubles[INDEX, 1] = Trouble("LOST", "too")
+        world.views["n1"].troubles[INDEX, 1] = SliceTrouble("LOST", "too")
         error = await raises(IndexNotReadyError, ask(services["n0"]))
         assert error.extra["slices"] == [1]
 
@@ -532,7 +532,7 @@ def test_a_damaged_next_page_is_gone() -> None:
     async def test(services: ByNode) -> None:
         page = (await ask(services["n0"], limit=5))["page"]
         damage(world, "n1", 3)
-        error = await raises(SnapshotGoneError, ask(services["n0"], page=page))
+        error = await raises(PageSnapshotGoneError, ask(services["n0"], page=page))
         assert "page 7" in error.message
 
     run(test, world)

@@ -15,8 +15,8 @@ from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.messages import NodeUnavailableError
 from indexer.scan.plan.choose import (
     IndexNotReadyError,
+    PageSnapshotGoneError,
     RollingBackError,
-    SnapshotGoneError,
     TimestampNotReachedError,
     UnknownIndexError,
 )
@@ -186,7 +186,7 @@ def test_a_page_whose_snapshot_is_lost_is_snapshot_gone() -> None:
         page = await ask(services["n0"], limit=7)
         world.views["n1"].slices["by_city-1", 1].restart()
         world.commit(11, {"by_city": people(50)})
-        error = await raises(SnapshotGoneError, ask(services["n0"], page=page["page"]))
+        error = await raises(PageSnapshotGoneError, ask(services["n0"], page=page["page"]))
         assert (error.status, error.problem_type) == (410, "snapshot-gone")
         assert error.next_step
 
@@ -204,7 +204,7 @@ def test_snapshots_that_only_gave_first_pages_make_room_for_others() -> None:
         world.commit(15, {"by_city": people(50)})
         world.commit(16, {"by_city": people(50)})
         for page in pages[:2]:  # 10 had to go
-            await raises(SnapshotGoneError, ask(services["n0"], page=page["page"]))
+            await raises(PageSnapshotGoneError, ask(services["n0"], page=page["page"]))
         pages = [await ask(services["n0"], page=page["page"]) for page in pages[4:]]
         # Now all three that a client may use are in use: they stay, and it gets no further than a first page.
         first = await ask(services["n0"], limit=7)

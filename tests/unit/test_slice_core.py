@@ -15,6 +15,7 @@ from indexer.slice.events import (
     CaughtUp,
     ChunkKey,
     DataLost,
+    Decide,
     Done,
     DropChunks,
     Event,
@@ -24,20 +25,19 @@ from indexer.slice.events import (
     LoadBatch,
     Lose,
     MutationData,
-    Pause,
+    PauseReading,
     ReadBackfill,
     ReadMutations,
-    Recovered,
     Resume,
+    RetrySucceeded,
     RolledBack,
     Stamped,
     StepBack,
     SteppedBack,
     Stop,
     SwitchOver,
-    Turn,
 )
-from indexer.slice.following import Limits
+from indexer.slice.following import SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History
@@ -56,7 +56,7 @@ from keytide.wire.messages import (
 )
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, removal_chunk, segment
 
-LIMITS = Limits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)
+LIMITS = SliceLimits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)
 
 
 def at(*offsets: int) -> Timestamp:
@@ -111,7 +111,7 @@ def stamp(
 def decide(core: SliceCore, now: int = 0) -> list[Instruction]:
     """A turn; commits go through at once. All instructions, in order."""
     out: list[Instruction] = []
-    todo = core.handle(Turn(now))
+    todo = core.handle(Decide(now))
     while todo:
         one = todo.pop(0)
         out.append(one)
@@ -221,7 +221,7 @@ def test_a_term_known_from_the_metadata_counts() -> None:
 def test_a_full_slice_makes_room_below_a_timestamp_without_a_number() -> None:
     core = live()
     hear(core, 0, seg(0, 12))
-    assert decide(core) == [Pause()]  # no timestamp is known
+    assert decide(core) == [PauseReading()]  # no timestamp is known
     stamp(core, 1, 20)
     out = decide(core)
     assert commits(out) == [(UNNUMBERED, {0: 12}, [(0, 12)])]
@@ -245,7 +245,7 @@ def test_a_full_slice_that_no_timestamp_helps_waits() -> None:
     core = live()
     stamp(core, 1, 0, 5)
     hear(core, 0, seg(0, 12))
-    assert decide(core) == [Pause()]
+    assert decide(core) == [PauseReading()]
     assert core.paused
     assert decide(core) == []
 
@@ -445,13 +445,13 @@ def test_a_commit_that_fails_is_shown_and_nothing_else_is_committed_meanwhile() 
     core = live()
     hear(core, 0, seg(0, 5))
     stamp(core, 1, 5)
-    (apply,) = core.handle(Turn(0))
+    (apply,) = core.handle(Decide(0))
     assert isinstance(apply, Apply)
     assert core.handle(Failed("disk full")) == []
     assert core.reason == "disk full"
     hear(core, 1, seg(5, 20))
     stamp(core, 2, 20)
-    assert core.handle(Turn(1)) == [Pause()]
+    assert core.handle(Decide(1)) == [PauseReading()]
     out = core.handle(Done(apply.applied))
     assert core.reason == ""
     assert out[0] == Acknowledge(1, 0)
@@ -462,7 +462,7 @@ def test_a_result_that_goes_backwards_is_our_bug() -> None:
     core = live(Applied(timestamp=at(5)))
     hear(core, 0, seg(5, 6))
     stamp(core, 1, 6)
-    core.handle(Turn(0))
+    core.handle(Decide(0))
     with pytest.raises(InvariantViolationError, match="Contiguous"):
         core.handle(Done(Applied(timestamp=at(4), number=1)))
 
@@ -636,7 +636,7 @@ def test_a_batch_that_ends_before_what_is_reached_stops_the_slice_and_not_the_no
 def test_while_a_load_is_tried_again_nothing_is_lost() -> None:
     build = Build()
     (load,) = build.say(build.end(0, {}))
-    assert build.event(Failed("disk full")) == [Pause()]
+    assert build.event(Failed("disk full")) == [PauseReading()]
     assert build.say(build.puts(1, "w", 0)) == []
     assert build.say(build.end(1, {"w": 1})) == []
     dropped, kept, second = build.done([load])
@@ -650,9 +650,9 @@ def test_while_a_load_is_tried_again_nothing_is_lost() -> None:
 def test_a_chunk_that_cannot_be_kept_pauses_until_it_can() -> None:
     build = Build()
     build.say(build.puts(0, "w", 0))
-    assert build.event(Failed("disk full")) == [Pause()]
+    assert build.event(Failed("disk full")) == [PauseReading()]
     assert build.core.reason == "disk full"
-    assert build.event(Recovered()) == [Resume()]
+    assert build.event(RetrySucceeded()) == [Resume()]
     assert build.core.reason == ""
 
 
@@ -945,7 +945,7 @@ def test_a_later_history_makes_deaf_until_the_dictionary_tells() -> None:
     assert core.heard().offsets() == {0: 3}
     out = decide(core)
     assert [number for number, _, _ in commits(out)] == [1]  # what was heard before still counts
-    assert out[-1] == Pause()
+    assert out[-1] == PauseReading()
     assert core.applied.queue_position == 1  # and the position does not pass it
     stamp(core, 5, 9, incarnation=1)
     assert decide(core) == []
@@ -966,7 +966,7 @@ def test_a_later_history_in_parts_holds_the_position_at_its_first() -> None:
 def test_a_rollback_that_is_never_told_stops_the_slice_and_is_still_obeyed() -> None:
     core = live()
     hear_under(core, 3, 0, seg(0, 1))
-    assert decide(core, 5_000) == [Pause()]
+    assert decide(core, 5_000) == [PauseReading()]
     (stop,) = decide(core, 6_001)
     assert isinstance(stop, Stop)
     assert "incarnation 3" in stop.reason
@@ -979,13 +979,13 @@ def test_a_rollback_voids_what_is_heard_and_under_way_and_begins_again_from_the_
     stamp(core, 1, 4)
     decide(core)
     stamp(core, 2, 5)
-    (apply,) = core.handle(Turn(0))
+    (apply,) = core.handle(Decide(0))
     assert isinstance(apply, Apply)
     core.handle(Failed("disk full"))
     past = history((4,), numbers=(1,))
     assert core.handle(RolledBack(past)) == [StepBack(past)]
     assert (state(core), core.reason, core.incarnation) == ("CATCHUP", "", 0)
-    assert core.handle(Turn(0)) == []
+    assert core.handle(Decide(0)) == []
     assert hear(core, 1, seg(5, 6)) == []
     assert core.handle(RolledBack(past)) == []  # told again
     core.handle(Failed("disk full"))
@@ -1045,7 +1045,7 @@ def test_a_store_that_is_ahead_of_the_dictionary_waits_for_it() -> None:
 def test_a_full_slice_that_is_paused_rolls_back_and_reads_on() -> None:
     core = live()
     hear(core, 0, seg(0, 12))
-    assert decide(core) == [Pause()]
+    assert decide(core) == [PauseReading()]
     core.handle(RolledBack(history((3,))))
     core.handle(SteppedBack(Applied(timestamp=at(0))))
     assert not core.paused

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from indexer.hosting.control import STAMPS_KEPT, Control
-from indexer.hosting.node import Node
-from indexer.hosting.snapshots import AHEAD_LIMIT, LEASED_LIMIT, Reading, SnapshotRing
+from indexer.hosting.node import ServingNode
+from indexer.hosting.snapshots import AHEAD_LIMIT, LEASED_LIMIT, SnapshotReader, SnapshotRing
 from indexer.hosting.spool import ChunkSpool
 from indexer.slice.events import ChunkKey
 from indexer.slice.freshness import newest_times
@@ -280,7 +280,7 @@ class DamagedSnapshot(MemorySnapshot):
 
 @pytest.mark.parametrize("read", [lambda it: list(it.rows(b"", None)), lambda it: it.count(b"", None)])
 def test_a_reader_that_meets_damage_tells_the_ring_and_nothing_more_is_given_out(
-    read: Callable[[Reading], object],
+    read: Callable[[SnapshotReader], object],
 ) -> None:
     shelf = Shelf()
     shelf.add(1)
@@ -328,7 +328,7 @@ def test_stamps_are_kept_for_the_newest_numbers() -> None:
 
 
 def test_a_node_shows_its_rings_and_tells_of_changes() -> None:
-    node, shelf, told = Node("n"), Shelf(), []
+    node, shelf, told = ServingNode("n"), Shelf(), []
     shelf.add(4)
     node.on_published(lambda: told.append(1))
     assert node.acquire("i", 0, 4) is None

@@ -268,11 +268,11 @@ def test_spans_hold_exactly_the_keys_for_which_a_condition_is_true(directions: s
 # --- columns ----------------------------------------------------------------------------------------------
 
 STREAM = [
-    columns.Column("city", "text", "key", 0),
-    columns.Column("n", "bigint", "key", 1),
-    columns.Column("id", "text", "id"),
-    columns.Column("x", "json", "include"),
-    columns.Column("ok", "boolean", "include"),
+    columns.IndexColumn("city", "text", "key", 0),
+    columns.IndexColumn("n", "bigint", "key", 1),
+    columns.IndexColumn("id", "text", "id"),
+    columns.IndexColumn("x", "json", "include"),
+    columns.IndexColumn("ok", "boolean", "include"),
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from indexer.store.fold.fold import FoldJob, FoldOutcome
 from indexer.store.fold.worker import FoldTicket, FoldWorker
-from indexer.store.interface import Applied, Counts, Held, Row, SkipLine, SliceStore
+from indexer.store.interface import Applied, Counts, Row, SkipLine, SliceStore, StoredDocument
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import RetryableError
@@ -32,7 +32,7 @@ from tests.store_kit import (
     state,
 )
 
-WHOLE = tuple[Applied, Counts, list[Row], list[tuple[bytes, Held]], list[SkipLine]]
+WHOLE = tuple[Applied, Counts, list[Row], list[tuple[bytes, StoredDocument]], list[SkipLine]]
 
 
 @pytest.fixture(params=["lmdb", "memory"])

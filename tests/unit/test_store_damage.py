@@ -18,14 +18,14 @@ import pytest
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.checksums import CHECKSUMS_FILE, Checksums, compare
 from indexer.store.formats.pages import Meta, PageFile
-from indexer.store.interface import Held, Row, SkipLine, StoreDamagedError
+from indexer.store.interface import Row, SkipLine, StoreDamagedError, StoredDocument
 from keytide.model.entry import pack_value
 from keytide.wire.messages import Skip
 from tests.store_kit import SMALL, Version, key, lmdb_store, rows_of, segment, segments, state
 
 SETTINGS = replace(SMALL, check_mirror_s=None, base_map_bytes=8 << 20, filter_bits=1 << 10)
 INCLUDED = pack_value(b"", b'{"v":1}')
-Answer = tuple[list[Row], list[tuple[bytes, Held]], list[SkipLine]]
+Answer = tuple[list[Row], list[tuple[bytes, StoredDocument]], list[SkipLine]]
 
 
 class Sample(NamedTuple):

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.service import ScanService
 from indexer.scan.request.request import ScanRequest
 from indexer.scan.stream import merge as streaming_merge
@@ -45,7 +45,7 @@ async def nobody_leaves() -> None:
     await asyncio.Event().wait()
 
 
-async def streamed(shared: Shared, request: ScanRequest, form: str = NDJSON) -> bytes:
+async def streamed(shared: Reads, request: ScanRequest, form: str = NDJSON) -> bytes:
     """A whole stream of `by_city`."""
     streams = Streams(shared)
     stream = await streams.open("by_city", request, form, nobody_leaves)

@@ -14,7 +14,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
 from streaming.core.micro_batches import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
-from streaming.core.sizing import Piece
+from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import diagnose, source_changed
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint, CheckpointError, parse_offsets
@@ -140,10 +140,10 @@ def test_the_checkpoint_says_what_each_micro_batch_covers(tmp_path: Path) -> Non
     assert (checkpoint.planned(), checkpoint.committed()) == (0, -1)
     assert checkpoint.range(0) == (begin, Timestamp.of({0: 3, 1: 7}, "id"))
     assert checkpoint.range(0).shares == 1
-    assert checkpoint.newest() == Piece(0, {0: 3, 1: 0}, {0: 3, 1: 7}), "planned is not done"
+    assert checkpoint.newest() == SizedBatch(0, {0: 3, 1: 0}, {0: 3, 1: 7}), "planned is not done"
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits/0").write_text("v1\n{}")
-    assert checkpoint.newest() == Piece(0, {0: 3, 1: 0}, {0: 3, 1: 7}, done=True)
+    assert checkpoint.newest() == SizedBatch(0, {0: 3, 1: 0}, {0: 3, 1: 7}, done=True)
     for number in range(1, 12):
         write_offsets(tmp_path / "offsets" / str(number), {"0": 10 * number, "1": 7})
     assert checkpoint.planned() == 11, "numbers are compared as numbers"

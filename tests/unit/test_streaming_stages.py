@@ -27,7 +27,7 @@ from projector.core.projection import SourceBatch
 from router.core import slices_of
 from streaming.core import micro_batches as core
 from streaming.core import runs, versions
-from streaming.core.share import Share, heard_pieces
+from streaming.core.share import ShareProjection, heard_pieces
 from streaming.stages import tasks
 from streaming.stages.work import Work, plan_of, slots_by_index
 from tests.source_records import source_batch
@@ -109,7 +109,7 @@ def batches_of(records: list[Record], size: int) -> Iterator[SourceBatch]:
         yield batch_of(records[start : start + size])
 
 
-def micro_batch(todo: Work, records: list[Record], size: int = 7) -> core.Outcome:
+def micro_batch(todo: Work, records: list[Record], size: int = 7) -> core.SettledBatch:
     by_task: dict[int, list[tuple[int, int, bytes, bytes, int]]] = defaultdict(list)
     numbers = itertools.count()
     for share in shares(records):
@@ -136,7 +136,7 @@ class Entry(NamedTuple):
     time: int
 
 
-def delivered(outcome: core.Outcome) -> dict[int, list[Entry]]:
+def delivered(outcome: core.SettledBatch) -> dict[int, list[Entry]]:
     """Slot -> entries of the winners' put chunks, in the order of their chunks."""
     counts = [dict.fromkeys(won, 0) for won in outcome.winners]
     entries: dict[int, list[Entry]] = defaultdict(list)
@@ -322,7 +322,7 @@ def test_one_document_may_have_entries_in_many_slices() -> None:
     assert sum(len(entries[slot]) for slot in range(4, 7)) == 150
 
 
-def sent_by_slice(todo: Work, outcome: core.Outcome) -> dict[core.Slot, list[object]]:
+def sent_by_slice(todo: Work, outcome: core.SettledBatch) -> dict[core.Slot, list[object]]:
     """What the winners sent to each slice: entries, newest versions heard, and ledger lines, without names
     and cuts that differ from run to run."""
     found: dict[core.Slot, list[object]] = {slot: [] for slot in todo.slots}
@@ -391,7 +391,7 @@ def test_an_empty_share_still_reports() -> None:
 def test_merging_is_sorting(limit: int) -> None:
     chosen = random.Random(limit)
     everything: list[bytes] = []
-    blocks: list[runs.Block] = []
+    blocks: list[runs.RunBlock] = []
     for run in range(5):
         count = chosen.randrange(1, 200)
         keys = [bytes(chosen.choices(b"ab\x00\xff", k=chosen.randrange(1, 6))) for _ in range(count)]
@@ -408,7 +408,8 @@ def test_merging_is_sorting(limit: int) -> None:
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=runs.SCHEMA)
         blocks += [
-            runs.Block(first, runs.decode_block(runs.encode_block(b))) for first, b in runs.blocks(batch, 200)
+            runs.RunBlock(first, runs.decode_block(runs.encode_block(b)))
+            for first, b in runs.blocks(batch, 200)
         ]
     merge = runs.Merge(limit)
     pieces = [piece for block in sorted(blocks, key=lambda b: b.first) for piece in merge.add(block)]
@@ -442,7 +443,7 @@ def test_null_and_sliced_columns() -> None:
 
 def test_far_offsets_are_heard_in_pieces_of_their_own() -> None:
     todo = work({"i-1": BY_A})
-    share = Share(plan_of(todo.definitions), slots_by_index(todo), {})
+    share = ShareProjection(plan_of(todo.definitions), slots_by_index(todo), {})
     far = [0, 5, 2**40, 2**40 + 1]
     share.add(batch_of([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
     pieces = list(heard_pieces(share.portion().documents, 1_000_000))

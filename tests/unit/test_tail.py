@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.scan.gather.service import ScanService
-from indexer.scan.plan.choose import SnapshotGoneError
+from indexer.scan.plan.choose import PageSnapshotGoneError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import ScanRequest
 from indexer.scan.tail import changes as tail_changes
 from indexer.scan.tail.request import TailRequest
-from indexer.scan.tail.tails import Tail, Tails, TooManyTailsError
+from indexer.scan.tail.tails import OpenTail, Tails, TooManyTailsError
 from indexer.store.fold.worker import FoldWorker
 from keytide.errors import HistoryChangedError, KeytideError
 from keytide.process.clock import now_ms
@@ -150,11 +150,11 @@ async def follow(
         assert not set(map(json.dumps, event["added"])) & set(map(json.dumps, event["removed"]))
 
 
-async def beat(tail: Tail) -> str:
+async def beat(tail: OpenTail) -> str:
     return b"".join([piece async for piece in tail.heartbeat()]).decode()
 
 
-async def news(tail: Tail, number: int = 1 << 60) -> AsyncIterator[bytes] | None:
+async def news(tail: OpenTail, number: int = 1 << 60) -> AsyncIterator[bytes] | None:
     """The next event, past the rest that the tail takes; None when nothing has changed up to a snapshot."""
     limit = time.monotonic() + 20
     while time.monotonic() < limit:
@@ -219,7 +219,7 @@ def test_the_last_two_moments_are_held_and_no_more() -> None:
             world.commit(number, {"by_city": [doc(number, "Bonn", 0, 0)]})
             await event_of(await news(tail))
             assert leases(world) == {number - 1: 4, number: 4}
-        with pytest.raises(SnapshotGoneError) as caught:
+        with pytest.raises(PageSnapshotGoneError) as caught:
             await Tails(world.services()["n1"].shared).open("by_city", TailRequest(), first, nobody_leaves)
         assert caught.value.status == 410
         assert "initial" in caught.value.next_step
@@ -323,7 +323,7 @@ def test_a_slice_that_lost_what_was_told_last() -> None:
         await event_of(tail.first())
         world.views["n1"].slices["by_city-1", 1].restart()
         world.commit(2, {"by_city": []})
-        with pytest.raises(SnapshotGoneError, match="slice 1"):
+        with pytest.raises(PageSnapshotGoneError, match="slice 1"):
             await news(tail)
 
     asyncio.run(check())
@@ -395,7 +395,7 @@ def test_what_a_reader_does_not_wait_for_is_not_kept() -> None:
     asyncio.run(check())
 
 
-async def later(tail: Tail, timeout_s: float) -> None:
+async def later(tail: OpenTail, timeout_s: float) -> None:
     tail._timeout_s = timeout_s
     tail._rest_until = 0
     await tail.next(nobody_leaves, 5)
@@ -549,14 +549,14 @@ def test_a_reader_that_goes_away_while_snapshots_are_compared() -> None:
     world = world_of(3)
     comparing = threading.Event()
 
-    async def long_comparison(_tail: Tail, _told: Any) -> None:
+    async def long_comparison(_tail: OpenTail, _told: Any) -> None:
         comparing.set()
         await asyncio.Event().wait()
 
     configured = load_settings(scan={"max_tails": 1})
     with pytest.MonkeyPatch.context() as patch, serving(world.views["n0"], configured) as one:
         world.views["n0"].urls = {"n0": one, "n1": one}
-        patch.setattr(Tail, "_changes", long_comparison)
+        patch.setattr(OpenTail, "_changes", long_comparison)
         address = httpx.URL(one)
         with socket.create_connection((address.host, address.port or 80), 20) as reader:
             reader.sendall(f"GET {TAIL}?slices=0 HTTP/1.1\r\nHost: {address.host}\r\n\r\n".encode())

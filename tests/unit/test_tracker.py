@@ -8,12 +8,13 @@ import pytest
 
 from keytide.errors import InvariantViolationError
 from projector.progress.events import (
-    Activated,
+    AnnounceActivation,
     Assigned,
     Check,
     Checked,
     Commit,
     CommitDone,
+    CommitDue,
     CommitFailed,
     Delivered,
     Doubted,
@@ -22,7 +23,7 @@ from projector.progress.events import (
     KeyspaceChanged,
     Locate,
     Located,
-    Pause,
+    PausePartition,
     Polled,
     Reached,
     ReadFrom,
@@ -30,7 +31,6 @@ from projector.progress.events import (
     Revoked,
     Rewound,
     SendFailed,
-    Tick,
 )
 from projector.progress.tracker import Tracker
 
@@ -75,7 +75,7 @@ class TestDoubt:
         assert state.strange([2]) == 2, "a marker of an older one"
         assert not state.unlooked(105, 3)
         assert state.unlooked(105, -1)
-        assert tracker.handle(Doubted(A, -1, 105)) == [Pause(A), Check(A)]
+        assert tracker.handle(Doubted(A, -1, 105)) == [PausePartition(A), Check(A)]
         assert tracker.handle(Checked(A, 4)) == [ReadFrom(A, 100)]
         assert not state.unlooked(105, -1)
         assert state.unlooked(106, -1), "what came since was not there then"
@@ -118,11 +118,11 @@ class TestAcknowledgement:
         tracker.handle(Polled(1, 1, {A: Reached(110, 3)}))
         tracker.handle(Polled(2, 1, {A: Reached(120, 3)}))
         tracker.handle(Delivered(1))
-        assert commits(tracker.handle(Tick())) == [Commit(A, 110, 3, 1, activation=False)]
-        assert commits(tracker.handle(Tick())) == []
+        assert commits(tracker.handle(CommitDue())) == [Commit(A, 110, 3, 1, activation=False)]
+        assert commits(tracker.handle(CommitDue())) == []
         tracker.handle(CommitDone(A, 110, 3, 1))
         tracker.handle(Delivered(2))
-        assert commits(tracker.handle(Tick())) == [Commit(A, 120, 3, 1, activation=False)]
+        assert commits(tracker.handle(CommitDue())) == [Commit(A, 120, 3, 1, activation=False)]
 
     def test_a_position_never_goes_back(self) -> None:
         tracker = running(A)
@@ -161,35 +161,35 @@ class TestReset:
         tracker = running(A)
         tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
         tracker.handle(Delivered(1))
-        tracker.handle(Tick())
+        tracker.handle(CommitDue())
         assert ReadFrom(A, 110) in tracker.handle(CommitFailed(A, 1, fenced=True))
 
     def test_a_commit_that_failed_for_a_while_is_tried_again(self) -> None:
         tracker = running(A)
         tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
         tracker.handle(Delivered(1))
-        tracker.handle(Tick())
+        tracker.handle(CommitDue())
         assert tracker.handle(CommitFailed(A, 1, fenced=False)) == []
-        assert commits(tracker.handle(Tick())) == [Commit(A, 110, 0, 1, activation=False)]
+        assert commits(tracker.handle(CommitDue())) == [Commit(A, 110, 0, 1, activation=False)]
 
 
 class TestActivation:
     def test_a_partition_without_a_commit_starts_where_the_shell_finds_it(self) -> None:
         tracker = Tracker()
         tracker.handle(KeyspaceChanged("orders", 3, 3))
-        assert tracker.handle(Assigned(A, None, 0, -1)) == [Pause(A), Locate(A)]
+        assert tracker.handle(Assigned(A, None, 0, -1)) == [PausePartition(A), Locate(A)]
         assert tracker.handle(Located(A, 500)) == [Commit(A, 500, -1, 3, activation=True)]
         assert not tracker.is_running(A)
-        assert tracker.handle(CommitDone(A, 500, -1, 3)) == [ReadFrom(A, 500), Activated(A)]
+        assert tracker.handle(CommitDone(A, 500, -1, 3)) == [ReadFrom(A, 500), AnnounceActivation(A)]
         assert tracker.partitions[A].activated_at == 500
 
     def test_a_new_version_waits_until_nothing_is_in_flight(self) -> None:
         tracker = running(A)
         tracker.handle(Polled(1, 1, {A: Reached(110, 0)}))
-        assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == [Pause(A)]
+        assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == [PausePartition(A)]
         assert not tracker.is_running(A)
         assert tracker.handle(Delivered(1)) == [Commit(A, 110, 0, 2, activation=True)]
-        assert tracker.handle(CommitDone(A, 110, 0, 2)) == [ReadFrom(A, 110), Activated(A)]
+        assert tracker.handle(CommitDone(A, 110, 0, 2)) == [ReadFrom(A, 110), AnnounceActivation(A)]
         assert tracker.partitions[A].version == 2
 
     def test_a_send_that_fails_while_draining_activates_where_all_is_acknowledged(self) -> None:
@@ -199,59 +199,59 @@ class TestActivation:
         tracker.handle(KeyspaceChanged("orders", 2, 1))
         tracker.handle(Delivered(1))
         assert tracker.handle(SendFailed(2)) == [Rewound(1), Commit(A, 110, 0, 2, activation=True)]
-        assert tracker.handle(CommitDone(A, 110, 0, 2)) == [ReadFrom(A, 110), Activated(A)]
+        assert tracker.handle(CommitDone(A, 110, 0, 2)) == [ReadFrom(A, 110), AnnounceActivation(A)]
 
     def test_an_activation_that_fails_is_tried_again_on_the_next_tick(self) -> None:
         tracker = running(A)
         tracker.handle(KeyspaceChanged("orders", 2, 1))
         assert tracker.handle(CommitFailed(A, 2, fenced=True)) == []
         assert not tracker.is_running(A)
-        assert tracker.handle(Tick()) == [Commit(A, 100, 0, 2, activation=True)]
+        assert tracker.handle(CommitDue()) == [Commit(A, 100, 0, 2, activation=True)]
 
     def test_a_version_that_came_meanwhile_is_activated_too_before_anything_is_sent(self) -> None:
         tracker = running(A)
         tracker.handle(KeyspaceChanged("orders", 2, 1))
         assert tracker.handle(KeyspaceChanged("orders", 3, 1)) == []
         assert tracker.handle(CommitDone(A, 100, 0, 2)) == [Commit(A, 100, 0, 3, activation=True)]
-        assert tracker.handle(CommitDone(A, 100, 0, 3)) == [ReadFrom(A, 100), Activated(A)]
+        assert tracker.handle(CommitDone(A, 100, 0, 3)) == [ReadFrom(A, 100), AnnounceActivation(A)]
 
     def test_a_new_owner_waits_for_the_version_of_the_commit(self) -> None:
         tracker = Tracker()
         tracker.handle(KeyspaceChanged("orders", 4, 1))
-        assert tracker.handle(Assigned(A, 100, 5, 0)) == [Pause(A)]
+        assert tracker.handle(Assigned(A, 100, 5, 0)) == [PausePartition(A)]
         assert not tracker.is_running(A)
-        assert tracker.handle(KeyspaceChanged("orders", 5, 1)) == [ReadFrom(A, 100), Activated(A)]
+        assert tracker.handle(KeyspaceChanged("orders", 5, 1)) == [ReadFrom(A, 100), AnnounceActivation(A)]
 
     def test_without_any_index_nothing_is_read_and_the_drop_is_committed(self) -> None:
         tracker = running(A)
-        assert tracker.handle(KeyspaceChanged("orders", 1, 0)) == [Pause(A)]
+        assert tracker.handle(KeyspaceChanged("orders", 1, 0)) == [PausePartition(A)]
         assert tracker.handle(KeyspaceChanged("orders", 2, 0)) == [
-            Pause(A),
+            PausePartition(A),
             Commit(A, 100, 0, 2, activation=True),
         ]
-        assert tracker.handle(CommitDone(A, 100, 0, 2)) == [Pause(A), Activated(A)]
+        assert tracker.handle(CommitDone(A, 100, 0, 2)) == [PausePartition(A), AnnounceActivation(A)]
         assert tracker.partitions[A].phase == "IDLE"
 
     def test_after_a_time_without_indexes_live_reading_begins_at_the_end(self) -> None:
         tracker = Tracker()
         tracker.handle(KeyspaceChanged("orders", 2, 0))
         tracker.handle(Assigned(A, 100, 2, 0))
-        assert tracker.handle(KeyspaceChanged("orders", 3, 3)) == [Pause(A), Locate(A)]
+        assert tracker.handle(KeyspaceChanged("orders", 3, 3)) == [PausePartition(A), Locate(A)]
         assert tracker.handle(Located(A, 900)) == [Commit(A, 900, -1, 3, activation=True)]
 
     def test_an_index_that_emits_already_is_never_skipped_over(self) -> None:
         tracker = running(A)
         assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == [
-            Pause(A),
+            PausePartition(A),
             Commit(A, 100, 0, 2, activation=True),
         ]
 
     def test_a_refused_partition_is_not_read_whatever_the_catalog_says(self) -> None:
         tracker = Tracker()
         tracker.handle(KeyspaceChanged("orders", 1, 1))
-        assert tracker.handle(Refused(A, 100, 1, "another topic")) == [Pause(A)]
+        assert tracker.handle(Refused(A, 100, 1, "another topic")) == [PausePartition(A)]
         assert tracker.handle(KeyspaceChanged("orders", 2, 1)) == []
-        assert tracker.handle(Tick()) == []
+        assert tracker.handle(CommitDue()) == []
         assert tracker.partitions[A].reason == "another topic"
 
 
@@ -352,7 +352,7 @@ class World:
         elif roll < 0.85:
             self.deliver(who)
         elif roll < 0.96:
-            self.run(who, self.trackers[who].handle(Tick()))
+            self.run(who, self.trackers[who].handle(CommitDue()))
         elif roll < 0.98:
             self.rebalance()
         elif self.version < 5:
@@ -364,7 +364,7 @@ class World:
         for _ in range(200):
             self.poll(self.owner)
             self.deliver(self.owner)
-            self.run(self.owner, self.trackers[self.owner].handle(Tick()))
+            self.run(self.owner, self.trackers[self.owner].handle(CommitDue()))
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -14,15 +14,15 @@ from coordinator.views.index_lists import BadPageError
 from keytide.collation import encode_key
 from keytide.model.timestamp import Timestamp
 from keytide.wire.index_lists import ListPage, SkippedLine
-from keytide.wire.messages import Duplicate, DuplicateDocument, NodeHeartbeat, SliceStatus
+from keytide.wire.messages import DuplicateDocument, NodeHeartbeat, SliceStatus, UniqueViolation
 from tests.unit import leader_world
 from tests.unit.leader_world import World, backfilled, facts
 
 
-def duplicate(value: object, number: int = 1, documents: int = 2, more: bool = False) -> Duplicate:
+def duplicate(value: object, number: int = 1, documents: int = 2, more: bool = False) -> UniqueViolation:
     key = encode_key((value,))  # type: ignore[arg-type]
     found = [DuplicateDocument(b"u%d" % n, n % 2, 7 + n, 1_000 + n) for n in range(documents)]
-    return Duplicate(key, number, found, more)
+    return UniqueViolation(key, number, found, more)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def say(
     world: World,
     judged: int,
-    *violated: Duplicate,
+    *violated: UniqueViolation,
     count: int | None = None,
     listed: int = -1,
     nodes: tuple[str, ...] = ("n1", "n2"),

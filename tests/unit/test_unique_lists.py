@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.serve.index_lists import page
 from indexer.store.interface import Applied
@@ -19,13 +19,13 @@ from keytide.cli.output import out
 from keytide.collation import encode_key
 from keytide.errors import RetryableError
 from keytide.wire.index_lists import ListAsk
-from keytide.wire.messages import Duplicate, DuplicateDocument, Skip
+from keytide.wire.messages import DuplicateDocument, Skip, UniqueViolation
 from tests.store_kit import Version, segment, state
 
 
-def node() -> Node:
+def node() -> ServingNode:
     """Slices 0 and 1 of index i, with lines at (0, 0), (0, 2), ... and (0, 1), (0, 3), ..."""
-    made, rings = Node("n1"), []
+    made, rings = ServingNode("n1"), []
     for number in (0, 1):
         store = MemorySliceStore(Applied())
         offsets = range(number, 10, 2)
@@ -68,7 +68,7 @@ def test_counting_by_reason_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_violations_of_several_slices_in_order() -> None:
     view = node()
     documents = [DuplicateDocument(b"a", 0, 1, 5), DuplicateDocument(b"b", 1, 2, 6)]
-    made = [Duplicate(encode_key((n,)), 3, documents) for n in range(5)]
+    made = [UniqueViolation(encode_key((n,)), 3, documents) for n in range(5)]
     view.show_violations({("i", 0): tuple(made[::2]), ("i", 1): tuple(made[1::2])})
     first = page(view, ask(what="violations", limit=2))
     assert (first.violations, first.more) == (made[:2], True)

@@ -20,11 +20,16 @@ import sqlalchemy as sql
 
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.store.fold.worker import FoldWorker
-from indexer.store.interface import Applied, Held, SliceStore, StoreDamagedError
+from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoredDocument
 from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
 from indexer.store.memory.store import MemorySliceStore
 from indexer.validation.executor import PrimaryThreads
-from indexer.validation.primary import Asked, Found, PrimaryMisconfiguredError, PrimaryUnreachableError
+from indexer.validation.primary import (
+    PrimaryAnswer,
+    PrimaryMisconfiguredError,
+    PrimaryUnreachableError,
+    ShownDocument,
+)
 from indexer.validation.service import primary_of
 from indexer.validation.sql import SqlPrimary
 from indexer.validation.verdicts import (
@@ -65,19 +70,19 @@ def projected(statement: str, documents: dict[str, Any]) -> list[tuple[bytes, by
     )
 
 
-def found(document: Any, position: int | None = None, why: str = "") -> Found:
-    return Found(None if document is None else json.dumps(document).encode(), position, why)
+def found(document: Any, position: int | None = None, why: str = "") -> PrimaryAnswer:
+    return PrimaryAnswer(None if document is None else json.dumps(document).encode(), position, why)
 
 
 def judge_one(
-    statement: str, indexed: Json, now: Found, offset: int = 7, *, columns: bool = True
+    statement: str, indexed: Json, now: PrimaryAnswer, offset: int = 7, *, columns: bool = True
 ) -> list[str]:
     """Verdicts of all entries that document `a` has in the index, against what the primary says of it."""
     judge = Judge(definition_of(statement))
     entries = [(key, value) for key, value, _ in projected(statement, {"a": indexed})]
     assert entries
     assert judge.ids(entries) == [b"a"] * len(entries)
-    asked = [Asked(b"a", 0, offset)] * len(entries)
+    asked = [ShownDocument(b"a", 0, offset)] * len(entries)
     return judge.verdicts(entries, asked, {b"a": now}, columns=columns)
 
 
@@ -97,14 +102,14 @@ def judge_one(
         (found(None, position=8), STALE),
         (found(None, position=7), NOT_THERE_YET),
         (found({"city": "Boston"}, why="record-gone"), "record-gone"),
-        (Found(b"{"), STALE),
-        (Found(b"[]"), STALE),
-        (Found(b'{"city": 1e999}'), STALE),
-        (Found(b'{"city": "Boston", "city": "Reno"}'), STALE),
+        (PrimaryAnswer(b"{"), STALE),
+        (PrimaryAnswer(b"[]"), STALE),
+        (PrimaryAnswer(b'{"city": 1e999}'), STALE),
+        (PrimaryAnswer(b'{"city": "Boston", "city": "Reno"}'), STALE),
     ],
 )
 def test_a_verdict_follows_from_the_document_and_from_how_far_the_primary_is(
-    now: Found, verdict: str
+    now: PrimaryAnswer, verdict: str
 ) -> None:
     assert judge_one(BY_CITY, {"city": "Boston"}, now) == [verdict]
 
@@ -137,7 +142,7 @@ def test_a_key_that_holds_is_never_dropped_for_its_columns() -> None:
     assert judge_one(statement, was, found(other, position=7)) == [PRIMARY_BEHIND]
     assert judge_one(statement, was, found(other), columns=False) == [VALID]
     spelled = '{"home": {"b": [2], "a": 1.0}, "name": "\\u0042o", "city": "Boston"}'
-    assert judge_one(statement, was, Found(spelled.encode())) == [VALID]
+    assert judge_one(statement, was, PrimaryAnswer(spelled.encode())) == [VALID]
     assert judge_one(statement, was, found({**was, "home": {"a": True, "b": [2]}})) == [COLUMNS_DIFFER]
     assert judge_one(statement, was, found({"city": "Boston"})) == [COLUMNS_DIFFER]
 
@@ -193,7 +198,7 @@ def look_up(
     primary: SqlPrimary, ids: Iterable[str], fields: Collection[str] = ("city",), offset: int = 7
 ) -> dict[str, tuple[Any, int | None]]:
     """Id -> (document, position)."""
-    asked = [Asked(id_.encode(), 1, offset) for id_ in ids]
+    asked = [ShownDocument(id_.encode(), 1, offset) for id_ in ids]
     answers = primary.documents(asked, fields, Timestamp(), 10.0)
     return {
         one.id.decode(): (None if a.document is None else json.loads(a.document), a.position)
@@ -339,7 +344,7 @@ def test_a_request_whose_time_is_over_asks_nothing_more(database: Database) -> N
     database.run("CREATE TABLE users (id TEXT, city TEXT)")
     primary = database.primary(columns={"city": "city"})
     with pytest.raises(PrimaryUnreachableError):
-        primary.documents([Asked(b"a")], ["city"], Timestamp(), 0.0)
+        primary.documents([ShownDocument(b"a")], ["city"], Timestamp(), 0.0)
 
 
 def test_without_the_optional_parts_a_database_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +408,7 @@ def test_a_snapshot_tells_the_versions_of_its_own_moment(kind: str, tmp_path: Pa
 
 def test_a_damaged_back_index_takes_its_slice_out_of_service() -> None:
     class Damaged(MemorySnapshot):
-        def back(self, docid: bytes) -> Held | None:
+        def back(self, docid: bytes) -> StoredDocument | None:
             raise StoreDamagedError("a back index row is no record")
 
     ring = SnapshotRing(2)
@@ -465,15 +470,15 @@ class Gate:
         self._lock = threading.Lock()
 
     def documents(
-        self, asked: Sequence[Asked], fields: Collection[str], since: Timestamp, timeout_s: float
-    ) -> list[Found]:
+        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+    ) -> list[PrimaryAnswer]:
         with self._lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
         assert self.open.wait(20)
         with self._lock:
             self.inside -= 1
-        return [Found()] * len(asked)
+        return [PrimaryAnswer()] * len(asked)
 
     def close(self) -> None:
         self.closed = True
@@ -485,7 +490,9 @@ def test_calls_are_limited_and_one_that_hangs_keeps_its_place() -> None:
         threads = PrimaryThreads("users", lambda: gate, 2)
 
         async def call(timeout_s: float) -> int:
-            return len(await threads.run(lambda p: p.documents([Asked(b"a")], (), Timestamp(), 1), timeout_s))
+            return len(
+                await threads.run(lambda p: p.documents([ShownDocument(b"a")], (), Timestamp(), 1), timeout_s)
+            )
 
         hanging = [asyncio.ensure_future(call(0.05)) for _ in range(2)]
         for one in hanging:

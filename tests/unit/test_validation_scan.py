@@ -16,11 +16,11 @@ import xxhash
 from indexer.scan.gather.service import ScanService
 from indexer.scan.request.request import HoldRequest, ScanRequest
 from indexer.validation.primary import (
-    Asked,
-    Found,
     NoPrimaryError,
+    PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
+    ShownDocument,
 )
 from indexer.validation.service import Validation
 from indexer.validation.verdicts import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
@@ -53,16 +53,16 @@ class Primary:
         self.since: Timestamp | None = None
 
     def documents(
-        self, asked: Sequence[Asked], fields: Collection[str], since: Timestamp, timeout_s: float
-    ) -> list[Found]:
+        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+    ) -> list[PrimaryAnswer]:
         assert timeout_s > 0
         self.before()
         self.calls.append([one.id.decode() for one in asked])
         self.fields, self.since = set(fields), since
         return [self._found(self.documents_by_id.get(one.id.decode())) for one in asked]
 
-    def _found(self, document: Any) -> Found:
-        return Found(None if document is None else json.dumps(document).encode(), self.position)
+    def _found(self, document: Any) -> PrimaryAnswer:
+        return PrimaryAnswer(None if document is None else json.dumps(document).encode(), self.position)
 
     def close(self) -> None:
         pass

@@ -24,14 +24,14 @@ from streaming.verify.core.comparing import (
     UNDECIDED,
     Evidence,
     Remembering,
-    Truth,
+    SourceDocument,
     holdings_of,
     judge,
     truths_of,
 )
-from streaming.verify.core.difference import Difference, Entry, Holding, Kind, Version
+from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding, VersionPlace
 from streaming.verify.core.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
-from streaming.verify.documents import IndexOutcome, Outcome
+from streaming.verify.documents import IndexOutcome, VerificationResult
 from streaming.verify.slices import Pin
 
 KEY, OTHER = encode_key(["a"]), encode_key(["b"])
@@ -40,14 +40,14 @@ COMPACTED = Evidence(compacted=True)
 
 
 def held(offset: int, *, partition: int = 0, key: bytes = KEY, slice_: int = 1) -> list[Holding]:
-    return [Holding(slice_, Version(partition, offset, 5), (key,), (Entry(key, b"", slice_),))]
+    return [Holding(slice_, VersionPlace(partition, offset, 5), (key,), (Entry(key, b"", slice_),))]
 
 
-def source(offset: int, *, later: bool = False, entry: bool = True, partition: int = 0) -> Truth:
-    return Truth(Version(partition, offset, 5), {"i": (ENTRY,)} if entry else {}, later)
+def source(offset: int, *, later: bool = False, entry: bool = True, partition: int = 0) -> SourceDocument:
+    return SourceDocument(VersionPlace(partition, offset, 5), {"i": (ENTRY,)} if entry else {}, later)
 
 
-def kind_of(holdings: list[Holding], truth: Truth, evidence: Evidence = Evidence()) -> str | None:
+def kind_of(holdings: list[Holding], truth: SourceDocument, evidence: Evidence = Evidence()) -> str | None:
     verdict = judge("i", b"d", holdings, truth, evidence)
     return verdict.kind.value if isinstance(verdict, Difference) else verdict
 
@@ -74,7 +74,7 @@ def test_what_is_wrong_on_a_source_that_keeps_everything() -> None:
     assert kind_of(blind, source(7)) == "WRONG_RECORD"
     verdict = judge("i", b"d", blind, NOTHING, Evidence())
     assert isinstance(verdict, Difference)
-    assert verdict.kind is Kind.EXTRA
+    assert verdict.kind is DifferenceClass.EXTRA
     assert "does not know" in verdict.reason
 
 
@@ -82,7 +82,7 @@ def test_a_newer_record_past_the_snapshot_leaves_it_open_on_a_compacted_topic() 
     """The index may be right by a record that the cleaner has taken since."""
     assert kind_of(held(9, key=OTHER), source(7, later=True), COMPACTED) == UNDECIDED
     assert kind_of([], source(7, later=True), COMPACTED) == UNDECIDED
-    assert kind_of(held(7), Truth(later=True), COMPACTED) == UNDECIDED
+    assert kind_of(held(7), SourceDocument(later=True), COMPACTED) == UNDECIDED
     # The very version is still there: proven.
     assert kind_of(held(7, key=OTHER), source(7, later=True), COMPACTED) == "WRONG_KEY"
     # Nothing newer: the cleaner keeps the newest.
@@ -91,7 +91,7 @@ def test_a_newer_record_past_the_snapshot_leaves_it_open_on_a_compacted_topic() 
 
 
 STALE = held(3, partition=1, key=OTHER)
-MOVED = Truth(Version(0, 7, 5), {"i": (ENTRY,)}, False, (Version(1, 3, 5),))
+MOVED = SourceDocument(VersionPlace(0, 7, 5), {"i": (ENTRY,)}, False, (VersionPlace(1, 3, 5),))
 """Written to partition 1 first, and to partition 0 then; the index has the older one."""
 
 
@@ -109,25 +109,27 @@ MOVED = Truth(Version(0, 7, 5), {"i": (ENTRY,)}, False, (Version(1, 3, 5),))
         pytest.param(STALE, source(7), Evidence(floors={1: 4}), id="two partitions, the record is gone"),
     ],
 )
-def test_what_the_source_cannot_prove(holdings: list[Holding], truth: Truth, evidence: Evidence) -> None:
+def test_what_the_source_cannot_prove(
+    holdings: list[Holding], truth: SourceDocument, evidence: Evidence
+) -> None:
     assert kind_of(holdings, truth, evidence) == "UNPROVABLE"
 
 
 @pytest.mark.parametrize("floors", [{}, {0: 0, 1: 0, 2: 9}])
 def test_from_a_log_that_has_everything_the_newer_of_two_partitions_is_told(floors: dict[int, int]) -> None:
     """As after a build that read the older write in a later micro-batch."""
-    deleted = Truth(MOVED.version, {}, False, MOVED.others)
+    deleted = SourceDocument(MOVED.version, {}, False, MOVED.others)
     right = held(7)
     for holdings, truth, kind in (
-        (STALE, MOVED, Kind.WRONG_KEY),
-        (STALE, deleted, Kind.EXTRA),
-        ([*right, *held(3, partition=1, key=OTHER, slice_=2)], MOVED, Kind.EXTRA),
-        (held(3, partition=1), MOVED, Kind.WRONG_RECORD),
+        (STALE, MOVED, DifferenceClass.WRONG_KEY),
+        (STALE, deleted, DifferenceClass.EXTRA),
+        ([*right, *held(3, partition=1, key=OTHER, slice_=2)], MOVED, DifferenceClass.EXTRA),
+        (held(3, partition=1), MOVED, DifferenceClass.WRONG_RECORD),
     ):
         verdict = judge("i", b"d", holdings, truth, Evidence(floors=floors))
         assert isinstance(verdict, Difference)
         assert verdict.kind is kind
-        assert ("older was met last" in verdict.reason) is (kind is not Kind.WRONG_RECORD)
+        assert ("older was met last" in verdict.reason) is (kind is not DifferenceClass.WRONG_RECORD)
     assert kind_of(right, MOVED) is None
 
 
@@ -142,7 +144,7 @@ def remembered(partition: int, time: int, *, slice_: int = 1) -> list[Holding]:
     return [one for _, one in holdings_of(slice_, [], rows)]
 
 
-BOTH = Truth(Version(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
+BOTH = SourceDocument(VersionPlace(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ BOTH = Truth(Version(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
         pytest.param(remembered(1, 5), source(7), COMPACTED, id="of the same time, in a larger partition"),
         pytest.param(remembered(0, 6), source(7, partition=1), Evidence(floors={0: 21}), id="expired"),
         pytest.param(
-            *(remembered(0, 6), source(7, partition=1)._replace(others=(Version(0, 20, 4),))),
+            *(remembered(0, 6), source(7, partition=1)._replace(others=(VersionPlace(0, 20, 4),))),
             Evidence(floors={0: 9}),
             id="still there, but the record whose time it has is not",
         ),
@@ -163,12 +165,12 @@ BOTH = Truth(Version(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
     ],
 )
 def test_a_deletion_that_won_in_another_partition_is_no_fault_when_it_is_gone(
-    holdings: list[Holding], truth: Truth, evidence: Evidence
+    holdings: list[Holding], truth: SourceDocument, evidence: Evidence
 ) -> None:
     """What is left of the document is older: a repair that believed it would bring the document back."""
     verdict = judge("i", b"d", holdings, truth, evidence)
     assert isinstance(verdict, Difference)
-    assert (verdict.kind, wanted([verdict])) == (Kind.UNPROVABLE, set())
+    assert (verdict.kind, wanted([verdict])) == (DifferenceClass.UNPROVABLE, set())
     assert "newer deletion" in verdict.reason
 
 
@@ -184,7 +186,7 @@ def test_a_deletion_that_won_in_another_partition_is_no_fault_when_it_is_gone(
     ],
 )
 def test_a_deletion_that_has_not_won_hides_nothing(
-    holdings: list[Holding], truth: Truth, evidence: Evidence
+    holdings: list[Holding], truth: SourceDocument, evidence: Evidence
 ) -> None:
     assert kind_of(holdings, truth, evidence) == "MISSING"
 
@@ -192,7 +194,7 @@ def test_a_deletion_that_has_not_won_hides_nothing(
 def test_a_remembered_deletion_is_nothing_else() -> None:
     """It changes no other verdict, and a repair sees nothing there."""
     (one,) = remembered(0, 6)
-    assert one == Remembering(1, None, (), (), Version(0, 20, 6))
+    assert one == Remembering(1, None, (), (), VersionPlace(0, 20, 6))
     assert kind_of([one], NOTHING, COMPACTED) is None
     assert kind_of([one], source(20, entry=False), COMPACTED) is None
     stale = [one, *held(3, partition=1, slice_=2)]
@@ -238,8 +240,8 @@ def test_between_partitions_by_time_then_partition() -> None:
     assert newest.column("offset").tolist() == [2, 4]
     assert len(foreign) == 2
     truths = truths_of(both, versions((1, 1, 8, 70, b"a")), ["i"])
-    assert truths[b"a"].version == Version(1, 2, 60)
-    assert truths[b"a"].others == (Version(0, 9, 50),)
+    assert truths[b"a"].version == VersionPlace(1, 2, 60)
+    assert truths[b"a"].others == (VersionPlace(0, 9, 50),)
     assert (truths[b"a"].later, truths[b"b"].later) == (True, False)
     assert truths[b"b"].entries["i"][0].key == b"4"
 
@@ -262,8 +264,18 @@ def test_the_report_shows_keys_and_columns_as_people_read_them(tmp_path: Path) -
     key = encode_key(["Oslo", None], (False, True))
     good = Entry(key, pack_value(b"", b'{"name":"Eva"}'), 1)
     bad = Entry(b"\xff\xff", b"", 0)
-    one = Difference(Kind.WRONG_KEY, "i-1", b"d1", (good,), (bad,), Version(0, 7, 5), {0: Version(0, 6, 4)})
-    outcome = Outcome(Pin(9, 0, Timestamp.of({0: 8}), "h", {}), {"i-1": IndexOutcome("i-1", 4, 2)}, 8, [one])
+    one = Difference(
+        DifferenceClass.WRONG_KEY,
+        "i-1",
+        b"d1",
+        (good,),
+        (bad,),
+        VersionPlace(0, 7, 5),
+        {0: VersionPlace(0, 6, 4)},
+    )
+    outcome = VerificationResult(
+        Pin(9, 0, Timestamp.of({0: 8}), "h", {}), {"i-1": IndexOutcome("i-1", 4, 2)}, 8, [one]
+    )
     outcome.indexes["i-1"].counts = {"WRONG_KEY": 1}
     job = JobRecord("j1", "verify", "k", ["i-1"], "RUNNING", 0)
     found = report.summary(job, [index], outcome, 1_000, 3_500)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from indexer.scan.local.pace import UNHURRIED
 from indexer.serve.digests import digest, rows
-from indexer.store.interface import Held, SkipLine
+from indexer.store.interface import SkipLine, StoredDocument
 from indexer.view import ReadableSnapshot
 from keytide.collation import Value, encode_key
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
@@ -17,7 +17,7 @@ from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
-from keytide.wire.digests import DigestAnswer, DigestAsk, Duplicate, RowsAsk, Sums
+from keytide.wire.digests import DigestAnswer, DigestAsk, DuplicateKey, RowsAsk, Sums
 
 BITS = 4
 PLAIN = "CREATE INDEX i ON k (city) WITH (slices=1)"
@@ -30,14 +30,14 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
-        self.back: dict[bytes, Held] = {}
+        self.back: dict[bytes, StoredDocument] = {}
 
     def put(
         self, docid: bytes, keys: Sequence[bytes], value: bytes = b"", at: tuple[int, int] = (0, 5)
     ) -> None:
         for key in keys:
             self.entries[key + docid] = value
-        self.back[docid] = Held(at[0], at[1], 1_000, tuple(keys), False)
+        self.back[docid] = StoredDocument(at[0], at[1], 1_000, tuple(keys), False)
 
     def rows(
         self,
@@ -54,7 +54,7 @@ class Snapshot:
     def count(self, low: bytes, high: bytes | None) -> int:
         return len(self.entries)
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         yield from sorted(item for item in self.back.items() if item[0] > after)
 
     def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
@@ -180,7 +180,7 @@ def test_duplicates_are_found_across_blocks_and_calls_and_null_equals_nothing() 
         _, answers = summed(snapshot, limit, unique=True)
         found = [one for answer in answers for one in answer.duplicates]
         pairs = [(b"a%d" % number, b"a%d" % (number + 1)) for number in range(8)]
-        assert found == [Duplicate(key("same"), pair) for pair in pairs]
+        assert found == [DuplicateKey(key("same"), pair) for pair in pairs]
     assert not any(answer.duplicates for answer in summed(snapshot, 5)[1])
 
 

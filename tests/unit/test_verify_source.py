@@ -28,7 +28,7 @@ from streaming.spark.checkpoint import Extent
 from streaming.verify import driver, source, tasks
 from streaming.verify.core.newest import IndexPlan, decode
 from streaming.verify.slices import Pin
-from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, Engine, LocalReader, Reading, SparkReader
+from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, Engine, SourceRanges, SparkReader
 from streaming.verify.tasks import Shares, VerifyWork, decode_found
 from tests.unit.scan_world import World
 
@@ -117,7 +117,7 @@ def test_partitions_are_read_in_parts_that_keep_all_cores_busy(
     ends: dict[int, int], parts: list[int]
 ) -> None:
     starts = dict.fromkeys(ends, 3)
-    reading = Reading.of(TOPIC, starts, {partition: end + 3 for partition, end in ends.items()})
+    reading = SourceRanges.of(TOPIC, starts, {partition: end + 3 for partition, end in ends.items()})
     extents = reading.extents(8)
     by_partition = [[one for one in extents if one.partition == partition] for partition in ends]
     assert [len(some) for some in by_partition] == parts
@@ -168,7 +168,7 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
 ) -> None:
     """As one of a compacted source has."""
     monkeypatch.setattr(tasks, "read_extent", lambda *_, **__: iter([batch(0, 7, 9)]))
-    gate = metering.Gate()
+    gate = metering.RateGate()
     try:
         shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.meter)
         gate.begin(500, 2)
@@ -182,8 +182,8 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
 
 
 def test_the_driver_reads_alone_what_the_tasks_would(log: Log) -> None:
-    reader = LocalReader(load_settings(), threading.Event(), no_limit)
-    reading = Reading(TOPIC, {0: (0, 250), 1: (100, 300)})
+    reader = DriverReader(load_settings(), threading.Event(), no_limit)
+    reading = SourceRanges(TOPIC, {0: (0, 250), 1: (100, 300)})
     counted = dict(reader.sums(reading, work()))
     assert sum(one.documents for one in counted.values()) == reader.documents() == 450
     (found,) = reader.find(reading, work(ids=frozenset({b"d1-150"})))
@@ -196,9 +196,9 @@ def test_the_driver_reads_alone_what_the_tasks_would(log: Log) -> None:
 
 def test_the_driver_alone_keeps_the_limit_and_feels_a_new_one(log: Log) -> None:
     limit = 200
-    reader = LocalReader(load_settings(), threading.Event(), lambda: limit)
+    reader = DriverReader(load_settings(), threading.Event(), lambda: limit)
     reading = threading.Thread(
-        target=lambda: list(reader.sums(Reading(TOPIC, {0: (0, 100_000)}), work())), daemon=True
+        target=lambda: list(reader.sums(SourceRanges(TOPIC, {0: (0, 100_000)}), work())), daemon=True
     )
     reading.start()
     time.sleep(1.0)
@@ -241,7 +241,7 @@ def test_a_job_has_the_limit_of_the_build_that_waits_for_it(monkeypatch: pytest.
         if job != "j3":
             wanted_by = build.id if job == "j1" else ""
             made.record(JobRecord(job, "verify", TOPIC, ["i-1"], "RUNNING", 0, build=wanted_by))
-        following = driver.Following(load_settings(), job, threading.Event())
+        following = driver.MetadataFollower(load_settings(), job, threading.Event())
         try:
             assert following.rate_limit() == limit
         finally:
@@ -358,7 +358,7 @@ def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tm
 
     try:
         for number in range(2):
-            shares = reader._begin(Reading(TOPIC, {0: (0, 40_000)}))
+            shares = reader._begin(SourceRanges(TOPIC, {0: (0, 40_000)}))
             if not number:
                 later(1.0, faster)
             engine.collect(lambda shares=shares: session.frame(lambda: read(shares.meter)))  # type: ignore[misc]

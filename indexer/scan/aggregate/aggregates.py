@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from indexer.scan.aggregate.accumulators import Accumulator, Wants
-from indexer.scan.aggregate.request import AggregateRequest, Plan, plan_of
+from indexer.scan.aggregate.request import AggregateRequest, AggregationPlan, plan_of
 from indexer.scan.aggregate.slice import GroupState, runs_backwards, too_many, wants_of
 from indexer.scan.aggregate.task import (
     TASK,
@@ -31,11 +31,11 @@ from indexer.scan.aggregate.task import (
     encode_arguments,
     encode_plan,
 )
-from indexer.scan.gather.answer import Answer, encode, explain
-from indexer.scan.gather.reads import Shared
-from indexer.scan.gather.scatter import Asked, Target, ask_task
-from indexer.scan.local.effort import Lanes
-from indexer.scan.peer.messages import Nodes, OutOfTimeError
+from indexer.scan.gather.answer import WrittenAnswer, encode, explain
+from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.scatter import SliceAnswers, Target, ask_task
+from indexer.scan.local.effort import ReadThreads
+from indexer.scan.peer.messages import OutOfTimeError, SliceReader
 from indexer.scan.plan.choose import IndexNotReadyError
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
@@ -62,7 +62,7 @@ class AggregateTimeoutError(RetryableError):
 
 
 @dataclass(slots=True)
-class Group:
+class GrowingGroup:
     """A group of the answer, while it grows.
 
     Attributes:
@@ -78,7 +78,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Aggregated(Asked):
+class Aggregated(SliceAnswers):
     """The groups of all slices.
 
     Attributes:
@@ -86,7 +86,7 @@ class Aggregated(Asked):
         asked: slice -> the groups that it gave, of a slice that may stop early.
     """
 
-    groups: dict[bytes, Group] = field(default_factory=dict)
+    groups: dict[bytes, GrowingGroup] = field(default_factory=dict)
     met: dict[int, set[bytes]] = field(default_factory=dict)
 
     def merge(self, partials: dict[int, Partial], wants: Sequence[Wants]) -> None:
@@ -101,7 +101,7 @@ class Aggregated(Asked):
         found = [Accumulator.unpack(one, want) for one, want in zip(state.states, wants, strict=True)]
         group = self.groups.get(state.key)
         if group is None:
-            self.groups[state.key] = Group(state.forms, state.entry, state.entries, found)
+            self.groups[state.key] = GrowingGroup(state.forms, state.entry, state.entries, found)
             return
         group.entries += state.entries
         if state.entry < group.entry:
@@ -147,15 +147,15 @@ class GroupRow:
 
 async def aggregate(
     target: Target,
-    nodes: Nodes,
-    plan: Plan,
+    nodes: SliceReader,
+    plan: AggregationPlan,
     definition: IndexDefinition,
     wanted: Wanted,
     *,
     max_groups: int,
-    lanes: Lanes,
+    lanes: ReadThreads,
 ) -> Aggregated:
-    """Aggregate a target: the `work` of `Shared.read`.
+    """Aggregate a target: the `work` of `Reads.read`.
 
     Args:
         max_groups: groups, and distinct values, that may be held at once.
@@ -239,20 +239,20 @@ def _merge(
     return partials
 
 
-def rows(result: Aggregated, plan: Plan, wanted: Wanted) -> tuple[list[GroupRow], bool]:
+def rows(result: Aggregated, plan: AggregationPlan, wanted: Wanted) -> tuple[list[GroupRow], bool]:
     """The groups of an answer in the order of their keys, and whether there are more.
 
     Without anything to group by there is one group, also of no entries.
     """
     if not plan.groups and not result.groups:
-        result.groups[b""] = Group(b"", b"", 0, [Accumulator(wants) for wants in wants_of(plan)])
+        result.groups[b""] = GrowingGroup(b"", b"", 0, [Accumulator(wants) for wants in wants_of(plan)])
     keys = sorted(result.groups, reverse=wanted.reverse)
     end = len(keys) if wanted.enough is None else wanted.enough
     made = [_row(key, result.groups[key], plan) for key in keys[wanted.offset : end]]
     return made, len(keys) > end
 
 
-def _row(key: bytes, group: Group, plan: Plan) -> GroupRow:
+def _row(key: bytes, group: GrowingGroup, plan: AggregationPlan) -> GroupRow:
     values: list[Value] = []
     ignored: list[int] = []
     for function in plan.functions:
@@ -278,7 +278,7 @@ def _row(key: bytes, group: Group, plan: Plan) -> GroupRow:
 # --- the endpoint -----------------------------------------------------------------------------------------
 
 
-async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gone) -> Answer:
+async def answer(shared: Reads, name: str, request: AggregateRequest, gone: Gone) -> WrittenAnswer:
     """The answer of `POST /v1/indexes/{name}/aggregate`.
 
     Raises:
@@ -317,10 +317,10 @@ async def answer(shared: Shared, name: str, request: AggregateRequest, gone: Gon
     }
     if request.explain:
         body["explain"] = explain(agreed, index.shape.slices)
-    return Answer(encode(body), count, index.name, request.consistency)
+    return WrittenAnswer(encode(body), count, index.name, request.consistency)
 
 
-def _written(result: Aggregated, plan: Plan, wanted: Wanted) -> tuple[bytes, int, bool]:
+def _written(result: Aggregated, plan: AggregationPlan, wanted: Wanted) -> tuple[bytes, int, bool]:
     """The groups of the answer as JSON, how many, and whether there are more. Any thread.
 
     Raises:
@@ -330,7 +330,7 @@ def _written(result: Aggregated, plan: Plan, wanted: Wanted) -> tuple[bytes, int
     return encode([_shown(row, plan) for row in found]), len(found), more
 
 
-def definition_of(shared: Shared, index: Scannable) -> IndexDefinition:
+def definition_of(shared: Reads, index: Scannable) -> IndexDefinition:
     """The definition of an index that was found a moment ago.
 
     Raises:
@@ -354,7 +354,7 @@ def check_wanted(wanted: Wanted, max_groups: int) -> None:
         )
 
 
-def _shown(row: GroupRow, plan: Plan) -> dict[str, Any]:
+def _shown(row: GroupRow, plan: AggregationPlan) -> dict[str, Any]:
     """A group as JSON. As in rows, a value that is MISSING is null, and its position told in `missing`."""
     shown: dict[str, Any] = {
         "key": [to_json_value(value) for value in row.key],

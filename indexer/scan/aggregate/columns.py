@@ -109,14 +109,14 @@ class EntryReader:
         return made
 
 
-class Column:
+class AggregateColumn:
     """One expression, and how its values get into accumulators."""
 
     def add(self, stretch: Stretch, to: Accumulator) -> None:
         raise NotImplementedError
 
 
-class ExpressionColumn(Column):
+class ExpressionColumn(AggregateColumn):
     """Any expression: worked out entry by entry."""
 
     def __init__(self, evaluate: Evaluate) -> None:
@@ -126,7 +126,7 @@ class ExpressionColumn(Column):
         to.add_values([self._evaluate(*read) for read in stretch.read], stretch.keys)
 
 
-class KeyColumn(Column):
+class KeyColumn(AggregateColumn):
     """A key part.
 
     Args:

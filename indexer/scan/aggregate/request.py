@@ -83,7 +83,7 @@ class Function(msgspec.Struct, frozen=True, array_like=True):
     name: str
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class AggregationPlan(msgspec.Struct, frozen=True, array_like=True):
     """What slices work out.
 
     Attributes:
@@ -96,7 +96,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     functions: tuple[Function, ...]
 
 
-def plan_of(functions: Sequence[str | AggregateFunction], group_by: Sequence[str], binding: Binding) -> Plan:
+def plan_of(
+    functions: Sequence[str | AggregateFunction], group_by: Sequence[str], binding: Binding
+) -> AggregationPlan:
     """The plan of a request.
 
     Raises:
@@ -116,7 +118,7 @@ def planned(
     groups: tuple[Expression, ...],
     functions: Sequence[tuple[FunctionName, Expression | None, bool, str | None]],
     binding: Binding,
-) -> Plan:
+) -> AggregationPlan:
     """The plan of parsed expressions.
 
     Args:
@@ -145,7 +147,7 @@ def planned(
         made.append(Function(function, number, distinct, name))
     for group in groups:
         binding.value(group)
-    return Plan(groups, tuple(node for _, node in operands.values()), tuple(made))
+    return AggregationPlan(groups, tuple(node for _, node in operands.values()), tuple(made))
 
 
 def _name(function: FunctionName, of: Expression | None, distinct: bool) -> str:

@@ -29,7 +29,7 @@ _EXAMPLES: Final[Examples] = {
 }
 
 
-class _Routes:
+class _AggregateRoutes:
     """The handlers."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -51,7 +51,7 @@ class _Routes:
 
 def add_routes(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the routes."""
-    routes = _Routes(endpoint)
+    routes = _AggregateRoutes(endpoint)
     add_route(
         app,
         "/aggregate",

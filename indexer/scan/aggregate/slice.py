@@ -23,7 +23,7 @@ import msgspec
 
 from indexer.scan.aggregate.accumulators import Accumulator, State, Wants
 from indexer.scan.aggregate.columns import (
-    Column,
+    AggregateColumn,
     EntryReader,
     ExpressionColumn,
     KeyColumn,
@@ -31,7 +31,7 @@ from indexer.scan.aggregate.columns import (
     columns_of,
     filtered,
 )
-from indexer.scan.aggregate.request import Plan
+from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.local.filtering import Bound
 from indexer.view import DoubtfulReadError
 from keytide.collation import encode_key, key_forms, skip_key, successor
@@ -77,7 +77,7 @@ class _Group:
         self.accumulators = [Accumulator(one) for one in wants]
 
 
-def wants_of(plan: Plan) -> list[Wants]:
+def wants_of(plan: AggregationPlan) -> list[Wants]:
     """What is to be accumulated of each operand."""
     wanted: list[set[str]] = [set() for _ in plan.operands]
     for function in plan.functions:
@@ -88,13 +88,13 @@ def wants_of(plan: Plan) -> list[Wants]:
     ]
 
 
-def shared_parts(plan: Plan, binding: Binding) -> int | None:
+def shared_parts(plan: AggregationPlan, binding: Binding) -> int | None:
     """How many leading key parts the groups go by, in whatever order; None when they go by anything else."""
     ordinals = [binding.part(node) for node in plan.groups]
     return len(set(ordinals)) if set(ordinals) == set(range(len(set(ordinals)))) else None
 
 
-def runs_backwards(plan: Plan, definition: IndexDefinition, reverse: bool) -> bool | None:
+def runs_backwards(plan: AggregationPlan, definition: IndexDefinition, reverse: bool) -> bool | None:
     """Whether the index is read backwards to meet the groups in the order that is asked for; None when it
     must be read whole, for its order is another one.
 
@@ -128,7 +128,7 @@ class SliceAggregate:
     def __init__(
         self,
         definition: IndexDefinition,
-        plan: Plan,
+        plan: AggregationPlan,
         tested: Bound | None,
         *,
         reverse: bool = False,
@@ -147,7 +147,7 @@ class SliceAggregate:
         self._values = [binding.value(node) for node in plan.groups]
         self._parts = [binding.part(node) for node in plan.groups]
         self._plain_parts = [part for part in self._parts if part is not None]
-        self._columns: list[Column] = []
+        self._columns: list[AggregateColumn] = []
         needs = Needs()
         for node, wants in zip(plan.operands, self._wants, strict=True):
             ordinal = binding.part(node)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from indexer.scan.aggregate.accumulators import Accumulator
-from indexer.scan.aggregate.request import Plan
+from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.aggregate.slice import GroupState, SliceAggregate, wants_of
 from indexer.scan.local.filtering import Conditions
 from indexer.scan.local.tasks import SliceWork, Unfinished
@@ -76,7 +76,7 @@ decode_partial: Final = msgspec.msgpack.Decoder(Partial).decode
 encode_plan: Final = msgspec.json.Encoder().encode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_arguments: Final = msgspec.msgpack.Decoder(Arguments).decode
-_decode_plan: Final = msgspec.json.Decoder(Plan).decode
+_decode_plan: Final = msgspec.json.Decoder(AggregationPlan).decode
 _conditions: Final = Conditions()
 """Kept, for every call of an aggregate comes with the same, which may list thousands of values."""
 

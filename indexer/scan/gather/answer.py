@@ -15,7 +15,7 @@ from keytide.model.timestamp import Timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WrittenAnswer:
     """An answer, and what the metrics count of it.
 
     Attributes:

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
 
-from indexer.scan.gather.scatter import Asked, Entry, Target, ask, requests_of
+from indexer.scan.gather.scatter import Entry, SliceAnswers, Target, ask, requests_of
 from indexer.scan.local.cursor import behind
-from indexer.scan.peer.messages import TIP, Nodes, OutOfTimeError
+from indexer.scan.peer.messages import TIP, OutOfTimeError, SliceReader
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
 from keytide.errors import RetryableError, invariant
 
@@ -43,7 +43,7 @@ COUNT_BLOCK: Final = 8_192
 
 
 @dataclass(slots=True)
-class Gathered(Asked):
+class Gathered(SliceAnswers):
     """The result of one gathered read, while it grows.
 
     Attributes:
@@ -64,7 +64,7 @@ class Gathered(Asked):
 
 
 @dataclass(slots=True)
-class _Source:
+class _SliceCursor:
     """One slice while it is being read: what it gave and was not taken yet, and where it is."""
 
     slice: int
@@ -74,7 +74,7 @@ class _Source:
 
 
 async def gather(
-    target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int, offset: int = 0
+    target: Target, nodes: SliceReader, after: bytes, reverse: bool, limit: int, offset: int = 0
 ) -> Gathered:
     """The first `limit` entries behind `after` in key order, over all slices, without the first `offset`.
 
@@ -89,7 +89,7 @@ async def gather(
         after, last = await _skip(target, nodes, after, reverse, result, deadline)
         if result.offset_left:
             return result
-    later = [_Source(number, after) for number in _in_order(target, reverse)]
+    later = [_SliceCursor(number, after) for number in _in_order(target, reverse)]
     sources, later = (later[:1], later[1:]) if target.in_order else (later, [])
     taken = result.entries
     wanted = limit + 1  # one more tells whether there is a next page
@@ -140,13 +140,13 @@ def _in_order(target: Target, reverse: bool) -> list[int]:
 
 
 async def _skip(
-    target: Target, nodes: Nodes, after: bytes, reverse: bool, result: Gathered, deadline: float
+    target: Target, nodes: SliceReader, after: bytes, reverse: bool, result: Gathered, deadline: float
 ) -> tuple[bytes, bytes]:
     """Leave out the first `offset_left` entries of several slices; returns the place behind them and the last
     key left out. When they are not all left out, `more` tells whether there are any others."""
     last = b""
     while result.offset_left:
-        sources = [_Source(number, after) for number in sorted(target.nodes)]
+        sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
         block = _even_share(min(result.offset_left, SKIP_BLOCK), len(sources))
         await _fill(target, nodes, sources, reverse, block, result, keys_only=True)
         open_ends = any(source.more for source in sources)
@@ -172,19 +172,19 @@ async def _skip(
     return after, last
 
 
-async def examine(target: Target, nodes: Nodes, after: bytes, reverse: bool, limit: int) -> None:
+async def examine(target: Target, nodes: SliceReader, after: bytes, reverse: bool, limit: int) -> None:
     """Have every slice look at the entries that `gather` with the same arguments has read there.
 
     Raises:
         SnapshotMissingError: of the first slice that holds what nothing can have written, with state LOST.
         RetryableError: a node did not answer.
     """
-    sources = [_Source(number, after) for number in sorted(target.nodes)]
+    sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
     if sources:
         await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
 
 
-async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered:
+async def count(target: Target, nodes: SliceReader, *, apart: bool = True) -> Gathered:
     """How many entries (or distinct keys) the target has, over all slices.
 
     Args:
@@ -202,13 +202,13 @@ async def count(target: Target, nodes: Nodes, *, apart: bool = True) -> Gathered
     return result
 
 
-async def _count(target: Target, nodes: Nodes, result: Gathered, apart: bool) -> None:
+async def _count(target: Target, nodes: SliceReader, result: Gathered, apart: bool) -> None:
     """Add what is counted to the result. Raises as `count`."""
     deadline = monotonic() + target.left_s
     if target.distinct and not apart and len(target.nodes) > 1:
         after, last = b"", b""
         while True:
-            sources = [_Source(number, after) for number in sorted(target.nodes)]
+            sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
             share = _even_share(COUNT_BLOCK, len(sources))
             await _fill(target, nodes, sources, False, share, result, keys_only=True)
             if open_ends := any(source.more for source in sources):
@@ -220,7 +220,7 @@ async def _count(target: Target, nodes: Nodes, result: Gathered, apart: bool) ->
                 return
             _check_time(deadline, target, result)
             target = replace(target, in_use=True)
-    sources = [_Source(number, b"") for number in sorted(target.nodes)]
+    sources = [_SliceCursor(number, b"") for number in sorted(target.nodes)]
     while sources:
         await _fill(target, nodes, sources, False, 0, result)
         sources = [source for source in sources if source.more]
@@ -256,8 +256,8 @@ def _even_share(rows: int, slices: int) -> int:
 
 async def _fill(
     target: Target,
-    nodes: Nodes,
-    sources: Sequence[_Source],
+    nodes: SliceReader,
+    sources: Sequence[_SliceCursor],
     reverse: bool,
     block: int,
     result: Gathered,
@@ -294,7 +294,7 @@ async def _fill(
         result.read[one.slice] = result.read.get(one.slice, 0) + (one.examined or len(one.entries))
 
 
-def _frontier(sources: Sequence[_Source], reverse: bool) -> bytes:
+def _frontier(sources: Sequence[_SliceCursor], reverse: bool) -> bytes:
     """The nearest place that any source with more has reached; one must have more."""
     places = (source.after for source in sources if source.more)
     return max(places) if reverse else min(places)
@@ -306,7 +306,7 @@ def _onward(frontier: bytes, last: bytes, target: Target, reverse: bool) -> byte
     return behind(last, reverse) if target.distinct and last and frontier.startswith(last) else frontier
 
 
-def _final(sources: Sequence[_Source], reverse: bool, *, distinct: bool = False) -> list[Entry]:
+def _final(sources: Sequence[_SliceCursor], reverse: bool, *, distinct: bool = False) -> list[Entry]:
     """Take what is at or before the frontier out of the buffers, merged."""
     frontier = _frontier(sources, reverse) if any(source.more for source in sources) else None
     if frontier is not None and reverse and distinct:

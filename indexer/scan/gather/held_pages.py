@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from indexer.scan.gather.gather import Gathered, gather
 from indexer.scan.gather.scatter import Target
 from indexer.scan.plan.choose import Stamp
-from indexer.scan.plan.holds import Held
+from indexer.scan.plan.holds import SnapshotHold
 from indexer.scan.plan.selection import Selection
 
 if TYPE_CHECKING:
-    from indexer.scan.gather.reads import Shared
+    from indexer.scan.gather.reads import Reads
 
 
-class Pages:
+class HeldPages:
     """Reads a selection at a held snapshot. Close it in any case: that gives the snapshot back, unless the
     hold is the reader's own (`at`).
 
@@ -24,7 +24,7 @@ class Pages:
         offset: entries to leave out at the start.
 
     Attributes:
-        held: the snapshot, for further reads by `Shared.read_held`.
+        held: the snapshot, for further reads by `Reads.read_held`.
         stamp: the snapshot; its timestamp is whole from the first page on (from the beginning, when the hold
             was taken for this).
         done: whether everything was read.
@@ -32,8 +32,8 @@ class Pages:
 
     def __init__(
         self,
-        shared: Shared,
-        held: Held,
+        shared: Reads,
+        held: SnapshotHold,
         own: bool,
         selection: Selection,
         timeout_s: float,
@@ -57,7 +57,7 @@ class Pages:
 
         Raises:
             SnapshotGoneError: a node lost the snapshot.
-            KeytideError: as `Shared.read_held`.
+            KeytideError: as `Reads.read_held`.
         """
 
         if self.done:

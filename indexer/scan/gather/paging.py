@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from indexer.scan.gather.answer import encode
 from indexer.scan.gather.gather import Gathered, examine, gather
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Entry, SnapshotMissingError, Target, behind
 from indexer.scan.local.extent import INLINE_ROWS
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.agreement import Agreed, with_timestamp
-from indexer.scan.plan.choose import SnapshotGoneError, Stamp
+from indexer.scan.plan.choose import PageSnapshotGoneError, Stamp
 from indexer.scan.plan.selection import Shape, slices_ahead
 from indexer.scan.plan.tokens import PageToken, Saw, Seen
 from keytide.collation import Span
@@ -30,7 +30,7 @@ UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
 """What gathering and decoding entries raises that cannot have been written."""
 
 
-async def encoded(shared: Shared, count: int, rows: Callable[[], Any]) -> bytes:
+async def encoded(shared: Reads, count: int, rows: Callable[[], Any]) -> bytes:
     """So many rows as JSON; many of them are made in a thread."""
     if count <= INLINE_ROWS:
         return encode(rows())
@@ -39,7 +39,7 @@ async def encoded(shared: Shared, count: int, rows: Callable[[], Any]) -> bytes:
 
 async def page_of(
     target: Target,
-    shared: Shared,
+    shared: Reads,
     rows: Callable[[Sequence[Entry]], Any],
     after: bytes,
     reverse: bool,
@@ -147,12 +147,12 @@ def later(token: PageToken, target: Target, gathered: Gathered) -> Agreed[Gather
     return Agreed(stamp, target, gathered, 0, [])
 
 
-def first_lease_ms(shared: Shared) -> int:
+def first_lease_ms(shared: Reads) -> int:
     """How long the token of a first page keeps its snapshot."""
     return min(shared.settings.first_lease_s, shared.settings.lease_s) * 1000
 
 
-def gone_by(missing: SnapshotMissingError, token: PageToken, shared: Shared, again: str) -> KeytideError:
+def gone_by(missing: SnapshotMissingError, token: PageToken, shared: Reads, again: str) -> KeytideError:
     """The error of a later page whose snapshot is not held any more; one of newest states waits for a slice
     that is behind.
 
@@ -161,7 +161,7 @@ def gone_by(missing: SnapshotMissingError, token: PageToken, shared: Shared, aga
     """
     if token.number == TIP:
         return behind(missing)
-    return SnapshotGoneError(
+    return PageSnapshotGoneError(
         f"slice {missing.slice} no longer holds snapshot {token.number}"
         + (f": {missing.reason}" if missing.reason else ""),
         next_step=f"{again}; the second page must be asked for within "

@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from indexer.scan.gather.answer import AnswerMaker
-from indexer.scan.gather.held_pages import Pages
+from indexer.scan.gather.held_pages import HeldPages
 from indexer.scan.gather.scatter import SnapshotMissingError, Target
 from indexer.scan.local.reader import LocalReader
-from indexer.scan.peer.messages import TIP, Nodes
+from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, Agreed, Agreement, AskedT, with_timestamp
-from indexer.scan.plan.choose import IndexNotReadyError, SnapshotGoneError, Stamp, check_history
-from indexer.scan.plan.directory import Directory, Scannable
-from indexer.scan.plan.holds import Held, Holds
+from indexer.scan.plan.choose import IndexNotReadyError, PageSnapshotGoneError, Stamp, check_history
+from indexer.scan.plan.directory import IndexDirectory, Scannable
+from indexer.scan.plan.holds import HoldRegistry, SnapshotHold
 from indexer.scan.plan.selection import Selection, selection_of
 from indexer.scan.plan.tokens import (
     HeldToken,
@@ -37,7 +37,7 @@ from indexer.scan.plan.tokens import (
     sign,
     verify,
 )
-from indexer.scan.plan.waiting import Gone, News, Patience
+from indexer.scan.plan.waiting import Deadline, Gone, SnapshotNotifier
 from indexer.scan.request.request import Moment, Question
 from indexer.view import NodeView
 from keytide.errors import HistoryChangedError
@@ -45,7 +45,7 @@ from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings
 
 
-class Shared:
+class Reads:
     """The parts of one node's scan endpoint. Made on the event loop.
 
     Args:
@@ -55,16 +55,18 @@ class Shared:
         settings: limits and time-outs.
     """
 
-    def __init__(self, view: NodeView, local: LocalReader, nodes: Nodes, settings: ScanSettings) -> None:
+    def __init__(
+        self, view: NodeView, local: LocalReader, nodes: SliceReader, settings: ScanSettings
+    ) -> None:
         self.view = view
         self.local = local
         self.nodes = nodes
         self.settings = settings
-        self.directory = Directory(view)
+        self.directory = IndexDirectory(view)
         self.answers = AnswerMaker()
-        self.news = News()
+        self.news = SnapshotNotifier()
         self.agreement = Agreement(view, self.directory, self.news)
-        self.holds = Holds(self.agreement, nodes)
+        self.holds = HoldRegistry(self.agreement, nodes)
         view.on_published(self.news.tell)
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone) -> Scannable:
@@ -72,14 +74,14 @@ class Shared:
         told READY by the coordinator may scan at once.
 
         Raises:
-            UnknownIndexError, IndexNotReadyError: as `Directory.index`.
+            UnknownIndexError, IndexNotReadyError: as `IndexDirectory.index`.
         """
         try:
             return self.directory.index(name)
         except IndexNotReadyError as error:
             if error.extra.get("state", "BUILDING") != "BUILDING":
                 raise
-        with Patience(min(CATALOG_LAG_S, self.timeout_s(moment)), gone) as patience:
+        with Deadline(min(CATALOG_LAG_S, self.timeout_s(moment)), gone) as patience:
             while True:
                 with self.news.listening() as heard:
                     try:
@@ -155,12 +157,12 @@ class Shared:
         if moment.at is not None:
             held = self.held(index, moment.at, seen)
             return await self.read_held(held, selection, self.timeout_s(moment), work)
-        with Patience(self.timeout_s(moment), gone) as patience:
+        with Deadline(self.timeout_s(moment), gone) as patience:
             return await self.agreement.read(index, selection, moment, seen, patience, lease_ms, work)
 
     async def read_held(
         self,
-        held: Held,
+        held: SnapshotHold,
         selection: Selection,
         timeout_s: float,
         work: Callable[[Target], Awaitable[AskedT]],
@@ -180,7 +182,7 @@ class Shared:
         stamp = with_timestamp(held.stamp, (reply.timestamp for reply in asked.replies.values()))
         return Agreed(stamp, target, asked, 0, [])
 
-    def held(self, index: Scannable, at: str, seen: Seen) -> Held:
+    def held(self, index: Scannable, at: str, seen: Seen) -> SnapshotHold:
         """The held snapshot that a token names.
 
         Raises:
@@ -190,7 +192,7 @@ class Shared:
         """
         token = verify(at, HeldToken, self.directory.secret())
         check_snapshot(index, token.index, token.number, token.incarnation, seen)
-        return Held.of(token)
+        return SnapshotHold.of(token)
 
     async def open(
         self,
@@ -203,7 +205,7 @@ class Shared:
         reverse: bool = False,
         offset: int = 0,
         lease_ms: int | None = None,
-    ) -> Pages:
+    ) -> HeldPages:
         """One moment to read from page by page: held from now until it is closed.
 
         Args:
@@ -215,12 +217,12 @@ class Shared:
         if moment.at is not None:
             held, own = self.held(index, moment.at, seen), False
         else:
-            with Patience(self.timeout_s(moment), gone) as patience:
+            with Deadline(self.timeout_s(moment), gone) as patience:
                 lasting = self.settings.lease_s * 1000 if lease_ms is None else lease_ms
                 slices = selection.slices or range(index.shape.slices)
                 held = await self.holds.take(index, slices, moment, seen, patience, lasting)
                 own = True
-        return Pages(self, held, own, selection, self.timeout_s(moment), reverse, offset)
+        return HeldPages(self, held, own, selection, self.timeout_s(moment), reverse, offset)
 
 
 def check_index(index: Scannable, of_index: str) -> None:
@@ -251,4 +253,4 @@ def check_snapshot(index: Scannable, of_index: str, number: int, incarnation: in
         )
 
 
-__all__ = ["Shared", "SnapshotGoneError", "check_index", "check_snapshot"]
+__all__ = ["PageSnapshotGoneError", "Reads", "check_index", "check_snapshot"]

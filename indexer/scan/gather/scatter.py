@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
-from indexer.scan.peer.messages import TIP, Nodes, NodeUnavailableError, ReadReply, ReadRequest, SliceReply
+from indexer.scan.peer.messages import (
+    TIP,
+    NodeUnavailableError,
+    ReadReply,
+    ReadRequest,
+    SliceReader,
+    SliceReply,
+)
 from indexer.scan.plan.tokens import Saw, tip_of
 from keytide.collation import Span
 from keytide.errors import RetryableError
@@ -100,7 +107,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Asked:
+class SliceAnswers:
     """What slices have answered, while it grows. Whoever asks them for something of its own adds to it.
 
     Attributes:
@@ -117,7 +124,7 @@ class Asked:
 
 
 async def ask(
-    target: Target, nodes: Nodes, requests: Mapping[str, ReadRequest], asked: Asked
+    target: Target, nodes: SliceReader, requests: Mapping[str, ReadRequest], asked: SliceAnswers
 ) -> list[SliceReply]:
     """Send every node its request, and note in `asked` what came.
 
@@ -148,7 +155,9 @@ async def ask(
     return found
 
 
-async def ask_task(target: Target, nodes: Nodes, task: str, body: bytes, asked: Asked) -> dict[int, bytes]:
+async def ask_task(
+    target: Target, nodes: SliceReader, task: str, body: bytes, asked: SliceAnswers
+) -> dict[int, bytes]:
     """Have a task (`indexer.scan.local.tasks`) work on every slice of the target, once.
 
     Returns:
@@ -215,7 +224,7 @@ def requests_of(
 
 
 async def _ask_all(
-    nodes: Nodes, requests: Mapping[str, ReadRequest], timeout_s: float
+    nodes: SliceReader, requests: Mapping[str, ReadRequest], timeout_s: float
 ) -> dict[str, ReadReply]:
     """All nodes' replies. Other nodes work while this one reads its own slices."""
     others = [node for node in requests if node != nodes.here]

@@ -18,20 +18,20 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.gather.answer import Answer, encode, explain
+from indexer.scan.gather.answer import WrittenAnswer, encode, explain
 from indexer.scan.gather.gather import Gathered, count
 from indexer.scan.gather.paging import encoded, first_lease_ms, gone_by, later, page_of, target_of, token_of
-from indexer.scan.gather.reads import Shared, check_index, check_snapshot
+from indexer.scan.gather.reads import Reads, check_index, check_snapshot
 from indexer.scan.gather.scatter import SnapshotMissingError, Target
 from indexer.scan.local.reader import LocalReader
-from indexer.scan.peer.messages import TIP, Nodes
+from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import Agreed
 from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.holds import Held
+from indexer.scan.plan.holds import SnapshotHold
 from indexer.scan.plan.leases import keep_everywhere
 from indexer.scan.plan.selection import bounded_offset, effective_limit
 from indexer.scan.plan.tokens import HeldToken, PageToken, Seen, newest, sign, verify
-from indexer.scan.plan.waiting import Gone, Patience
+from indexer.scan.plan.waiting import Deadline, Gone
 from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest
 from indexer.scan.shape.rows import RowMaker
 from indexer.validation.service import PageCheck, Validation
@@ -58,12 +58,12 @@ class ScanService:
         self,
         view: NodeView,
         local: LocalReader,
-        nodes: Nodes,
+        nodes: SliceReader,
         settings: ScanSettings,
         validation: Validation | None = None,
     ) -> None:
         self._validation = validation or Validation(view, nodes, {})
-        self.shared = Shared(view, local, nodes, settings)
+        self.shared = Reads(view, local, nodes, settings)
         self._nodes = nodes
         self._settings = settings
         self._first_lease_ms = first_lease_ms(self.shared)
@@ -74,7 +74,7 @@ class ScanService:
         """How many requests wait for news."""
         return self.shared.news.listeners
 
-    async def scan(self, name: str, request: ScanRequest, gone: Gone) -> Answer:
+    async def scan(self, name: str, request: ScanRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/indexes/{name}/scan`.
 
         Args:
@@ -125,7 +125,7 @@ class ScanService:
         validation = await self._validated(check, agreed, maker, began + shared.timeout_s(request))
         return self._rows_answer(index, request, agreed, seen, page, validation)
 
-    async def count(self, name: str, request: CountRequest, gone: Gone) -> Answer:
+    async def count(self, name: str, request: CountRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
         shared = self.shared
         index = await shared.ready_index(name, request, gone)
@@ -142,9 +142,9 @@ class ScanService:
         answer = {"count": agreed.gathered.count, **head}
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
-        return Answer(encode(answer), 0, index.name, request.consistency)
+        return WrittenAnswer(encode(answer), 0, index.name, request.consistency)
 
-    async def hold(self, name: str, request: HoldRequest, gone: Gone) -> Answer:
+    async def hold(self, name: str, request: HoldRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/indexes/{name}/snapshots`: a snapshot that is kept for many reads.
 
         Raises:
@@ -163,7 +163,7 @@ class ScanService:
                 problem_type="lease-too-long",
                 next_step="ask for less: every read renews it; or raise scan.max_hold_s",
             )
-        with Patience(shared.timeout_s(request), gone) as patience:
+        with Deadline(shared.timeout_s(request), gone) as patience:
             held = await shared.holds.take(
                 index, range(index.shape.slices), request, seen, patience, lease_s * 1000
             )
@@ -174,7 +174,7 @@ class ScanService:
             "slices": index.shape.slices,
             "expires_in_s": lease_s,
         }
-        return Answer(encode(answer), 0, index.name, "stable")
+        return WrittenAnswer(encode(answer), 0, index.name, "stable")
 
     async def give_back(self, name: str, at: str, gone: Gone) -> None:
         """`DELETE /v1/indexes/{name}/snapshots?at=token`. What is not held any more, rolled back or run out,
@@ -187,11 +187,11 @@ class ScanService:
         index = await self.shared.ready_index(name, HoldRequest(), gone)
         token = verify(at, HeldToken, self.shared.directory.secret())
         check_index(index, token.index)
-        await self.shared.holds.give_back(Held.of(token), self.shared.timeout_s(HoldRequest()))
+        await self.shared.holds.give_back(SnapshotHold.of(token), self.shared.timeout_s(HoldRequest()))
 
     async def _next_page(
         self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
-    ) -> Answer:
+    ) -> WrittenAnswer:
         _check_page(index, token, seen)
         seen = newest(token.seen, seen, self.shared.directory.history)
         target = target_of(
@@ -270,7 +270,7 @@ class ScanService:
         seen: Seen,
         page: str | None,
         validation: dict[str, Any] | None,
-    ) -> Answer:
+    ) -> WrittenAnswer:
         """The answer with its rows."""
         answer: dict[str, Any] = {
             "rows": msgspec.Raw(agreed.gathered.rows),
@@ -282,7 +282,7 @@ class ScanService:
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
         consistency = "tip" if agreed.stamp.number == TIP else "stable"
-        return Answer(encode(answer), len(agreed.gathered.entries), index.name, consistency)
+        return WrittenAnswer(encode(answer), len(agreed.gathered.entries), index.name, consistency)
 
 
 def _check_page(index: Scannable, token: PageToken, seen: Seen) -> None:

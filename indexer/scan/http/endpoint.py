@@ -18,9 +18,9 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from indexer.scan.gather.answer import Answer
+from indexer.scan.gather.answer import WrittenAnswer
 from indexer.scan.gather.peers import Peers
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.service import ScanService
 from indexer.scan.http.metrics import ScanMetrics
 from indexer.scan.http.problems import OnBug
@@ -125,7 +125,7 @@ class Endpoint:
         return self._service
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> Reads:
         """What every kind of read shares. Raises as `service`."""
         return self.service.shared
 
@@ -147,19 +147,19 @@ class Endpoint:
         self,
         request: Request,
         moment: Moment,
-        work: Callable[[ScanService, Gone], Coroutine[Any, Any, Answer]],
+        work: Callable[[ScanService, Gone], Coroutine[Any, Any, WrittenAnswer]],
     ) -> Response:
         """The response of what may read much: given up when the reader goes away, or its time is over."""
         gone = gone_of(request)
         limit_s = self.shared.timeout_s(moment)
         return await self._answered(unless_gone(work(self.service, gone), gone, limit_s))
 
-    async def answer(self, work: Callable[[ScanService], Awaitable[Answer]]) -> Response:
+    async def answer(self, work: Callable[[ScanService], Awaitable[WrittenAnswer]]) -> Response:
         """The response of what is soon answered."""
         self.local.lanes.short()
         return await self._answered(work(self.service))
 
-    async def _answered(self, work: Awaitable[Answer]) -> Response:
+    async def _answered(self, work: Awaitable[WrittenAnswer]) -> Response:
         """The response for an answer in JSON, counted."""
         began = perf_counter()
         answer = await work

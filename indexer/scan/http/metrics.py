@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from indexer.scan.gather.answer import Answer
+from indexer.scan.gather.answer import WrittenAnswer
 
 _BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -28,7 +28,7 @@ class ScanMetrics:
         )
         self._children: dict[tuple[str, str], Histogram] = {}
 
-    def answered(self, answer: Answer, seconds: float) -> None:
+    def answered(self, answer: WrittenAnswer, seconds: float) -> None:
         """Count an answer."""
         labels = (answer.index, answer.consistency)
         child = self._children.get(labels)

@@ -43,7 +43,7 @@ _COUNTS: Final[Examples] = {
 _HOLDS: Final[Examples] = {"for a minute after its last use": {"lease_s": 60}}
 
 
-class _Routes:
+class _ScanRoutes:
     """The handlers."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -96,7 +96,7 @@ class _Routes:
 
 def add_routes(app: FastAPI, endpoint: Endpoint) -> Handler:
     """Add the routes; returns the handler of scans, for the fast way to it."""
-    routes = _Routes(endpoint)
+    routes = _ScanRoutes(endpoint)
     kinds: list[tuple[str, Handler, type[Moment], str, str, Examples]] = [
         ("/scan", routes.scan, ScanRequest, "POST", "Scan an index", _SCANS),
         ("/scan", routes.scan_by_hand, ScanRequest, "GET", "Scan an index by hand", _SCANS),

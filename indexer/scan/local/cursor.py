@@ -37,7 +37,7 @@ LARGEST_BLOCK: Final = 512
 
 
 @dataclass(slots=True)
-class Picked:
+class FilteredRead:
     """What was found, while it grows.
 
     Attributes:
@@ -76,7 +76,7 @@ def pick(
     test: Test | None,
     most: int,
     effort: Pace,
-) -> Picked:
+) -> FilteredRead:
     """What a request finds in a slice.
 
     Args:
@@ -89,7 +89,7 @@ def pick(
         OutOfTimeError, GivenUpError: as `Pace.look`.
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
-    picked = Picked()
+    picked = FilteredRead()
     for low, high in stretches(request, after):
         inside = (
             _distinct(snapshot, low, high, request, shape, test, most, picked, effort)
@@ -120,7 +120,7 @@ def _each(
     request: ReadRequest,
     test: Test | None,
     most: int,
-    picked: Picked,
+    picked: FilteredRead,
     effort: Pace,
 ) -> bool:
     """Pick from a stretch; whether the read ends within it."""
@@ -145,7 +145,7 @@ def _distinct(
     shape: Shape,
     test: Test | None,
     most: int,
-    picked: Picked,
+    picked: FilteredRead,
     effort: Pace,
 ) -> bool:
     """Pick the first entry of each key from a stretch; whether the read ends within it. Entries come without

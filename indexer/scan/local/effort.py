@@ -5,12 +5,12 @@ Theory of operation
 Python runs one thread at a time, so work that is merely moved to a thread still stands in the way of the
 event loop. Long reads therefore go in *turns*: a read does some entries, says where it got to (`spent`), and
 whoever asked comes again, behind those that wait. The first turn of a read is short and has threads of its
-own, so that what is soon done is never behind what is not; later turns share few threads (`Lanes`).
+own, so that what is soon done is never behind what is not; later turns share few threads (`ReadThreads`).
 
-Within a turn the work is cut into *parts* of about half a millisecond (`Effort.parts`), whatever an entry
+Within a turn the work is cut into *parts* of about half a millisecond (`ReadBudget.parts`), whatever an entry
 costs. Between them it looks whether its request is over (`OutOfTimeError`) or nobody waits for it any more
 (`GivenUpError`). While other requests are being answered a thread that has worked rests there, so that they
-find the interpreter free for four fifths of the time. And only one thread works at a time (`Baton`), for a
+find the interpreter free for four fifths of the time. And only one thread works at a time (`FairLock`), for a
 short read gives the interpreter away hundreds of times (whenever it calls LMDB or the system): with five
 threads at work it would wait behind all of them. As Python runs one at a time anyway, that costs long reads
 nothing (measured).
@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic, thread_time
 from typing import Final, Generic, TypeVar
 
-from indexer.scan.local.fair_lock import Baton
+from indexer.scan.local.fair_lock import FairLock
 from indexer.scan.peer.messages import OutOfTimeError
 from indexer.scan.plan.waiting import Gone, ReaderGoneError
 
@@ -60,7 +60,7 @@ class GivenUpError(Exception):
     """Nobody waits for this work any more. Never answered to anybody."""
 
 
-class Effort:
+class ReadBudget:
     """One turn of long work (`Pace`). Without arguments it is not limited.
 
     Args:
@@ -74,7 +74,7 @@ class Effort:
         until: float = math.inf,
         least_s: float = math.inf,
         most_s: float = math.inf,
-        lanes: Lanes | None = None,
+        lanes: ReadThreads | None = None,
     ) -> None:
         self._until = until
         self._turn_s = (least_s, most_s)
@@ -152,7 +152,7 @@ class Effort:
             self.look()
 
 
-class Lanes:
+class ReadThreads:
     """The threads for long work of one node.
 
     Args:
@@ -166,7 +166,7 @@ class Lanes:
         self._lock = threading.Lock()
         self._queued = 0
         self._short_at = -math.inf
-        self._baton = Baton()
+        self._baton = FairLock()
         self._thread = threading.local()
 
     def close(self) -> None:
@@ -201,9 +201,9 @@ class Lanes:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work, arguments)
 
     @property
-    def pace(self) -> Effort:
+    def pace(self) -> ReadBudget:
         """For the parts of what is run."""
-        return Effort(lanes=self)
+        return ReadBudget(lanes=self)
 
     def _run(self, work: Callable[..., ResultT], arguments: tuple[object, ...]) -> ResultT:
         try:
@@ -217,8 +217,8 @@ class Lanes:
             self._baton.give()
 
     def turn(
-        self, work: Callable[[Effort], ResultT], within_s: float | None, *, first: bool
-    ) -> Turn[ResultT]:
+        self, work: Callable[[ReadBudget], ResultT], within_s: float | None, *, first: bool
+    ) -> ReadTurn[ResultT]:
         """Have `work` done in a thread.
 
         Args:
@@ -227,14 +227,14 @@ class Lanes:
         """
         until = math.inf if within_s is None else monotonic() + within_s
         least_s, most_s = (FIRST_TURN_S, FIRST_TURN_S) if first else (TURN_S, LONGEST_TURN_S)
-        effort = Effort(until, least_s, most_s, self)
+        effort = ReadBudget(until, least_s, most_s, self)
         with self._lock:
             self._queued += 1
-        turn = Turn(effort, (self._threads if first else self._later).submit(self._begun, work, effort))
+        turn = ReadTurn(effort, (self._threads if first else self._later).submit(self._begun, work, effort))
         turn.done.add_done_callback(self._left)
         return turn
 
-    def _begun(self, work: Callable[[Effort], ResultT], effort: Effort) -> ResultT:
+    def _begun(self, work: Callable[[ReadBudget], ResultT], effort: ReadBudget) -> ResultT:
         self._dequeue()
         try:
             effort.look()
@@ -252,14 +252,14 @@ class Lanes:
             self._queued -= 1
 
 
-class Turn(Generic[ResultT]):
+class ReadTurn(Generic[ResultT]):
     """One turn of a read that is under way in a thread.
 
     Attributes:
         done: when it is over, also long after nobody waits for it any more.
     """
 
-    def __init__(self, effort: Effort, done: Future[ResultT]) -> None:
+    def __init__(self, effort: ReadBudget, done: Future[ResultT]) -> None:
         self.done = done
         self._effort = effort
 

@@ -7,7 +7,7 @@ from collections import deque
 from time import monotonic
 
 
-class Baton:
+class FairLock:
     """A lock of threads that is handed over to whoever has waited longest (one of Python's own may go to the
     thread that has just let go of it, for ever). A thread that has it may take it again."""
 

@@ -27,7 +27,7 @@ _decode: Final = msgspec.json.Decoder(Predicate).decode
 _included: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class _Kept(Generic[ReadyT]):
+class _FilterCache(Generic[ReadyT]):
     """Filters made ready, the last few. Any thread."""
 
     def __init__(self, make: Callable[[IndexDefinition, bytes], ReadyT]) -> None:
@@ -86,14 +86,14 @@ def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     return partial(_holds_of_key, condition, parts, directions)
 
 
-class Filters(_Kept[Test]):
+class Filters(_FilterCache[Test]):
     """Filters as functions of (entry key, value)."""
 
     def __init__(self) -> None:
         super().__init__(entry_test)
 
 
-class Conditions(_Kept[Bound]):
+class Conditions(_FilterCache[Bound]):
     """Filters as conditions."""
 
     def __init__(self) -> None:

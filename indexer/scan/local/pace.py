@@ -31,7 +31,7 @@ class Pace(Protocol):
         ...
 
 
-class Unhurried:
+class NoPace:
     """All the time that there is."""
 
     spent = False
@@ -48,4 +48,4 @@ class Unhurried:
             yield block
 
 
-UNHURRIED = Unhurried()
+UNHURRIED = NoPace()

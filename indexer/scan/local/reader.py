@@ -25,8 +25,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from indexer.scan.local.cursor import Picked, pick
-from indexer.scan.local.effort import Lanes, Turn
+from indexer.scan.local.cursor import FilteredRead, pick
+from indexer.scan.local.effort import ReadThreads, ReadTurn
 from indexer.scan.local.examination import flaw
 from indexer.scan.local.extent import entries_of, is_plain, is_short, knows_count, within_s
 from indexer.scan.local.filtering import Filters
@@ -44,10 +44,10 @@ from indexer.scan.peer.messages import (
     SliceReply,
     UnknownTaskError,
 )
-from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseBook
+from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
 from indexer.scan.plan.selection import Shape
 from indexer.scan.plan.waiting import Gone
-from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, Trouble
+from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
 from keytide.catalog.history import History
 from keytide.definition import IndexDefinition
 from keytide.errors import UNDECODABLE, InvariantViolationError
@@ -61,8 +61,8 @@ REMEMBERED: Final = 1_000
 """Indexes whose shapes are kept."""
 
 _NOTHING: Final = Timestamp()
-_NO_TROUBLE: Final = Trouble("", "")
-_RUN_OUT: Final = Trouble("", "the hold has run out, or was given back")
+_NO_TROUBLE: Final = SliceTrouble("", "")
+_RUN_OUT: Final = SliceTrouble("", "the hold has run out, or was given back")
 _Held = list[ReadableSnapshot | None]
 
 
@@ -71,10 +71,10 @@ class LocalReader:
 
     Args:
         view: the node.
-        max_leases, longest_lease_s, client_leases: see `LeaseBook`.
+        max_leases, longest_lease_s, client_leases: see `LeaseRegistry`.
         tasks: what slices can work out (`indexer.scan.local.task_registry`).
         examined: see `EXAMINED`.
-        long_readers: see `Lanes`.
+        long_readers: see `ReadThreads`.
 
     Attributes:
         lanes: the threads.
@@ -91,12 +91,12 @@ class LocalReader:
         client_leases: int = 100,
     ) -> None:
         self._view = view
-        self._leases = LeaseBook(view, max_leases, longest_lease_s, client_leases)
+        self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
         self._tasks = tasks
         self._examined = examined
         self._filters = Filters()
         self._shapes: dict[str, Shape] = {}
-        self.lanes = Lanes(long_readers)
+        self.lanes = ReadThreads(long_readers)
 
     def close(self) -> None:
         self.lanes.close()
@@ -121,7 +121,7 @@ class LocalReader:
         if request.hold and request.in_use and not self._holds(request):
             return ReadReply([self._gone(request.index, one, _RUN_OUT) for one in request.slices])
         held: list[ReadableSnapshot | None] = []
-        turn: Turn[list[SliceReply]] | None = None
+        turn: ReadTurn[list[SliceReply]] | None = None
         try:
             for slice_number in request.slices:
                 held.append(self._acquire(request, slice_number, history))
@@ -197,11 +197,11 @@ class LocalReader:
         build = catalog.build(name) if name else None
         return name if build is not None and build.state != "READY" else ""
 
-    def _trouble(self, index: str, slice_number: int) -> Trouble:
+    def _trouble(self, index: str, slice_number: int) -> SliceTrouble:
         """Why a slice that does not hold a snapshot may not hold it soon; empty when nothing is known."""
         build = self._rebuilding(index, slice_number)
         if build:
-            return Trouble("BUILDING", f"build {build} fills it anew")
+            return SliceTrouble("BUILDING", f"build {build} fills it anew")
         return self._view.trouble(index, slice_number) or _NO_TROUBLE
 
     def _read(self, request: ReadRequest, held: _Held, effort: Pace) -> list[SliceReply]:
@@ -217,10 +217,12 @@ class LocalReader:
                 replies.append(self._read_slice(request, slice_number, snapshot, after, effort))
             except StoreDamagedError as error:
                 self._view.report_damage(request.index, slice_number, error.message)
-                replies.append(self._gone(request.index, slice_number, Trouble("LOST", error.message)))
+                replies.append(self._gone(request.index, slice_number, SliceTrouble("LOST", error.message)))
             except DoubtfulReadError as error:
                 self._view.report_doubt(request.index, slice_number, error.message)
-                replies.append(self._gone(request.index, slice_number, Trouble("DOUBTED", error.message)))
+                replies.append(
+                    self._gone(request.index, slice_number, SliceTrouble("DOUBTED", error.message))
+                )
         return replies
 
     def _read_slice(
@@ -276,7 +278,9 @@ class LocalReader:
             reply = replace(reply, reached=picked.reached, skipped=picked.skipped, examined=picked.examined)
         return replace(reply, result=result) if result else reply
 
-    def _pick(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, effort: Pace) -> Picked:
+    def _pick(
+        self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, effort: Pace
+    ) -> FilteredRead:
         """What a read finds that may look at much.
 
         Raises:
@@ -345,7 +349,7 @@ class LocalReader:
             )
         return record.definition
 
-    def _gone(self, index: str, slice_number: int, trouble: Trouble) -> SliceReply:
+    def _gone(self, index: str, slice_number: int, trouble: SliceTrouble) -> SliceReply:
         newest = self._view.newest(index, slice_number)
         return SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, newest, -1, *trouble)
 

@@ -194,7 +194,7 @@ class MalformedRequestError(CallerError):
     status = 422
 
 
-class Nodes(Protocol):
+class SliceReader(Protocol):
     """Reads slices wherever they lie; `indexer.scan.gather.peers.Peers` asks real nodes.
 
     Every method raises `NodeUnavailableError`, or the error that the node answered with (`HistoryAheadError`

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final, Generic, TypeVar
 
-from indexer.scan.gather.scatter import Asked, SnapshotMissingError, Target
+from indexer.scan.gather.scatter import SliceAnswers, SnapshotMissingError, Target
 from indexer.scan.peer.messages import TIP, HistoryAheadError, NodeUnavailableError
 from indexer.scan.plan.choose import (
     IndexNotReadyError,
@@ -27,10 +27,10 @@ from indexer.scan.plan.choose import (
     check_partitions,
     unmet,
 )
-from indexer.scan.plan.directory import Directory, Scannable
+from indexer.scan.plan.directory import IndexDirectory, Scannable
 from indexer.scan.plan.selection import Selection, filter_json
 from indexer.scan.plan.tokens import Seen
-from indexer.scan.plan.waiting import News, Patience
+from indexer.scan.plan.waiting import Deadline, SnapshotNotifier
 from indexer.scan.request.request import Moment
 from indexer.view import NodeView
 from keytide.errors import CallerError, invariant
@@ -48,7 +48,7 @@ _ENDED: Final = ("READY", "FAILED", "CANCELLED")
 """States of a build that is over."""
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
+AskedT = TypeVar("AskedT", bound=SliceAnswers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Agreement:
         news: of published numbers and the catalog.
     """
 
-    def __init__(self, view: NodeView, directory: Directory, news: News) -> None:
+    def __init__(self, view: NodeView, directory: IndexDirectory, news: SnapshotNotifier) -> None:
         self._view = view
         self._directory = directory
         self._news = news
@@ -82,7 +82,7 @@ class Agreement:
         selection: Selection,
         moment: Moment,
         seen: Seen,
-        patience: Patience,
+        patience: Deadline,
         lease_ms: int,
         work: Callable[[Target], Awaitable[AskedT]],
     ) -> Agreed[AskedT]:
@@ -163,7 +163,7 @@ class Agreement:
         slices: Sequence[int],
         moment: Moment,
         seen: Seen,
-        patience: Patience,
+        patience: Deadline,
         waited_for: list[str],
     ) -> Stamp:
         """The newest published snapshot, once it satisfies the moment. What is lost is not waited for."""
@@ -260,7 +260,7 @@ class Agreement:
             raise index.without([missing.slice], missing.reason) from missing
 
     async def _rebuilt(
-        self, index: Scannable, slices: Sequence[int], patience: Patience, waited_for: list[str]
+        self, index: Scannable, slices: Sequence[int], patience: Deadline, waited_for: list[str]
     ) -> Scannable:
         """The same index as the catalog has it now, once none of the slices is being rebuilt: a moment for a
         build's end that this node has not read of yet.

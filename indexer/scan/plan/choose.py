@@ -41,7 +41,7 @@ class TimestampNotReachedError(RetryableError):
     status = 504
 
 
-class SnapshotGoneError(CallerError):
+class PageSnapshotGoneError(CallerError):
     """The snapshot of a page token is no longer held."""
 
     problem_type = "snapshot-gone"

@@ -76,7 +76,7 @@ class Scannable:
         )
 
 
-class Directory:
+class IndexDirectory:
     """Indexes by name, as the node's catalog has them now."""
 
     def __init__(self, view: NodeView) -> None:

@@ -23,14 +23,14 @@ from typing import Final
 
 from indexer.scan.gather.gather import Gathered, count
 from indexer.scan.gather.scatter import CLIENT, SnapshotMissingError, Target, behind
-from indexer.scan.peer.messages import TIP, LeaseRequest, Nodes
+from indexer.scan.peer.messages import TIP, LeaseRequest, SliceReader
 from indexer.scan.plan.agreement import Agreement
-from indexer.scan.plan.choose import SnapshotGoneError, Stamp
+from indexer.scan.plan.choose import PageSnapshotGoneError, Stamp
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.leases import keep_everywhere
 from indexer.scan.plan.selection import Selection, filter_json
 from indexer.scan.plan.tokens import HeldToken, Saw, Seen
-from indexer.scan.plan.waiting import Patience
+from indexer.scan.plan.waiting import Deadline
 from indexer.scan.request.request import Moment
 from keytide.errors import KeytideError, RetryableError
 from keytide.model.timestamp import Timestamp
@@ -40,7 +40,7 @@ REMEMBERED: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SnapshotHold:
     """A snapshot that is held.
 
     Attributes:
@@ -62,7 +62,7 @@ class Held:
     saw: Saw = ()
 
     @classmethod
-    def of(cls, token: HeldToken) -> Held:
+    def of(cls, token: HeldToken) -> SnapshotHold:
         stamp = Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at)
         nodes = {number: node for node, slices in token.nodes for number in slices}
         return cls(token.index, token.hold, stamp, nodes, token.lease_ms, token.seen)
@@ -106,7 +106,7 @@ class Held:
         """What a reader is told when a slice does not hold the snapshot any more."""
         if self.stamp.number == TIP:
             return behind(missing)
-        return SnapshotGoneError(
+        return PageSnapshotGoneError(
             f"slice {missing.slice} no longer holds snapshot {self.stamp.number}"
             + (f": {missing.reason}" if missing.reason else ""),
             next_step="begin again with a new snapshot (`POST /v1/indexes/{name}/snapshots`); it must be "
@@ -114,7 +114,7 @@ class Held:
         )
 
 
-class Holds:
+class HoldRegistry:
     """Takes, renews and gives back holds, from one node.
 
     Args:
@@ -122,7 +122,7 @@ class Holds:
         nodes: every node.
     """
 
-    def __init__(self, agreement: Agreement, nodes: Nodes) -> None:
+    def __init__(self, agreement: Agreement, nodes: SliceReader) -> None:
         self._agreement = agreement
         self._nodes = nodes
         self._renewed: dict[str, float] = {}
@@ -134,10 +134,10 @@ class Holds:
         slices: Sequence[int],
         moment: Moment,
         seen: Seen,
-        patience: Patience,
+        patience: Deadline,
         lease_ms: int,
         kind: str = "",
-    ) -> Held:
+    ) -> SnapshotHold:
         """Hold the newest snapshot that satisfies a moment. Of the tip nothing is held: the answer says where
         to read it.
 
@@ -162,11 +162,11 @@ class Holds:
         selection = Selection((), slices)
         agreed = await self._agreement.read(index, selection, moment, seen, patience, lease_ms, work)
         self._note(hold)
-        return Held(
+        return SnapshotHold(
             index.id, hold, agreed.stamp, agreed.target.nodes, lease_ms, seen, seen.get(index.keyspace, ())
         )
 
-    def renew(self, held: Held, leased: Iterable[int], timeout_s: float) -> None:
+    def renew(self, held: SnapshotHold, leased: Iterable[int], timeout_s: float) -> None:
         """Renew a hold after a read, where the read has not done so itself and it is time; nobody waits.
 
         Args:
@@ -194,13 +194,13 @@ class Holds:
 
         await asyncio.gather(*(one(node, slices) for node, slices in target.by_node().items()))
 
-    async def give_back(self, held: Held, timeout_s: float) -> None:
+    async def give_back(self, held: SnapshotHold, timeout_s: float) -> None:
         """Give a hold back. A node that cannot be asked keeps it until its time is over."""
         self._renewed.pop(held.hold, None)
         if held.hold:
             await self._give_back(held.target(Selection((), sorted(held.nodes)), timeout_s))
 
-    async def leave(self, held: Held, timeout_s: float) -> None:
+    async def leave(self, held: SnapshotHold, timeout_s: float) -> None:
         """Whoever had a hold is gone, and may come again within its time: it makes room from now on."""
         self._renewed.pop(held.hold, None)
         if held.hold:

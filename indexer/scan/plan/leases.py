@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from indexer.scan.gather.scatter import CLIENT, SnapshotMissingError, Target
-from indexer.scan.peer.messages import HOLDER, TIP, LeaseRequest, Nodes
+from indexer.scan.peer.messages import HOLDER, TIP, LeaseRequest, SliceReader
 from indexer.view import NodeView
 from keytide.errors import RetryableError
 
@@ -62,7 +62,7 @@ class _Lease:
     slices: set[int] = field(default_factory=set)
 
 
-class LeaseBook:
+class LeaseRegistry:
     """The leases of one node.
 
     Args:
@@ -215,7 +215,7 @@ def _kind(hold: str) -> str:
     return "tails" if hold.startswith(TAIL) else "holds"
 
 
-async def keep_everywhere(target: Target, nodes: Nodes, held: Iterable[int]) -> None:
+async def keep_everywhere(target: Target, nodes: SliceReader, held: Iterable[int]) -> None:
     """Keep the target's snapshot on every slice that is not `held` already.
 
     Raises:

@@ -52,7 +52,7 @@ async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: Gone, limit_s: f
             await asyncio.gather(task, return_exceptions=True)
 
 
-class News:
+class SnapshotNotifier:
     """Wakes those who wait for a published number or the catalog to change. Made on the event loop."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class News:
                 heard.set_result(None)
 
 
-class Patience:
+class Deadline:
     """Bounds the waits of one request: by its deadline, and by its reader's going away.
 
     Args:

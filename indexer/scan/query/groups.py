@@ -18,15 +18,15 @@ from indexer.scan.aggregate.aggregates import (
     aggregate,
     rows,
 )
-from indexer.scan.aggregate.request import Plan as Aggregation
+from indexer.scan.aggregate.request import AggregationPlan as Aggregation
 from indexer.scan.aggregate.request import planned
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.messages import OutOfTimeError
 from keytide.collation import Value, encode_part, to_json_value
 from keytide.definition.binding import Binding
 from keytide.definition.expression import Expression, identity
-from keytide.query import Aggregate, Plan, column_name, grouping, is_constant
+from keytide.query import AggregateCall, Plan, column_name, grouping, is_constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class GroupReader:
         max_groups: how many may be held at once.
     """
 
-    def __init__(self, plan: Plan, shared: Shared) -> None:
+    def __init__(self, plan: Plan, shared: Reads) -> None:
         self._plan = plan
         self._shared = shared
         self._max_groups = shared.settings.max_groups
@@ -67,7 +67,7 @@ class GroupReader:
         self._function = {one.name: at for at, one in enumerate(self.aggregation.functions)}
 
     async def work(self, target: Target) -> Aggregated:
-        """The `work` of `Shared.read`.
+        """The `work` of `Reads.read`.
 
         Raises:
             OutOfTimeError: it takes longer than the target's time.
@@ -112,8 +112,8 @@ class GroupReader:
             encode_part(self._value(one.value, group), one.descending) for one in self._plan.order_by
         )
 
-    def _value(self, column: Expression | Aggregate, group: GroupRow) -> Value:
-        if isinstance(column, Aggregate):
+    def _value(self, column: Expression | AggregateCall, group: GroupRow) -> Value:
+        if isinstance(column, AggregateCall):
             return group.values[self._function[column_name(column)]]
         if is_constant(column):
             return self._binding.value(column)((), "", {})

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
 
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.plan.choose import IndexNotReadyError
 from indexer.scan.plan.tokens import HeldToken, verify
 from indexer.scan.plan.waiting import Gone
@@ -29,7 +29,7 @@ class IndexChooser:
         shared: the parts of the node's endpoint.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Reads) -> None:
         self._shared = shared
         self._sizes = IndexSizes(shared)
 

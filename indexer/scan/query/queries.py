@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.gather.answer import Answer, encode, explain
+from indexer.scan.gather.answer import WrittenAnswer, encode, explain
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.paging import first_lease_ms, gone_by, later, page_of, target_of, token_of
-from indexer.scan.gather.reads import Shared, check_snapshot
+from indexer.scan.gather.reads import Reads, check_snapshot
 from indexer.scan.gather.scatter import SnapshotMissingError, Target
 from indexer.scan.peer.messages import TIP, OutOfTimeError
 from indexer.scan.plan.agreement import Agreed
-from indexer.scan.plan.choose import SnapshotGoneError
+from indexer.scan.plan.choose import PageSnapshotGoneError
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.leases import keep_everywhere
 from indexer.scan.plan.selection import Selection, bounded_offset, effective_limit
@@ -43,13 +43,13 @@ class QueryService:
         shared: the parts of the node's endpoint.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Reads) -> None:
         self._shared = shared
         self._settings = shared.settings
         self._first_lease_ms = first_lease_ms(shared)
         self._chooser = IndexChooser(shared)
 
-    async def answer(self, request: QueryRequest, gone: Gone) -> Answer:
+    async def answer(self, request: QueryRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/query`.
 
         Args:
@@ -69,7 +69,7 @@ class QueryService:
         select = await self._chooser.parsed(request.sql)
         plan, shown = await self._chooser.chosen(select, request, gone)
         if select.explain:
-            return Answer(encode(shown), 0, plan.index.name, request.consistency)
+            return WrittenAnswer(encode(shown), 0, plan.index.name, request.consistency)
         request = self._with_the_rest(request, began)
         index = await shared.ready_index(plan.index.name, request, gone)
         if select.grouped:
@@ -103,7 +103,7 @@ class QueryService:
         seen: Seen,
         gone: Gone,
         shown: dict[str, Any],
-    ) -> Answer:
+    ) -> WrittenAnswer:
         select = plan.select
         limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
         offset = bounded_offset(select.offset, self._settings.max_offset)
@@ -133,7 +133,9 @@ class QueryService:
         )
         return self._rows_answer(index, plan, request, agreed, seen, shown, token, select.limit)
 
-    async def _next_page(self, request: QueryRequest, token: QueryToken, seen: Seen, gone: Gone) -> Answer:
+    async def _next_page(
+        self, request: QueryRequest, token: QueryToken, seen: Seen, gone: Gone
+    ) -> WrittenAnswer:
         if request.sql and request.sql != token.sql:
             raise InvalidRequestError(
                 "the page token belongs to another query", next_step="send the same `sql`, or leave it out"
@@ -141,7 +143,7 @@ class QueryService:
         shared, scan = self._shared, token.scan
         record = shared.view.catalog().index(scan.index)
         if record is None:
-            raise SnapshotGoneError("the index that served the query was dropped", next_step="ask again")
+            raise PageSnapshotGoneError("the index that served the query was dropped", next_step="ask again")
         index = await shared.ready_index(record.name, request, gone)
         check_snapshot(index, scan.index, scan.number, scan.incarnation, seen)
         select = await self._chooser.parsed(token.sql)
@@ -206,7 +208,7 @@ class QueryService:
         shown: dict[str, Any] | None,
         token: PageToken,
         left: int | None,
-    ) -> Answer:
+    ) -> WrittenAnswer:
         """The answer with a page of rows.
 
         Args:
@@ -232,7 +234,7 @@ class QueryService:
         seen: Seen,
         gone: Gone,
         shown: dict[str, Any],
-    ) -> Answer:
+    ) -> WrittenAnswer:
         maker = OutputMaker(plan)
 
         async def work(target: Target) -> Sorted:
@@ -254,7 +256,7 @@ class QueryService:
         seen: Seen,
         gone: Gone,
         shown: dict[str, Any],
-    ) -> Answer:
+    ) -> WrittenAnswer:
         reader = GroupReader(plan, self._shared)
         agreed = await self._shared.read(
             index, _selection(plan), request, seen, gone, reader.work, self._first_lease_ms
@@ -278,7 +280,7 @@ class QueryService:
         count: int,
         page: str | None,
         **extra: Any,
-    ) -> Answer:
+    ) -> WrittenAnswer:
         """The answer of a query.
 
         Args:
@@ -299,7 +301,7 @@ class QueryService:
             if shown is not None:
                 body["plan"] = shown
         consistency = "tip" if agreed.stamp.number == TIP else "stable"
-        return Answer(encode(body), count, index.name, consistency)
+        return WrittenAnswer(encode(body), count, index.name, consistency)
 
 
 def _selection(plan: Plan) -> Selection:

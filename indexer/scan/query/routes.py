@@ -31,7 +31,7 @@ _EXAMPLES: Final[Examples] = {
 }
 
 
-class _Routes:
+class _QueryRoutes:
     """The handlers."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -53,7 +53,7 @@ class _Routes:
 
 def add_routes(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the routes."""
-    routes = _Routes(endpoint)
+    routes = _QueryRoutes(endpoint)
     for method, handler, summary in (
         ("POST", routes.posted, "Answer a SELECT, or EXPLAIN it"),
         ("GET", routes.by_hand, "Query by hand"),

@@ -19,15 +19,15 @@ from typing import Any, Final
 from indexer.scan.aggregate.columns import EntryReader
 from indexer.scan.gather.gather import Gathered, examine, gather
 from indexer.scan.gather.paging import UNREADABLE
-from indexer.scan.gather.reads import Shared
-from indexer.scan.gather.scatter import Asked, Entry, Target
+from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.scatter import Entry, SliceAnswers, Target
 from indexer.scan.local.pace import Pace
 from indexer.scan.peer.messages import OutOfTimeError
 from keytide.collation import encode_part, to_json_value
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
 from keytide.errors import CallerError
-from keytide.query import Aggregate, Plan
+from keytide.query import AggregateCall, Plan
 
 SORT_BLOCK: Final = 2_000
 """Entries that are read at once to be sorted, over all slices. They are merged on the event loop: a
@@ -45,7 +45,7 @@ class TooManyRowsError(CallerError):
 
 
 @dataclass(slots=True)
-class Sorted(Asked):
+class Sorted(SliceAnswers):
     """The rows that were read to be sorted.
 
     Attributes:
@@ -65,8 +65,10 @@ class OutputMaker:
     def __init__(self, plan: Plan) -> None:
         definition: IndexDefinition = plan.index.definition
         binding = Binding(definition)
-        outputs = [one.value for one in plan.outputs if not isinstance(one.value, Aggregate)]
-        order = [] if plan.ordered else [one for one in plan.order_by if not isinstance(one.value, Aggregate)]
+        outputs = [one.value for one in plan.outputs if not isinstance(one.value, AggregateCall)]
+        order = (
+            [] if plan.ordered else [one for one in plan.order_by if not isinstance(one.value, AggregateCall)]
+        )
         self._outputs = [binding.value(one) for one in outputs]
         self._order = [(binding.value(one.value), one.descending) for one in order]  # type: ignore[arg-type]
         needs = Needs()
@@ -101,8 +103,8 @@ class OutputMaker:
         return made
 
 
-async def sorted_rows(target: Target, shared: Shared, plan: Plan, maker: OutputMaker) -> Sorted:
-    """Read all entries of a target, and sort their rows: the `work` of `Shared.read`.
+async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMaker) -> Sorted:
+    """Read all entries of a target, and sort their rows: the `work` of `Reads.read`.
 
     Raises:
         TooManyRowsError: more than `scan.max_sort_rows` are to be held.

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Final
 
 from indexer.scan.gather.gather import count
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SnapshotMissingError, Target
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.directory import Scannable
@@ -36,7 +36,7 @@ class IndexSizes:
         shared: the parts of the node's endpoint.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Reads) -> None:
         self._shared = shared
         self._known: dict[str, tuple[float, int]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}

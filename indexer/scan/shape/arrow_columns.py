@@ -28,12 +28,12 @@ from indexer.scan.shape.arrow_keys import (
     UNUSUAL,
     Bytes,
     Flags,
-    Part,
+    KeyPartColumn,
     Places,
     Split,
     split_keys,
 )
-from indexer.scan.shape.arrow_schema import INT64, Column
+from indexer.scan.shape.arrow_schema import INT64, ArrowColumn
 from indexer.scan.shape.json_values import encode
 from keytide.collation import Missing, Value, decode_key
 from keytide.errors import invariant
@@ -60,7 +60,7 @@ _FIELD: Final[dict[ColumnType, Any]] = {
 _NO_RAW: Final = msgspec.Raw(b"")
 
 
-def schema_of(columns: Sequence[Column], metadata: dict[str, str]) -> pa.Schema:
+def schema_of(columns: Sequence[ArrowColumn], metadata: dict[str, str]) -> pa.Schema:
     """The Arrow schema; which columns are JSON text stands in its metadata and in theirs, and in theirs which
     of `columns` each belongs to."""
     fields = [pa.field(column.name, _ARROW[column.type], metadata=_told(column)) for column in columns]
@@ -68,7 +68,7 @@ def schema_of(columns: Sequence[Column], metadata: dict[str, str]) -> pa.Schema:
     return pa.schema(fields, {**metadata, "keytide.json": encode(in_json).decode()})
 
 
-def _told(column: Column) -> dict[str, str]:
+def _told(column: ArrowColumn) -> dict[str, str]:
     """Metadata of a column's field."""
     told = dict(JSON_MARK) if column.type == "json" else {}
     if column.part is not None:
@@ -85,7 +85,7 @@ class BatchMaker:
         metadata: of the schema.
     """
 
-    def __init__(self, shape: Shape, columns: Sequence[Column], metadata: dict[str, str]) -> None:
+    def __init__(self, shape: Shape, columns: Sequence[ArrowColumn], metadata: dict[str, str]) -> None:
         self.schema = schema_of(columns, metadata)
         self._columns = list(columns)
         self._parts = shape.parts
@@ -136,7 +136,7 @@ class BatchMaker:
                 arrays[column.name] = _texts(split.data, split.id_begins, split.id_ends, None)
         return arrays
 
-    def _part(self, column: Column, part: Part, keys: Sequence[bytes]) -> pa.Array:
+    def _part(self, column: ArrowColumn, part: KeyPartColumn, keys: Sequence[bytes]) -> pa.Array:
         """A key part of a usual batch."""
         fits = _FITS[column.type](part)
         if part.uniform not in (UNUSUAL, NOTHING) and fits.all():
@@ -161,7 +161,7 @@ class BatchMaker:
                 numbers += part.residuals
         return pa.array(numbers, _ARROW[column.type], mask=None if valid is None else ~valid)
 
-    def _refuse(self, column: Column, key: bytes) -> None:
+    def _refuse(self, column: ArrowColumn, key: bytes) -> None:
         """Raise `TypeChangedError` for the column's value in a key."""
         parts, _ = decode_key(key, self._parts, self._descending)
         raise column.misfit(parts[column.part or 0])
@@ -188,7 +188,7 @@ class BatchMaker:
 class _Included:
     """Decodes included columns, all rows of a batch at a time."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[ArrowColumn]) -> None:
         self._columns = list(columns)
         fields: list[tuple[str, Any, Any]] = []
         names: dict[str, str] = {}
@@ -231,12 +231,12 @@ class _Included:
                     raise column.misfit(value)
 
 
-def included_by_name(columns: Sequence[Column], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
+def included_by_name(columns: Sequence[ArrowColumn], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
     """Arrays of the included columns by their columns' names."""
     return dict(zip((c.name for c in columns if c.path is not None), arrays, strict=True))
 
 
-def _array(column: Column, values: Sequence[Value]) -> pa.Array:
+def _array(column: ArrowColumn, values: Sequence[Value]) -> pa.Array:
     """An array of decoded values.
 
     Raises:
@@ -278,7 +278,7 @@ def _is_double(value: int) -> bool:
         return False
 
 
-def _whole(part: Part) -> Flags:
+def _whole(part: KeyPartColumn) -> Flags:
     """Which rows hold an integer of 64 bits."""
     if part.doubles is None:
         return np.zeros(len(part.classes), np.bool_)
@@ -288,13 +288,13 @@ def _whole(part: Part) -> Flags:
     return whole & inside
 
 
-def _exact(part: Part) -> Flags:
+def _exact(part: KeyPartColumn) -> Flags:
     """Which rows hold a double."""
     numbers: Flags = part.classes == NUMBER
     return numbers if part.residuals is None else numbers & (part.residuals == 0)
 
 
-_FITS: Final[dict[ColumnType, Callable[[Part], Flags]]] = {
+_FITS: Final[dict[ColumnType, Callable[[KeyPartColumn], Flags]]] = {
     "text": lambda part: part.classes == TEXT,
     "bigint": _whole,
     "double": _exact,

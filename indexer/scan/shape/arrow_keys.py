@@ -66,7 +66,7 @@ _LONGEST_RESIDUAL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyPartColumn:
     """One part of every key of a batch.
 
     Attributes:
@@ -96,13 +96,13 @@ class Split:
         id_begins, id_ends: of the document ids in `data`.
     """
 
-    parts: list[Part]
+    parts: list[KeyPartColumn]
     data: Bytes
     id_begins: Places
     id_ends: Places
 
 
-class _Source:
+class _JoinedKeys:
     """The joined keys, as they are or inverted, and where their terminators are."""
 
     def __init__(self, data: Bytes) -> None:
@@ -132,9 +132,9 @@ def split_keys(keys: Sequence[bytes], parts: int, descending: Sequence[bool]) ->
     data = np.frombuffer(b"".join(keys) + _PADDING, np.uint8)
     row_ends = np.cumsum(lengths)
     at = row_ends - lengths
-    plain = _Source(data)
-    inverted = _Source(~data) if any(descending) else plain
-    found: list[Part] = []
+    plain = _JoinedKeys(data)
+    inverted = _JoinedKeys(~data) if any(descending) else plain
+    found: list[KeyPartColumn] = []
     for ordinal in range(parts):
         source = inverted if descending and descending[ordinal] else plain
         step = _part(source, at, row_ends)
@@ -145,7 +145,7 @@ def split_keys(keys: Sequence[bytes], parts: int, descending: Sequence[bool]) ->
     return Split(found, data, at, row_ends)
 
 
-def _part(source: _Source, at: Places, row_ends: Places) -> tuple[Part, Places] | None:
+def _part(source: _JoinedKeys, at: Places, row_ends: Places) -> tuple[KeyPartColumn, Places] | None:
     """The part that stands at `at` in every row, and where the next one does."""
     data = source.data
     if not (at < row_ends).all():
@@ -195,10 +195,10 @@ def _part(source: _Source, at: Places, row_ends: Places) -> tuple[Part, Places] 
             after[rows] = numbers[2]
     if not (after <= row_ends).all():
         return None
-    return Part(classes, uniform, data, begins, ends, doubles, residuals), after
+    return KeyPartColumn(classes, uniform, data, begins, ends, doubles, residuals), after
 
 
-def _text_ends(source: _Source, at: Places, row_ends: Places) -> Places | None:
+def _text_ends(source: _JoinedKeys, at: Places, row_ends: Places) -> Places | None:
     """Where the strings that stand at `at` end; None when one does not, or has a NUL in it."""
     candidates, escapes = source.terminators()
     if len(candidates) == len(at) and ((candidates > at) & (candidates < row_ends)).all():

@@ -11,7 +11,7 @@ JSON values have no column types, Arrow columns have one. A column is `text`, `b
 * for all others, and to tell whole numbers from others, from the first rows of every slice.
 
 What is inferred from some rows may be wrong for a later one. Such a value is never squeezed into the column:
-the stream ends with `TypeChangedError`. Only `json` holds everything, so columns of which nothing is known
+the stream ends with `ColumnTypeError`. Only `json` holds everything, so columns of which nothing is known
 are that.
 
 Missing is null. So is JSON null, but for `json` columns, where it is the text `null`.
@@ -59,7 +59,7 @@ _TYPES: Final[dict[int, ColumnType]] = {
 }
 
 
-class TypeChangedError(CallerError):
+class ColumnTypeError(CallerError):
     """A value does not fit the type of its Arrow column. The column's name is in `extra`."""
 
     problem_type = "type-changed"
@@ -67,7 +67,7 @@ class TypeChangedError(CallerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ArrowColumn:
     """One column.
 
     Attributes:
@@ -82,18 +82,18 @@ class Column:
     path: str | None
     type: ColumnType
 
-    def misfit(self, value: object) -> TypeChangedError:
+    def misfit(self, value: object) -> ColumnTypeError:
         """The error for a value that does not fit."""
         shown = encode(value).decode() if not isinstance(value, Missing) else "missing"
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return TypeChangedError(
+        return ColumnTypeError(
             f"column {self.name} is {self.type}, and holds {shown}",
             next_step=f"ask again with `types`: {self.name} as json, or another type that fits every value",
             column=self.name,
         )
 
 
-def columns_of(definition: IndexDefinition, wanted: Sequence[str] | None) -> list[Column]:
+def columns_of(definition: IndexDefinition, wanted: Sequence[str] | None) -> list[ArrowColumn]:
     """The columns of an index, in the order of its definition. Key parts and included columns are `json`
     until they are typed.
 
@@ -101,20 +101,20 @@ def columns_of(definition: IndexDefinition, wanted: Sequence[str] | None) -> lis
         wanted: `key`, `id`, `include`; None for all.
     """
     groups = ("key", "id", "include") if wanted is None else wanted
-    found: dict[str, Column] = {}
+    found: dict[str, ArrowColumn] = {}
     parts = [render_expression(part.expression) for part in definition.keys]
     if "key" in groups:
         for ordinal, name in enumerate(parts):
-            found.setdefault(name, Column(name, ordinal, None, "json"))
+            found.setdefault(name, ArrowColumn(name, ordinal, None, "json"))
     if "id" in groups:
-        found.setdefault("id", Column("id", None, None, "text"))
+        found.setdefault("id", ArrowColumn("id", None, None, "text"))
     if "include" in groups:
         for path in definition.include:
             name, sql = path_name(path), render_expression(path)
             if "key" in groups and sql in parts:
                 continue  # the same value, with its own type
             shown = sql if name in found or name == "id" else name
-            found.setdefault(shown, Column(shown, None, name, "json"))
+            found.setdefault(shown, ArrowColumn(shown, None, name, "json"))
     return list(found.values())
 
 
@@ -160,12 +160,12 @@ def inferred(values: Iterable[Value]) -> ColumnType | None:
 
 
 def typed(
-    columns: Sequence[Column],
+    columns: Sequence[ArrowColumn],
     definition: IndexDefinition,
     given: Mapping[str, ColumnType],
     rows: Sequence[tuple[Sequence[Value], Mapping[str, Value]]],
     ends: Sequence[Value],
-) -> list[Column]:
+) -> list[ArrowColumn]:
     """The columns with their types.
 
     Args:
@@ -189,12 +189,12 @@ def typed(
 
 
 def _with_type(
-    column: Column,
+    column: ArrowColumn,
     definition: IndexDefinition,
     given: Mapping[str, ColumnType],
     rows: Sequence[tuple[Sequence[Value], Mapping[str, Value]]],
     ends: Sequence[Value],
-) -> Column:
+) -> ArrowColumn:
     if column.part is None and column.path is None:
         found: ColumnType | None = "text"
         if given.get(column.name, "text") not in ("text", "json"):
@@ -214,4 +214,4 @@ def _with_type(
             found = inferred([*values, *ends] if ordinal == 0 else values)
     else:
         found = inferred([include.get(column.path or "") for _, include in rows])
-    return Column(column.name, column.part, column.path, found or "json")
+    return ArrowColumn(column.name, column.part, column.path, found or "json")

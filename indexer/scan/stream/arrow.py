@@ -15,13 +15,13 @@ import msgspec
 import pyarrow as pa
 
 from indexer.scan.gather.gather import Gathered, gather
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Target
 from indexer.scan.plan.selection import Selection, Shape
 from indexer.scan.request.request import ColumnType
 from indexer.scan.shape.arrow_columns import BatchMaker
-from indexer.scan.shape.arrow_schema import Column, columns_of, typed
-from indexer.scan.stream.block import Block
+from indexer.scan.shape.arrow_schema import ArrowColumn, columns_of, typed
+from indexer.scan.stream.block import EntryBlock
 from indexer.scan.stream.merge import BlockReader
 from keytide.collation import Span, Value, decode_key
 from keytide.collation.layout import TAG_NULL
@@ -54,13 +54,13 @@ class ArrowForm:
 
     media_type: Final = MEDIA_TYPE
 
-    def __init__(self, shape: Shape, columns: Sequence[Column], metadata: dict[str, str]) -> None:
+    def __init__(self, shape: Shape, columns: Sequence[ArrowColumn], metadata: dict[str, str]) -> None:
         self._maker = BatchMaker(shape, columns, metadata)
 
     def begin(self) -> bytes:
         return memoryview(self._maker.schema.serialize()).tobytes()
 
-    def rows(self, block: Block) -> bytes:
+    def rows(self, block: EntryBlock) -> bytes:
         """The batch of a block. Raises as `BatchMaker.batch`."""
         return memoryview(self._maker.batch(block.keys, block.values).serialize()).tobytes()
 
@@ -78,14 +78,14 @@ class ArrowForm:
 
 
 async def infer(
-    shared: Shared,
+    shared: Reads,
     reader: BlockReader,
     definition: IndexDefinition,
     selection: Selection,
     given: Mapping[str, ColumnType],
     wanted: Sequence[str] | None,
     timeout_s: float,
-) -> list[Column]:
+) -> list[ArrowColumn]:
     """The columns of a stream with their types, once the first round of its reader has come.
 
     Args:
@@ -94,7 +94,7 @@ async def infer(
 
     Raises:
         CallerError (422): a type for a column that there is not.
-        KeytideError: as `Shared.read_held`.
+        KeytideError: as `Reads.read_held`.
     """
     columns = columns_of(definition, wanted)
     missing = {column.name for column in columns} - set(given) - {"id"}
@@ -109,7 +109,7 @@ async def infer(
 
 
 async def _ends(
-    shared: Shared, reader: BlockReader, definition: IndexDefinition, selection: Selection, timeout_s: float
+    shared: Reads, reader: BlockReader, definition: IndexDefinition, selection: Selection, timeout_s: float
 ) -> list[Value]:
     """The leading key part of the first and the last entry that have a value there."""
     descending = bool(definition.descending) and definition.descending[0]

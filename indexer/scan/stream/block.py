@@ -37,7 +37,7 @@ class BlockWanted(msgspec.Struct, frozen=True, array_like=True):
     include: bool
 
 
-class Block(msgspec.Struct, array_like=True):
+class EntryBlock(msgspec.Struct, array_like=True):
     """Entries of one slice, or of many merged.
 
     Attributes:
@@ -59,7 +59,7 @@ _filters = Filters()
 _encode = msgspec.msgpack.Encoder().encode
 encode_wanted = _encode
 _decode_wanted = msgspec.msgpack.Decoder(BlockWanted).decode
-decode_block = msgspec.msgpack.Decoder(Block).decode
+decode_block = msgspec.msgpack.Decoder(EntryBlock).decode
 
 
 def read_block(work: SliceWork) -> bytes:
@@ -81,10 +81,10 @@ def read_block(work: SliceWork) -> bytes:
     return _encode(block)
 
 
-def _plain(work: SliceWork, most: int) -> Block:
+def _plain(work: SliceWork, most: int) -> EntryBlock:
     """The next entries of the spans."""
     request = work.request
-    block = Block([], [])
+    block = EntryBlock([], [])
     size = 0
     for low, high in stretches(request, work.after):
         for rows in work.snapshot.rows(low, high, request.reverse, request.limit - len(block.keys)):
@@ -105,7 +105,7 @@ def _plain(work: SliceWork, most: int) -> Block:
     return block
 
 
-def _picked(work: SliceWork) -> Block:
+def _picked(work: SliceWork) -> EntryBlock:
     """The next entries that pass the filter, or the first of each key."""
     definition, request = work.definition, work.request
     try:
@@ -114,7 +114,7 @@ def _picked(work: SliceWork) -> Block:
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     keys, values = [key for key, _ in picked.entries], [value for _, value in picked.entries]
-    return Block(keys, values, picked.more, picked.reached, picked.examined)
+    return EntryBlock(keys, values, picked.more, picked.reached, picked.examined)
 
 
 def without_columns(value: bytes) -> bytes:

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from indexer.scan.gather.gather import examine
-from indexer.scan.gather.held_pages import Pages
-from indexer.scan.gather.reads import Shared
-from indexer.scan.gather.scatter import Asked, Target, ask, requests_of
+from indexer.scan.gather.held_pages import HeldPages
+from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.selection import Selection
-from indexer.scan.stream.block import TASK, Block, BlockWanted, decode_block, encode_wanted
+from indexer.scan.stream.block import TASK, BlockWanted, EntryBlock, decode_block, encode_wanted
 from keytide.errors import invariant
 
 FIRST_ROWS: Final = 256
@@ -44,7 +44,7 @@ LEAST_ROWS: Final = 64
 
 
 @dataclass(slots=True)
-class _Source:
+class _BlockSource:
     """One slice: what it gave and was not taken yet, and behind which key it goes on."""
 
     slice: int
@@ -71,8 +71,8 @@ class BlockReader:
 
     def __init__(
         self,
-        shared: Shared,
-        pages: Pages,
+        shared: Reads,
+        pages: HeldPages,
         selection: Selection,
         timeout_s: float,
         round_bytes: int,
@@ -84,7 +84,7 @@ class BlockReader:
         offset: int = 0,
     ) -> None:
         self.pages = pages
-        self.asked = Asked()
+        self.asked = SliceAnswers()
         self._shared = shared
         self._selection = selection
         self._timeout_s = timeout_s
@@ -98,7 +98,7 @@ class BlockReader:
         self._skip = offset
         self._rows = FIRST_ROWS * max(1, len(selection.slices))
         self._row_bytes = 64.0
-        self._sources = [_Source(number) for number in selection.slices]
+        self._sources = [_BlockSource(number) for number in selection.slices]
         self._ahead: asyncio.Task[None] | None = None
         self._last = b""
 
@@ -106,7 +106,7 @@ class BlockReader:
         """Read the first round.
 
         Raises:
-            SnapshotGoneError, KeytideError: as `Shared.read_held`.
+            SnapshotGoneError, KeytideError: as `Reads.read_held`.
         """
         await self._round(self._sources)
 
@@ -120,11 +120,11 @@ class BlockReader:
             values += source.values[:rows] or [b""] * len(some)
         return keys, values
 
-    async def next(self) -> Block | None:
+    async def next(self) -> EntryBlock | None:
         """The next rows, at least one; None at the end. Its `reached` is the key that comes before them.
 
         Raises:
-            SnapshotGoneError, KeytideError: as `Shared.read_held`.
+            SnapshotGoneError, KeytideError: as `Reads.read_held`.
             InvariantViolationError: the slices of one snapshot contradict each other.
         """
         while self._left != 0:
@@ -142,16 +142,16 @@ class BlockReader:
                 return block
         return None
 
-    async def examine(self, block: Block) -> None:
+    async def examine(self, block: EntryBlock) -> None:
         """Have the slices look at what they gave, when a block that `next` has given cannot be read.
 
         Raises:
             SnapshotGoneError: a slice holds what nothing can have written.
         """
 
-        async def work(target: Target) -> Asked:
+        async def work(target: Target) -> SliceAnswers:
             await examine(target, self._shared.nodes, block.reached, self._reverse, block.examined)
-            return Asked()
+            return SliceAnswers()
 
         await self._shared.read_held(self.pages.held, self._selection, self._timeout_s, work)
 
@@ -178,7 +178,7 @@ class BlockReader:
         if hungry and self._left != 0:
             self._ahead = asyncio.ensure_future(self._round(hungry))
 
-    async def _round(self, hungry: Sequence[_Source]) -> None:
+    async def _round(self, hungry: Sequence[_BlockSource]) -> None:
         """Read the next block of each of these slices."""
         buffered = sum(len(source.keys) for source in self._sources)
         room = min(self._rows, int(self._round_bytes / self._row_bytes))
@@ -190,8 +190,8 @@ class BlockReader:
         wanted = encode_wanted(BlockWanted(self._round_bytes // max(1, len(by_slice)), self._include))
         some = replace(self._selection, slices=tuple(by_slice))
 
-        async def work(target: Target) -> Asked:
-            asked = Asked()
+        async def work(target: Target) -> SliceAnswers:
+            asked = SliceAnswers()
             requests = requests_of(
                 target, target.nodes, after, reverse=self._reverse, limit=share, task=TASK, body=wanted
             )
@@ -217,16 +217,16 @@ class BlockReader:
 
     # --- merging ----------------------------------------------------------------
 
-    def _take(self) -> list[Block]:
+    def _take(self) -> list[EntryBlock]:
         """What is final, out of the buffers."""
         open_ends = [source.keys[-1] for source in self._sources if source.more and self._ordered]
         frontier = (max(open_ends) if self._reverse else min(open_ends)) if open_ends else None
-        parts: list[Block] = []
+        parts: list[EntryBlock] = []
         for source in self._sources:
             keys, values = source.keys, source.values
             cut = len(keys) if frontier is None or not keys else self._behind(keys, frontier)
             if cut:
-                parts.append(Block(keys[:cut], values[:cut]))
+                parts.append(EntryBlock(keys[:cut], values[:cut]))
                 source.keys, source.values = keys[cut:], values[cut:]
         return parts
 
@@ -236,7 +236,7 @@ class BlockReader:
             return len(keys) if keys[-1] <= frontier else bisect_right(keys, frontier)
         return len(keys) if keys[-1] >= frontier else len(keys) - bisect_left(keys[::-1], frontier)
 
-    def _merged(self, parts: Sequence[Block]) -> Block:
+    def _merged(self, parts: Sequence[EntryBlock]) -> EntryBlock:
         """The parts as one block, without what is to be left out. Any thread."""
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -267,4 +267,4 @@ class BlockReader:
         if self._left is not None:
             keys, values = keys[: self._left], values[: self._left]
             self._left -= len(keys)
-        return Block(keys, values, reached=before, examined=rows_given)
+        return EntryBlock(keys, values, reached=before, examined=rows_given)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from indexer.scan.plan.selection import Shape
 from indexer.scan.shape.json_values import encode, encode_lines
 from indexer.scan.shape.rows import RowMaker
-from indexer.scan.stream.block import Block
+from indexer.scan.stream.block import EntryBlock
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 
@@ -35,7 +35,7 @@ class NdjsonForm:
     def begin(self) -> bytes:
         return b""
 
-    def rows(self, block: Block) -> bytes:
+    def rows(self, block: EntryBlock) -> bytes:
         """Lines of a block. Raises what decoding raises."""
         entries = zip(block.keys, block.values or repeat(b""), strict=False)
         return encode_lines(self._maker.rows(entries))

@@ -7,8 +7,8 @@ from typing import Final
 
 from fastapi import FastAPI, Request, Response
 
-from indexer.scan.gather.answer import Answer
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.answer import WrittenAnswer
+from indexer.scan.gather.reads import Reads
 from indexer.scan.http.endpoint import Endpoint, add_route, gone_of, index_name
 from indexer.scan.http.problems import problem_response
 from indexer.scan.request.parsing import Examples, from_query
@@ -24,7 +24,7 @@ FORMS: Final = (ndjson.MEDIA_TYPE, arrow.MEDIA_TYPE)
 _TAILS: Final[Examples] = {"an airport's arrivals": {"equals": ["ORD"], "initial": True}}
 
 
-class _Routes:
+class _StreamRoutes:
     """The handlers."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -56,7 +56,7 @@ class _Routes:
 
         return tail_http.TailResponse(tail, self._endpoint.settings.scan, self._refused, over)
 
-    def _of(self, shared: Shared) -> tuple[Streams, Tails]:
+    def _of(self, shared: Reads) -> tuple[Streams, Tails]:
         """What runs on the node; made with the first request."""
         if self._running is None:
             self._running = Streams(shared), Tails(shared)
@@ -66,12 +66,12 @@ class _Routes:
         return problem_response(error, self._endpoint.metrics, self._endpoint.on_bug)
 
     def _count(self, index: str, kind: str, rows: int, seconds: float) -> None:
-        self._endpoint.metrics.answered(Answer(b"", rows, index, kind), seconds)
+        self._endpoint.metrics.answered(WrittenAnswer(b"", rows, index, kind), seconds)
 
 
 def add_routes(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the forms and the route."""
-    routes = _Routes(endpoint)
+    routes = _StreamRoutes(endpoint)
     for media_type in FORMS:
         endpoint.forms[media_type] = partial(routes.stream, media_type)
     add_route(app, "/tail", routes.tail, TailRequest, "GET", "Follow the changes of an index", _TAILS)

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from indexer.scan.plan.waiting import ReaderGoneError
-from indexer.scan.stream.streams import Stream
+from indexer.scan.stream.streams import RowStream
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class StreamResponse(Response):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: RowStream,
         stall_s: float,
         refused: Callable[[Exception], Response],
         over: Callable[[int, float], None],
@@ -61,7 +61,7 @@ class StreamResponse(Response):
         began = perf_counter()
         gone = asyncio.ensure_future(reader_gone(receive))
         try:
-            await self._send(Sender(send, gone, self._stall_s))
+            await self._send(StreamSender(send, gone, self._stall_s))
         except ReaderGoneError:
             return
         finally:
@@ -72,7 +72,7 @@ class StreamResponse(Response):
         self._over(self._stream.rows, seconds)
         await self._stream.close()
 
-    async def _send(self, sender: Sender) -> None:
+    async def _send(self, sender: StreamSender) -> None:
         """The head, all rows, and the end; or what could be had of them. Without the last chunk the server
         breaks the connection off when this returns."""
         await sender.message(
@@ -93,7 +93,7 @@ class StreamResponse(Response):
         await sender.message({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Sender:
+class StreamSender:
     """Sends to a reader that may be slow, stop taking anything, or go away."""
 
     def __init__(self, send: Send, gone: asyncio.Future[None], stall_s: float) -> None:

@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, Protocol
 
-from indexer.scan.gather.held_pages import Pages
+from indexer.scan.gather.held_pages import HeldPages
 from indexer.scan.gather.paging import UNREADABLE
-from indexer.scan.gather.reads import Shared
+from indexer.scan.gather.reads import Reads
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.choose import Stamp
 from indexer.scan.plan.directory import Scannable
@@ -29,7 +29,7 @@ from indexer.scan.plan.selection import Selection, bounded_offset
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import ColumnType, ScanRequest
 from indexer.scan.stream import arrow, ndjson
-from indexer.scan.stream.block import Block
+from indexer.scan.stream.block import EntryBlock
 from indexer.scan.stream.merge import BlockReader
 from keytide.errors import CallerError, RetryableError
 
@@ -44,7 +44,7 @@ class TooManyStreamsError(RetryableError):
     status = 503
 
 
-class Form(Protocol):
+class StreamFormat(Protocol):
     """How a stream is written."""
 
     @property
@@ -54,7 +54,7 @@ class Form(Protocol):
         """What comes before the first row."""
         ...
 
-    def rows(self, block: Block) -> bytes:
+    def rows(self, block: EntryBlock) -> bytes:
         """The rows of a block. Any thread."""
         ...
 
@@ -67,7 +67,7 @@ class Form(Protocol):
         ...
 
 
-class Stream:
+class RowStream:
     """An open stream: its first rows are read. Close it in any case.
 
     Attributes:
@@ -75,7 +75,7 @@ class Stream:
         rows: how many were given so far.
     """
 
-    def __init__(self, shared: Shared, reader: BlockReader, form: Form, head: dict[str, str]) -> None:
+    def __init__(self, shared: Reads, reader: BlockReader, form: StreamFormat, head: dict[str, str]) -> None:
         self.form = form
         self.head = head
         self.rows = 0
@@ -121,7 +121,7 @@ class Streams:
         shared: of its endpoint.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Reads) -> None:
         self._shared = shared
         self._open = 0
 
@@ -129,7 +129,7 @@ class Streams:
     def running(self) -> int:
         return self._open
 
-    async def open(self, name: str, request: ScanRequest, media_type: str, gone: Gone) -> Stream:
+    async def open(self, name: str, request: ScanRequest, media_type: str, gone: Gone) -> RowStream:
         """Open a stream; it counts as running until `closed` is called.
 
         Raises:
@@ -154,7 +154,7 @@ class Streams:
         """A stream was closed."""
         self._open -= 1
 
-    async def _opened(self, name: str, request: ScanRequest, media_type: str, gone: Gone) -> Stream:
+    async def _opened(self, name: str, request: ScanRequest, media_type: str, gone: Gone) -> RowStream:
         shared = self._shared
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
@@ -170,10 +170,10 @@ class Streams:
         except BaseException:
             await asyncio.shield(reader.close())
             raise
-        return Stream(shared, reader, form, headers_of(head))
+        return RowStream(shared, reader, form, headers_of(head))
 
     def _reader(
-        self, pages: Pages, index: Scannable, selection: Selection, request: ScanRequest
+        self, pages: HeldPages, index: Scannable, selection: Selection, request: ScanRequest
     ) -> BlockReader:
         shared = self._shared
         return BlockReader(
@@ -196,7 +196,7 @@ class Streams:
         selection: Selection,
         request: ScanRequest,
         media_type: str,
-    ) -> Form:
+    ) -> StreamFormat:
         columns = ["key"] if request.distinct else request.columns
         if media_type == ndjson.MEDIA_TYPE:
             return ndjson.NdjsonForm(index.shape, columns)

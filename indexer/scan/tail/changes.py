@@ -49,7 +49,7 @@ class ChangesWanted(msgspec.Struct, frozen=True, array_like=True):
     side: Side = "both"
 
 
-class Changes(msgspec.Struct, array_like=True):
+class SliceChanges(msgspec.Struct, array_like=True):
     """What one slice, or several, have to tell.
 
     Attributes:
@@ -67,7 +67,7 @@ class Changes(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 encode_wanted = _encode
 _decode_wanted = msgspec.msgpack.Decoder(ChangesWanted).decode
-decode_changes = msgspec.msgpack.Decoder(Changes).decode
+decode_changes = msgspec.msgpack.Decoder(SliceChanges).decode
 
 
 def find_changes(work: SliceWork) -> bytes:
@@ -79,17 +79,17 @@ def find_changes(work: SliceWork) -> bytes:
     wanted = _decode_wanted(work.request.body)
     older = work.view.acquire(work.request.index, work.slice, wanted.older)
     if older is None:
-        return _encode(Changes([], [], gone=True))
+        return _encode(SliceChanges([], [], gone=True))
     try:
         if older.incarnation != wanted.incarnation:
-            return _encode(Changes([], [], gone=True))
+            return _encode(SliceChanges([], [], gone=True))
         return _encode(_compared(work, older, wanted))
     finally:
         older.release()
 
 
-def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -> Changes:
-    found = Changes([], [])
+def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -> SliceChanges:
+    found = SliceChanges([], [])
     size = examined = 0
     for low, high in stretches(work.request, work.after):
         for place, before, after in _aligned(older.rows(low, high), work.snapshot.rows(low, high)):

@@ -17,11 +17,11 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from indexer.scan.plan.choose import SnapshotGoneError
+from indexer.scan.plan.choose import PageSnapshotGoneError
 from indexer.scan.plan.waiting import ReaderGoneError
-from indexer.scan.stream.sending import Sender, reader_gone
+from indexer.scan.stream.sending import StreamSender, reader_gone
 from indexer.scan.stream.streams import RENEWALS
-from indexer.scan.tail.tails import Tail, problem_event
+from indexer.scan.tail.tails import OpenTail, problem_event
 from keytide.errors import HistoryChangedError, RetryableError
 from keytide.settings.settings import ScanSettings
 
@@ -42,7 +42,7 @@ class TailResponse(Response):
 
     def __init__(
         self,
-        tail: Tail,
+        tail: OpenTail,
         settings: ScanSettings,
         refused: Callable[[Exception], Response],
         over: Callable[[int, float], None],
@@ -59,7 +59,7 @@ class TailResponse(Response):
         gone = asyncio.ensure_future(reader_gone(receive))
         renewing = asyncio.ensure_future(self._renew())
         try:
-            sender = Sender(send, gone, self._settings.stream_stall_s)
+            sender = StreamSender(send, gone, self._settings.stream_stall_s)
             await sender.message(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
@@ -73,7 +73,7 @@ class TailResponse(Response):
             self._over(self._tail.rows, perf_counter() - began)
             await asyncio.shield(self._tail.close())
 
-    async def _events(self, sender: Sender) -> None:
+    async def _events(self, sender: StreamSender) -> None:
         """All events, to the end of the tail."""
         tail = self._tail
         told = 0
@@ -101,7 +101,7 @@ class TailResponse(Response):
             if isinstance(error, RetryableError):
                 log.info("a tail of %s ends: %s", tail.index, error)
                 return
-            named = isinstance(error, HistoryChangedError | SnapshotGoneError)
+            named = isinstance(error, HistoryChangedError | PageSnapshotGoneError)
             await sender.bytes(problem_event(document["type"] if named else "error", document))
 
     async def _renew(self) -> None:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from indexer.scan.gather.gather import Gathered, count
-from indexer.scan.gather.reads import Shared, check_snapshot
+from indexer.scan.gather.reads import Reads, check_snapshot
 from indexer.scan.gather.scatter import SnapshotMissingError, Target
-from indexer.scan.plan.choose import SnapshotGoneError, Stamp
+from indexer.scan.plan.choose import PageSnapshotGoneError, Stamp
 from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.holds import Held
+from indexer.scan.plan.holds import SnapshotHold
 from indexer.scan.plan.leases import TAIL, keep_everywhere
 from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import HeldToken, InvalidTokenError, Seen, Token, verify
-from indexer.scan.plan.waiting import Gone, Patience
+from indexer.scan.plan.waiting import Deadline, Gone
 from indexer.scan.request.request import Moment
 from indexer.scan.tail.request import TailRequest
 from keytide.model.timestamp import Timestamp
@@ -46,19 +46,19 @@ class TailToken(Token, frozen=True, tag="t"):
 class Told:
     """A moment that was told: the snapshot, held for the tail, and the session after it."""
 
-    held: Held
+    held: SnapshotHold
     own: bool
     seen: Seen
 
 
 async def first_moment(
-    shared: Shared, index: Scannable, selection: Selection, request: TailRequest, seen: Seen, gone: Gone
+    shared: Reads, index: Scannable, selection: Selection, request: TailRequest, seen: Seen, gone: Gone
 ) -> Told:
     """The moment that a tail begins with: the one that is asked for, held for the tail unless it is held
     already.
 
     Raises:
-        KeytideError, ReaderGoneError: as `Shared.read`.
+        KeytideError, ReaderGoneError: as `Reads.read`.
     """
     slices = selection.slices or range(index.shape.slices)
     if request.at is not None:
@@ -73,13 +73,13 @@ async def first_moment(
         held = replace(held, stamp=agreed.stamp)
         return Told(held, False, shared.seen_too(seen, index, held.stamp))
     lease_ms = shared.settings.tail_lease_s * 1000
-    with Patience(shared.timeout_s(request), gone) as patience:
+    with Deadline(shared.timeout_s(request), gone) as patience:
         held = await shared.holds.take(index, slices, request, seen, patience, lease_ms, TAIL)
     return Told(held, True, shared.seen_too(seen, index, held.stamp))
 
 
 async def resumed_moment(
-    shared: Shared, index: Scannable, selection: Selection, request: TailRequest, resume: str, seen: Seen
+    shared: Reads, index: Scannable, selection: Selection, request: TailRequest, resume: str, seen: Seen
 ) -> Told:
     """The moment that a token names, under a hold of its own: the tail that told it may still go on, to a
     reader who is not there any more, and lets go of it then.
@@ -95,7 +95,7 @@ async def resumed_moment(
             "the token is of a tail of something else",
             next_step="resume with the selection and columns that the tail began with",
         )
-    told = Held.of(token.held)
+    told = SnapshotHold.of(token.held)
     check_snapshot(index, told.index, told.stamp.number, told.stamp.incarnation, seen)
     slices, timeout_s = sorted(told.nodes), shared.timeout_s(request)
     own = replace(told, hold=TAIL + secrets.token_hex(8))
@@ -115,13 +115,13 @@ def _first_use(target: Target) -> Target:
 
 
 async def later_moment(
-    shared: Shared, index: Scannable, before: Told, gone: Gone, timeout_s: float
+    shared: Reads, index: Scannable, before: Told, gone: Gone, timeout_s: float
 ) -> Told | None:
     """The newest common snapshot, held where the one before is; None when it is that one.
 
     Raises:
         HistoryChangedError: the one before was rolled back.
-        KeytideError: as `Shared.read`.
+        KeytideError: as `Reads.read`.
     """
     was = before.held
     check_snapshot(index, was.index, was.stamp.number, was.stamp.incarnation, before.seen)
@@ -137,12 +137,12 @@ async def later_moment(
             raise
         return counted
 
-    def held_at(target: Target) -> Held:
+    def held_at(target: Target) -> SnapshotHold:
         stamp = Stamp(target.number, target.incarnation, Timestamp(), 0)
-        return Held(index.id, hold, stamp, was.nodes, was.lease_ms, before.seen)
+        return SnapshotHold(index.id, hold, stamp, was.nodes, was.lease_ms, before.seen)
 
     everywhere = Selection((), sorted(was.nodes))
-    with Patience(timeout_s, gone) as patience:
+    with Deadline(timeout_s, gone) as patience:
         agreed = await shared.agreement.read(
             index, everywhere, Moment(), before.seen, patience, was.lease_ms, work
         )
@@ -160,9 +160,9 @@ def digest_of(selection: Selection, columns: Sequence[str] | None) -> bytes:
     return hashlib.sha256(_encode([str(spans), list(selection.slices), shown])).digest()[:12]
 
 
-def gone_by(slice_number: int, held: Held) -> SnapshotGoneError:
+def gone_by(slice_number: int, held: SnapshotHold) -> PageSnapshotGoneError:
     """What a reader is told when a slice does not hold the moment told last any more."""
-    return SnapshotGoneError(
+    return PageSnapshotGoneError(
         f"slice {slice_number} no longer holds snapshot {held.stamp.number}, which the tail told last",
         next_step="begin again without a token, with initial=true: what happened in between cannot be told",
     )

@@ -29,19 +29,27 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from indexer.scan.gather.held_pages import Pages
-from indexer.scan.gather.reads import Shared
-from indexer.scan.gather.scatter import Asked, Target, ask, requests_of
+from indexer.scan.gather.held_pages import HeldPages
+from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.local.extent import INLINE_ROWS
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import sign
-from indexer.scan.plan.waiting import Gone, Patience
+from indexer.scan.plan.waiting import Deadline, Gone
 from indexer.scan.request.request import Moment
 from indexer.scan.shape.json_values import encode
 from indexer.scan.shape.rows import RowMaker
 from indexer.scan.stream.merge import BlockReader
-from indexer.scan.tail.changes import TASK, Changes, ChangesWanted, Entry, Side, decode_changes, encode_wanted
+from indexer.scan.tail.changes import (
+    TASK,
+    ChangesWanted,
+    Entry,
+    Side,
+    SliceChanges,
+    decode_changes,
+    encode_wanted,
+)
 from indexer.scan.tail.moments import (
     TailToken,
     Told,
@@ -68,7 +76,7 @@ class TooManyTailsError(RetryableError):
     status = 503
 
 
-class Tail:
+class OpenTail:
     """One tail, as `Tails.open` makes it.
 
     Attributes:
@@ -79,7 +87,7 @@ class Tail:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: Reads,
         index: Scannable,
         request: TailRequest,
         selection: Selection,
@@ -119,7 +127,7 @@ class Tail:
         Raises:
             HistoryChangedError: the moment told last was rolled back.
             SnapshotGoneError: it is not held any more.
-            KeytideError: as `Shared.read`.
+            KeytideError: as `Reads.read`.
         """
         ends = monotonic() + limit_s
         while await self._news(gone, ends - monotonic()):
@@ -171,7 +179,7 @@ class Tail:
             if told is not None and told.own:
                 await holds.leave(told.held, self._timeout_s)
 
-    async def _event(self, told: Told, small: Changes | None) -> AsyncIterator[bytes]:
+    async def _event(self, told: Told, small: SliceChanges | None) -> AsyncIterator[bytes]:
         """An event as it is sent; when all of it was taken, its moment is the one that was told."""
         yield self._head(told, "changes")
         if small is not None:
@@ -230,7 +238,7 @@ class Tail:
     async def _initial(self) -> AsyncIterator[Sequence[Entry]]:
         """All rows of the moment told first."""
         told = self._told
-        pages = Pages(
+        pages = HeldPages(
             self._shared, told.held, False, self._selection, self._timeout_s, reverse=False, offset=0
         )
         reader = BlockReader(
@@ -242,10 +250,10 @@ class Tail:
         finally:
             await reader.close()
 
-    async def _changes(self, told: Told) -> Changes | None:
+    async def _changes(self, told: Told) -> SliceChanges | None:
         """All changes up to a moment; None when they are too many to be kept."""
         most = self._shared.settings.stream_block_bytes
-        all_of_them = Changes([], [])
+        all_of_them = SliceChanges([], [])
         size = 0
         async for changes in self._differences(told, "both"):
             all_of_them.added += changes.added
@@ -259,7 +267,7 @@ class Tail:
         async for changes in self._differences(told, side):
             yield changes.added if side == "added" else changes.removed
 
-    async def _differences(self, told: Told, side: Side) -> AsyncIterator[Changes]:
+    async def _differences(self, told: Told, side: Side) -> AsyncIterator[SliceChanges]:
         """What changed from the moment told last to another one, slice by slice, some at a time."""
         older = self._told.held
         wanted = ChangesWanted(
@@ -274,8 +282,8 @@ class Tail:
         while after:
             selection = replace(self._selection, slices=tuple(after))
 
-            async def work(target: Target, after: dict[int, bytes] = after) -> Asked:
-                asked = Asked()
+            async def work(target: Target, after: dict[int, bytes] = after) -> SliceAnswers:
+                asked = SliceAnswers()
                 requests = requests_of(target, target.nodes, after, task=TASK, body=body)
                 await ask(target, self._shared.nodes, requests, asked)
                 return asked
@@ -295,7 +303,7 @@ class Tail:
 
     async def _news(self, gone: Gone, limit_s: float) -> bool:
         """Wait for a newer common snapshot, for at most `limit_s` seconds; not before the tail has rested."""
-        with Patience(limit_s, gone) as patience:
+        with Deadline(limit_s, gone) as patience:
             rest = self._rest_until - monotonic()
             if rest > 0:
                 await patience.wait(at_most=rest)
@@ -320,7 +328,7 @@ class Tails:
         shared: of its endpoint.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Reads) -> None:
         self._shared = shared
         self._open = 0
 
@@ -328,7 +336,7 @@ class Tails:
     def running(self) -> int:
         return self._open
 
-    async def open(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> Tail:
+    async def open(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> OpenTail:
         """Open a tail; it counts as running until `closed` is called.
 
         Args:
@@ -356,7 +364,7 @@ class Tails:
         """A tail was closed."""
         self._open -= 1
 
-    async def _opened(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> Tail:
+    async def _opened(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> OpenTail:
         shared = self._shared
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
@@ -366,7 +374,7 @@ class Tails:
             if resume
             else await first_moment(shared, index, selection, request, seen, gone)
         )
-        return Tail(shared, index, request, selection, told, bool(resume))
+        return OpenTail(shared, index, request, selection, told, bool(resume))
 
 
 def problem_event(name: str, document: dict[str, Any]) -> bytes:

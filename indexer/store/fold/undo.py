@@ -65,7 +65,7 @@ class Step:
     body_digest: int
 
 
-class Block(NamedTuple):
+class UndoBlock(NamedTuple):
     """Rows of one table, by ascending key.
 
     Attributes:
@@ -184,7 +184,7 @@ def intact(folder: Path, step: Step) -> bool:
     return not left and digest.intdigest() == step.body_digest
 
 
-def blocks(folder: Path, step: Step, tables: Sequence[bytes]) -> Iterator[Block]:
+def blocks(folder: Path, step: Step, tables: Sequence[bytes]) -> Iterator[UndoBlock]:
     """The blocks of an undo file that is intact.
 
     Raises:
@@ -205,7 +205,7 @@ def blocks(folder: Path, step: Step, tables: Sequence[bytes]) -> Iterator[Block]
             lengths = 2 * (old + new)
             keys = _cut(array("H", data[:lengths]), data, lengths + 4 * old)
             values = _cut(array("I", data[lengths : lengths + 4 * old]), data, lengths + 4 * old + key_bytes)
-            yield Block(tables[table], list(zip(keys[:old], values, strict=True)), keys[old:])
+            yield UndoBlock(tables[table], list(zip(keys[:old], values, strict=True)), keys[old:])
 
 
 def _cut(lengths: array[int], data: bytes, begin: int) -> list[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from indexer.store.fold.fold import TABLES
-from indexer.store.fold.undo import UNDO_FOLDER, Block, Step, blocks, intact, read_step
+from indexer.store.fold.undo import UNDO_FOLDER, Step, UndoBlock, blocks, intact, read_step
 from indexer.store.formats.state_bytes import decode_applied, decode_counts
 from indexer.store.interface import Applied, Counts
 from indexer.store.settings import StoreSettings
@@ -31,7 +31,7 @@ class Back(NamedTuple):
     counts: Counts
 
 
-class Journal:
+class UndoJournal:
     """The way back from one base. Read and changed by the store's thread; `verify` by any.
 
     Args:
@@ -104,7 +104,7 @@ class Journal:
         for back in reversed(self.ways):
             self.whole(back)
 
-    def blocks(self, back: Back) -> Iterator[Block]:
+    def blocks(self, back: Back) -> Iterator[UndoBlock]:
         """What to put back, of a file that is `whole`."""
         return blocks(self._folder, back.step, TABLES)
 

@@ -33,7 +33,7 @@ class StalledError(Exception):
     """The child stood still; it was ended."""
 
 
-class Child:
+class WatchedProcess:
     """A Python module that runs as a process. It should call `parent_death.follow_parent` first of all.
 
     Args:

@@ -21,7 +21,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from indexer.store.fold.fold import FoldJob, FoldOutcome
-from indexer.store.fold.watched_process import Child, StalledError
+from indexer.store.fold.watched_process import StalledError, WatchedProcess
 
 WORKER_DIED: Final = "fold-worker-died"
 WORKER_STALLED: Final = "fold-worker-stalled"
@@ -66,7 +66,7 @@ class FoldWorker:
         self._changed = threading.Condition()
         self._waiting: deque[_Ticket] = deque()
         self._at_work: _Ticket | None = None
-        self._process: Child | None = None
+        self._process: WatchedProcess | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -138,7 +138,7 @@ class FoldWorker:
             self._at_work = self._waiting.popleft()
             return self._at_work
 
-    def _ready(self) -> Child:
+    def _ready(self) -> WatchedProcess:
         """The process, started if there is none. Not under the lock, which callers wait for.
 
         Raises:
@@ -148,7 +148,7 @@ class FoldWorker:
         if process is not None and not process.alive():
             process.close()  # it died with nothing to do
             process = None
-        return process or Child("indexer.store.fold.process", (), self._stall_s)
+        return process or WatchedProcess("indexer.store.fold.process", (), self._stall_s)
 
     def _fold(self, ticket: _Ticket) -> FoldOutcome:
         """Have the process do one job."""

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from indexer.store.interface import Held, SkipLine, StoreDamagedError
+from indexer.store.interface import SkipLine, StoreDamagedError, StoredDocument
 
 PUT: Final = b"\x01"
 """First byte of every value that is there, in every table and level."""
@@ -70,7 +70,7 @@ def read_headers(records: Sequence[bytes]) -> npt.NDArray[np.void]:
     return headers
 
 
-def pack_record(held: Held) -> bytes:
+def pack_record(held: StoredDocument) -> bytes:
     """The record of one document."""
     flags = (FOREIGN if held.foreign else 0) | (MANY if len(held.keys) != 1 else 0)
     header = _HEADER.pack(1, flags, held.partition, held.time, held.offset)
@@ -79,7 +79,7 @@ def pack_record(held: Held) -> bytes:
     return header + b"".join(_LENGTH.pack(len(key)) + key for key in held.keys)
 
 
-def unpack_record(record: bytes) -> Held:
+def unpack_record(record: bytes) -> StoredDocument:
     """The document behind a record (not a marker).
 
     Raises:
@@ -92,7 +92,7 @@ def unpack_record(record: bytes) -> Held:
         raise StoreDamagedError(f"a back index row is no record: {record[:80].hex()}") from failure
     if tag != 1 or flags > MANY | FOREIGN:
         raise StoreDamagedError(f"a back index row is no record: {record[:80].hex()}")
-    return Held(partition, offset, time, keys, bool(flags & FOREIGN))
+    return StoredDocument(partition, offset, time, keys, bool(flags & FOREIGN))
 
 
 def record_keys(record: bytes, flags: int) -> tuple[bytes, ...]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import lmdb
 
 from indexer.store.environment import FORMAT, disk_errors
-from indexer.store.fold.watched_process import Child, StalledError
+from indexer.store.fold.watched_process import StalledError, WatchedProcess
 from indexer.store.formats.checksums import CHECKSUMS_FILE, Checksums, compare, read_checksums
 from indexer.store.formats.pages import PageFile
 from indexer.store.interface import StoreDamagedError
@@ -95,7 +95,7 @@ def _examine(folder: Path, map_bytes: int, stall_s: float, sums: Checksums | Non
     Args:
         sums: those of an earlier state, if any: the base must be further than that.
     """
-    child = Child("indexer.store.integrity.examine", (str(folder), str(map_bytes)), stall_s)
+    child = WatchedProcess("indexer.store.integrity.examine", (str(folder), str(map_bytes)), stall_s)
     answer = b""
     try:
         for line in child.lines():

@@ -41,7 +41,7 @@ from indexer.store.fold.fold import (
     STATE_KEY,
     UNDO_KEY,
 )
-from indexer.store.fold.undo_journal import Back, Journal
+from indexer.store.fold.undo_journal import Back, UndoJournal
 from indexer.store.formats.checksums import write_checksums
 from indexer.store.formats.state_bytes import decode_applied, decode_counts, encode_state
 from indexer.store.integrity.opening import check_base, verify_base
@@ -234,7 +234,7 @@ class Base:
         counts = Counts(bulk.entries, bulk.documents, skips=lines)
         return Loaded(counts, held, bulk.entries, appended=bulk.entries)
 
-    def step_back(self, journal: Journal, back: Back, held: IdFilter) -> IdFilter:
+    def step_back(self, journal: UndoJournal, back: Back, held: IdFilter) -> IdFilter:
         """Go back to the state before the last fold; returns the filter to use from now on.
 
         Args:

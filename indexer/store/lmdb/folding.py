@@ -7,7 +7,7 @@ from pathlib import Path
 
 from indexer.store.environment import disk_errors
 from indexer.store.fold.fold import FILTER_FILE, NEXT_FILTER_FILE, FoldJob
-from indexer.store.fold.undo_journal import Journal
+from indexer.store.fold.undo_journal import UndoJournal
 from indexer.store.fold.worker import Folder, FoldTicket
 from indexer.store.formats.state_bytes import encode_state
 from indexer.store.interface import Applied, Counts, StoreDamagedError
@@ -29,7 +29,7 @@ class Folding:
     """
 
     def __init__(
-        self, base: Base, journal: Journal, folder: Path, settings: StoreSettings, folds: Folder
+        self, base: Base, journal: UndoJournal, folder: Path, settings: StoreSettings, folds: Folder
     ) -> None:
         self._base, self._journal = base, journal
         self._folder, self._settings, self._folds = folder, settings, folds

@@ -13,8 +13,8 @@ from indexer.store.interface import ApplyResult, Counts
 from indexer.store.lmdb.levels import Level
 from indexer.store.lmdb.writing import Writer, skip_lines
 from indexer.store.resolve.bloom_filter import IdFilter
-from indexer.store.resolve.documents import Documents
-from indexer.store.resolve.resolve import Changes, resolve
+from indexer.store.resolve.documents import WindowDocuments
+from indexer.store.resolve.resolve import RowChanges, resolve
 from indexer.store.resolve.window import from_chunk_puts, from_chunk_removals
 from keytide.wire.messages import PutChunk, RemovalChunk
 
@@ -45,7 +45,7 @@ class MicroBatch:
 
     def __init__(self, transaction: lmdb.Transaction[bytes], level: Level, held: IdFilter) -> None:
         self.filter = held
-        self.changes = Changes()  # sums only
+        self.changes = RowChanges()  # sums only
         self._transaction = transaction
         self._level = level
         self._writer = Writer(transaction, level.tables, markers=False)
@@ -60,7 +60,7 @@ class MicroBatch:
     def put(self, run: Sequence[PutChunk]) -> None:
         self._bring(from_chunk_puts(run, self.filter))
 
-    def _bring(self, documents: Documents) -> None:
+    def _bring(self, documents: WindowDocuments) -> None:
         wanted, _ = documents.to_look_up()
         found: list[tuple[bytes, bytes]] = []
         if wanted:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from indexer.store.formats.records import REMOVED, unpack_record
-from indexer.store.interface import Held
+from indexer.store.interface import StoredDocument
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.writing import long_table_key, unpack_long
 from keytide.model.entry import INLINE_LIMIT
 
 
-def held_by(views: Sequence[View], ids: Sequence[bytes]) -> dict[bytes, Held]:
+def held_by(views: Sequence[View], ids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
     """What the back index has of some documents.
 
     Args:

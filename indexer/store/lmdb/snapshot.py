@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from indexer.store.environment import DAMAGE, damaged
 from indexer.store.formats.records import REMOVED, ledger_key, unpack_line, unpack_record
-from indexer.store.interface import Applied, Counts, Held, Row, SkipLine
+from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from indexer.store.lmdb.equal_keys import shared_keys
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
@@ -78,7 +78,7 @@ class LmdbSnapshot:
         with self._reading() as views:
             return shared_keys(views, keys)
 
-    def back(self, docid: bytes) -> Held | None:
+    def back(self, docid: bytes) -> StoredDocument | None:
         with self._reading() as views:
             for view in reversed(views):
                 record = view.get(docid, view.tables.back)
@@ -86,7 +86,7 @@ class LmdbSnapshot:
                     return None if record == REMOVED else unpack_record(record)
         return None
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         low = after + b"\x00" if after else b""
         with self._reading() as views:
             tables = [
@@ -119,14 +119,14 @@ class LmdbSnapshot:
         for view in self._views:
             view.release()
 
-    def _reading(self) -> _Reading:
+    def _reading(self) -> _ViewGuard:
         with self._lock:
             if self._closed:
                 raise RetryableError("the snapshot was closed", problem_type="snapshot-closed")
-            return _Reading(self._views)
+            return _ViewGuard(self._views)
 
 
-class _Reading:
+class _ViewGuard:
     """Holds the views while they are read, so that closing the snapshot waits for no one."""
 
     def __init__(self, views: Sequence[View]) -> None:

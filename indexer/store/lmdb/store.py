@@ -30,7 +30,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from indexer.store.environment import allocated_bytes, disk_errors
-from indexer.store.fold.undo_journal import Journal
+from indexer.store.fold.undo_journal import UndoJournal
 from indexer.store.fold.worker import Folder
 from indexer.store.formats.records import REMOVED, ledger_key, pack_line
 from indexer.store.integrity.mirror import check_mirror
@@ -43,8 +43,8 @@ from indexer.store.lmdb.snapshot import LmdbSnapshot
 from indexer.store.lmdb.writing import Writer, skip_lines
 from indexer.store.resolve.bloom_filter import IdFilter
 from indexer.store.resolve.corrections import Moments, corrected_rows
-from indexer.store.resolve.documents import Documents, Hashes
-from indexer.store.resolve.resolve import Changes, resolve
+from indexer.store.resolve.documents import Hashes, WindowDocuments
+from indexer.store.resolve.resolve import RowChanges, resolve
 from indexer.store.resolve.window import from_segments
 from indexer.store.settings import StoreSettings
 from keytide.errors import RetryableError, invariant
@@ -85,7 +85,7 @@ class LmdbSliceStore:
         self._delta: Level | None = None
         self._delta_changes = self._delta_rows = 0
         self._delta_since: int | None = None
-        self._journal = Journal(self._folder, settings)
+        self._journal = UndoJournal(self._folder, settings)
         self._journal.open(self._base.head)
         self._folding = Folding(self._base, self._journal, self._folder, settings, folds)
         self._now = 0
@@ -143,7 +143,7 @@ class LmdbSliceStore:
         self._state_is(applied, changes.counts(0))
         return documents
 
-    def _commit(self, changes: Changes, lines: dict[bytes, bytes], hashes: Callable[[], Hashes]) -> None:
+    def _commit(self, changes: RowChanges, lines: dict[bytes, bytes], hashes: Callable[[], Hashes]) -> None:
         """Write rows into the delta, and lines of the skip ledger; `hashes` of the documents that they are
         of."""
         rows = changes.rows() + len(lines)
@@ -322,7 +322,7 @@ class LmdbSliceStore:
             raise
         return views
 
-    def _look_up(self, documents: Documents, views: Sequence[View]) -> list[tuple[bytes, bytes]]:
+    def _look_up(self, documents: WindowDocuments, views: Sequence[View]) -> list[tuple[bytes, bytes]]:
         """(id, record) of the documents that are held, asking the newest level first."""
         wanted, hashes = documents.to_look_up()
         found: list[tuple[bytes, bytes]] = []

@@ -16,7 +16,7 @@ import lmdb
 from indexer.store.environment import Tables
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.interface import Row, SkipLine, StoreDamagedError
-from indexer.store.resolve.resolve import Changes
+from indexer.store.resolve.resolve import RowChanges
 from keytide.model.entry import INLINE_LIMIT, long_key
 from keytide.wire.messages import RemovalChunk, Segment
 
@@ -67,7 +67,7 @@ class Writer:
         self._tables = tables
         self._markers = markers
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: RowChanges) -> None:
         """Write a window's changes."""
         tables = self._tables
         self._remove_entries(changes.removed)

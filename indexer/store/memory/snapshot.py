@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from indexer.store.interface import Applied, Counts, Held, Row, SkipLine
+from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from keytide.collation import successor
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
@@ -20,7 +20,7 @@ class MemoryState:
 
     applied: Applied
     entries: dict[bytes, bytes] = field(default_factory=dict)
-    back: dict[bytes, Held] = field(default_factory=dict)
+    back: dict[bytes, StoredDocument] = field(default_factory=dict)
     lines: dict[tuple[int, int], SkipLine] = field(default_factory=dict)
 
     def counts(self) -> Counts:
@@ -91,11 +91,11 @@ class MemorySnapshot:
         self._check_open()
         return [key for key in keys if len(self._span(key, successor(key))) > 1]
 
-    def back(self, docid: bytes) -> Held | None:
+    def back(self, docid: bytes) -> StoredDocument | None:
         self._check_open()
         return self._state.back.get(docid)
 
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, Held]]:
+    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         yield from sorted(item for item in self._state.back.items() if item[0] > after)
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from indexer.store.integrity.mirror import check_mirror
-from indexer.store.interface import Applied, ApplyResult, Counts, Held, Row, SkipLine
+from indexer.store.interface import Applied, ApplyResult, Counts, Row, SkipLine, StoredDocument
 from indexer.store.lmdb.writing import skip_lines
 from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
 from indexer.store.resolve.corrections import Corrected, Moments, correct
@@ -186,7 +186,7 @@ class MemorySliceStore:
         """A store from what `copy_to` wrote."""
         applied, entries, back, lines = msgspec.msgpack.decode(
             (folder / "copy").read_bytes(),
-            type=tuple[Applied, dict[bytes, bytes], dict[bytes, Held], list[SkipLine]],
+            type=tuple[Applied, dict[bytes, bytes], dict[bytes, StoredDocument], list[SkipLine]],
         )
         store = cls(applied)
         by_place = {(line.partition, line.offset): line for line in lines}

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from indexer.store.formats.records import PUT, pack_record
-from indexer.store.interface import Held
-from indexer.store.resolve.resolve import Changes
+from indexer.store.interface import StoredDocument
+from indexer.store.resolve.resolve import RowChanges
 from keytide.model.timestamp import Timestamp
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire.corrections import Correction
@@ -49,14 +49,14 @@ class Corrected(NamedTuple):
         added: how many of `puts` are not there yet.
     """
 
-    record: Held | None
+    record: StoredDocument | None
     puts: dict[bytes, bytes]
     removed: list[bytes]
     added: int
 
 
 def correct(
-    correction: Correction, held: Held | None, spared: bool, moments: Moments, look: Look
+    correction: Correction, held: StoredDocument | None, spared: bool, moments: Moments, look: Look
 ) -> Corrected | None:
     """One correction meets what is held; None when nothing is to do.
 
@@ -86,17 +86,17 @@ def correct(
 
 def corrected_rows(
     corrections: list[Correction],
-    held: dict[bytes, Held],
+    held: dict[bytes, StoredDocument],
     spared: frozenset[int],
     moments: Moments,
     look: Look,
-) -> tuple[Changes, int]:
+) -> tuple[RowChanges, int]:
     """Rows to write for some corrections, and how many documents change.
 
     Args:
         held: what the back index has of them, by document id.
     """
-    changes, documents = Changes(put_values=[]), 0
+    changes, documents = RowChanges(put_values=[]), 0
     for ordinal, one in enumerate(corrections):
         before = held.get(one.id)
         after = correct(one, before, ordinal in spared, moments, look)
@@ -107,7 +107,7 @@ def corrected_rows(
     return changes, documents
 
 
-def _write(changes: Changes, docid: bytes, before: Held | None, after: Corrected) -> None:
+def _write(changes: RowChanges, docid: bytes, before: StoredDocument | None, after: Corrected) -> None:
     changes.put_keys += [key + docid for key in after.puts]
     if changes.put_values is not None:
         changes.put_values += [PUT + value for value in after.puts.values()]
@@ -124,7 +124,7 @@ def _write(changes: Changes, docid: bytes, before: Held | None, after: Corrected
     changes.foreign += now.foreign - was.foreign
 
 
-class Kind(NamedTuple):
+class RecordCounts(NamedTuple):
     """What a record counts as, 0 or 1 each."""
 
     document: int
@@ -132,13 +132,13 @@ class Kind(NamedTuple):
     foreign: int
 
 
-def kind_of(held: Held | None) -> Kind:
+def kind_of(held: StoredDocument | None) -> RecordCounts:
     if held is None:
-        return Kind(0, 0, 0)
-    return Kind(int(bool(held.keys)), int(not held.keys), int(held.foreign))
+        return RecordCounts(0, 0, 0)
+    return RecordCounts(int(bool(held.keys)), int(not held.keys), int(held.foreign))
 
 
-def _newer(held: Held, moments: Moments) -> bool:
+def _newer(held: StoredDocument, moments: Moments) -> bool:
     """Whether the version held is newer than what the correction is of. (Rows of a table are older than every
     record.)"""
     if held.partition == TABLE_PARTITION or _of_no_log(held, moments):
@@ -146,12 +146,12 @@ def _newer(held: Held, moments: Moments) -> bool:
     return moments.true_at.offset(held.partition) <= held.offset
 
 
-def _of_no_log(held: Held, moments: Moments) -> bool:
+def _of_no_log(held: StoredDocument, moments: Moments) -> bool:
     """Whether the version held lies past all that the slice has applied."""
     return held.partition != TABLE_PARTITION and held.offset >= moments.applied.offset(held.partition)
 
 
-def _doubted(held: Held | None, moments: Moments) -> Held | None:
+def _doubted(held: StoredDocument | None, moments: Moments) -> StoredDocument | None:
     """The record of a document that is left as it is. A version that no log has would have all changes
     ignored that are still to come: it becomes one that is older than every record."""
     if held is None or not held.keys or not _of_no_log(held, moments):
@@ -159,7 +159,7 @@ def _doubted(held: Held | None, moments: Moments) -> Held | None:
     return held._replace(partition=TABLE_PARTITION, offset=0, time=0)
 
 
-def _record(correction: Correction, held: Held | None) -> Held | None:
+def _record(correction: Correction, held: StoredDocument | None) -> StoredDocument | None:
     """The record that a correction makes. A slice without entries remembers a deletion only where it has met
     the document in two partitions (as `resolve.step` does)."""
     foreign = correction.foreign or (held is not None and held.foreign)
@@ -167,7 +167,7 @@ def _record(correction: Correction, held: Held | None) -> Held | None:
     if not keys and (held is None or not foreign):
         return None
     if not keys and held is not None and correction.partition == TABLE_PARTITION:
-        return Held(held.partition, held.offset, held.time, (), True)  # nothing newer is known
+        return StoredDocument(held.partition, held.offset, held.time, (), True)  # nothing newer is known
     if held is not None and set(keys) == set(held.keys):
         keys = held.keys
-    return Held(correction.partition, correction.offset, correction.time, keys, foreign)
+    return StoredDocument(correction.partition, correction.offset, correction.time, keys, foreign)

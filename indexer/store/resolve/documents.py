@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class WindowDocuments:
     """Newest versions of n documents, and m entries of theirs.
 
     Attributes:
@@ -88,14 +88,16 @@ def newest(
     owners: Ints,
     keys: list[bytes],
     values: list[bytes] | None,
-) -> Documents:
+) -> WindowDocuments:
     """Keep the newest version of each id; `ids` may repeat, and `owners` are places in it.
 
     Rows of one partition come in offset order, or are one version that comes several times (chunks).
     """
     last = dict(zip(ids, range(len(ids)), strict=True))
     if len(last) == len(ids):
-        return Documents(ids, last, partitions, offsets, times, maybe_held, hashes, owners, keys, values)
+        return WindowDocuments(
+            ids, last, partitions, offsets, times, maybe_held, hashes, owners, keys, values
+        )
     return _Repeated(ids, last, partitions, offsets, times, owners, keys, values).documents(
         maybe_held, hashes
     )
@@ -126,7 +128,7 @@ class _Repeated:
         for docid, rows in self.rows.items():
             rows.append(last[docid])
 
-    def documents(self, maybe_held: Mask, hashes: Hashes) -> Documents:
+    def documents(self, maybe_held: Mask, hashes: Hashes) -> WindowDocuments:
         target = np.arange(len(self.ids))  # row -> the row that stands for its version, -1 when outdated
         brings = np.zeros(len(self.ids), np.bool_)
         brings[self.owners] = True
@@ -149,7 +151,7 @@ class _Repeated:
         entries = np.flatnonzero(owners >= 0)
         picked = entries.tolist()
         ids = [self.ids[row] for row in kept.tolist()]
-        return Documents(
+        return WindowDocuments(
             ids,
             dict(zip(ids, range(len(ids)), strict=True)),
             self.partitions[kept],

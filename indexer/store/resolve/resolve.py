@@ -33,8 +33,8 @@ from indexer.store.formats.records import (
     read_headers,
     unpack_record,
 )
-from indexer.store.interface import Counts, Held
-from indexer.store.resolve.documents import Documents, Ints, Mask
+from indexer.store.interface import Counts, StoredDocument
+from indexer.store.resolve.documents import Ints, Mask, WindowDocuments
 from keytide.model.types import TABLE_PARTITION
 
 Entry = tuple[bytes, bytes]
@@ -42,7 +42,7 @@ Entry = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
-class Changes:
+class RowChanges:
     """Rows to write, in no order; the keys of a list are all different.
 
     Attributes:
@@ -83,7 +83,7 @@ class Changes:
         """What the counts change by, with so many new lines of the skip ledger."""
         return Counts(self.entries, self.documents, self.tombstones, skips, self.foreign)
 
-    def add_sums(self, other: Changes) -> None:
+    def add_sums(self, other: RowChanges) -> None:
         """Add another window's numbers (not its rows)."""
         self.entries += other.entries
         self.documents += other.documents
@@ -93,7 +93,7 @@ class Changes:
         self.looked_up += other.looked_up
 
 
-def newer(partition: int, offset: int, time: int, held: Held) -> bool:
+def newer(partition: int, offset: int, time: int, held: StoredDocument) -> bool:
     """Whether a version is newer than the held one."""
     if partition == held.partition:
         return offset > held.offset
@@ -103,8 +103,8 @@ def newer(partition: int, offset: int, time: int, held: Held) -> bool:
 
 
 def step(
-    held: Held | None, partition: int, offset: int, time: int, keys: Sequence[bytes]
-) -> tuple[Held | None, bool]:
+    held: StoredDocument | None, partition: int, offset: int, time: int, keys: Sequence[bytes]
+) -> tuple[StoredDocument | None, bool]:
     """One version of one document meets what is held.
 
     Args:
@@ -115,7 +115,7 @@ def step(
         What is held after it, and whether the version was taken (its values hold).
     """
     if held is None:
-        return (Held(partition, offset, time, tuple(keys), False) if keys else None), True
+        return (StoredDocument(partition, offset, time, tuple(keys), False) if keys else None), True
     foreign = held.foreign or (
         partition != held.partition and TABLE_PARTITION not in (partition, held.partition)
     )
@@ -128,17 +128,17 @@ def step(
         time = max(time, held.time)
     if not keys and not foreign:
         return None, True
-    return Held(partition, offset, time, tuple(keys), foreign), True
+    return StoredDocument(partition, offset, time, tuple(keys), foreign), True
 
 
-def resolve(documents: Documents, found: Sequence[tuple[bytes, bytes]]) -> Changes:
+def resolve(documents: WindowDocuments, found: Sequence[tuple[bytes, bytes]]) -> RowChanges:
     """What to write for a window.
 
     Args:
         documents: the window's.
         found: (id, record) of those looked up that the back index has, contested ones included.
     """
-    changes = Changes()
+    changes = RowChanges()
     held = dict(found)
     where = np.fromiter(map(documents.index.get, held, repeat(-1)), np.int64, len(held))
     records = list(held.values())
@@ -153,7 +153,7 @@ def resolve(documents: Documents, found: Sequence[tuple[bytes, bytes]]) -> Chang
 
 
 def _sort_out(
-    documents: Documents, new_keys: Ints, where: Ints, records: list[bytes], times: Ints
+    documents: WindowDocuments, new_keys: Ints, where: Ints, records: list[bytes], times: Ints
 ) -> tuple[Mask, Mask]:
     """Which documents must be taken one by one (bool[n]), and which records are plainly replaced
     (bool[found]). Raises `times` of the plain ones to what is held."""
@@ -173,7 +173,7 @@ def _sort_out(
     return special, plain
 
 
-def _plain_puts(changes: Changes, documents: Documents, special: Mask, times: Ints) -> None:
+def _plain_puts(changes: RowChanges, documents: WindowDocuments, special: Mask, times: Ints) -> None:
     """Records and entries of documents with one new key."""
     owners, keys, values = documents.owners, documents.keys, documents.values
     if special.any():
@@ -194,8 +194,8 @@ def _plain_puts(changes: Changes, documents: Documents, special: Mask, times: In
 
 
 def _plain_removals(
-    changes: Changes,
-    documents: Documents,
+    changes: RowChanges,
+    documents: WindowDocuments,
     new_keys: Ints,
     where: Ints,
     plain: Mask,
@@ -218,7 +218,9 @@ def _plain_removals(
     changes.removed = list(set(old).difference(changes.put_keys)) if changes.put_keys else old
 
 
-def _one_by_one(changes: Changes, documents: Documents, special: Mask, held: dict[bytes, bytes]) -> None:
+def _one_by_one(
+    changes: RowChanges, documents: WindowDocuments, special: Mask, held: dict[bytes, bytes]
+) -> None:
     """Documents with several keys, equal or older versions, flags, or two source partitions."""
     rows = np.flatnonzero(special).tolist()
     if not rows and not documents.contested:
@@ -242,7 +244,7 @@ def _one_by_one(changes: Changes, documents: Documents, special: Mask, held: dic
 
 
 def _settle(
-    changes: Changes,
+    changes: RowChanges,
     docid: bytes,
     record: bytes | None,
     versions: Sequence[tuple[int, int, int, list[Entry]]],
@@ -261,7 +263,11 @@ def _settle(
 
 
 def _write(
-    changes: Changes, docid: bytes, before: Held | None, after: Held | None, values: dict[bytes, bytes]
+    changes: RowChanges,
+    docid: bytes,
+    before: StoredDocument | None,
+    after: StoredDocument | None,
+    values: dict[bytes, bytes],
 ) -> None:
     old_keys: tuple[bytes, ...] = () if before is None else before.keys
     new_keys: tuple[bytes, ...] = () if after is None else after.keys
@@ -284,9 +290,9 @@ def _write(
     changes.foreign += _is_foreign(after) - _is_foreign(before)
 
 
-def _is_tombstone(held: Held | None) -> int:
+def _is_tombstone(held: StoredDocument | None) -> int:
     return int(held is not None and not held.keys)
 
 
-def _is_foreign(held: Held | None) -> int:
+def _is_foreign(held: StoredDocument | None) -> int:
     return int(held is not None and held.foreign)

@@ -1,4 +1,4 @@
-"""Segments and chunks of a window, read against the filter into `Documents`.
+"""Segments and chunks of a window, read against the filter into `WindowDocuments`.
 
 Theory of operation
 ===================
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.store.resolve.bloom_filter import IdFilter
-from indexer.store.resolve.documents import Documents, Ints, newest
+from indexer.store.resolve.documents import Ints, WindowDocuments, newest
 from keytide.wire.columns import hashes_of, heard_hashes, heard_offsets, heard_times, pick, unpack
 from keytide.wire.messages import PutChunk, Puts, RemovalChunk, Segment
 
 
-def from_segments(segments: Sequence[Segment], held: IdFilter) -> Documents:
+def from_segments(segments: Sequence[Segment], held: IdFilter) -> WindowDocuments:
     """The documents of a window that concern this slice. Adds the ids of entries to the filter.
 
     Args:
@@ -60,7 +60,7 @@ def from_segments(segments: Sequence[Segment], held: IdFilter) -> Documents:
     )
 
 
-def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> Documents:
+def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> WindowDocuments:
     """The documents of a run of put chunks. Adds their ids to the filter."""
     joined = b"".join
     ids = unpack(
@@ -87,7 +87,7 @@ def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> Documents:
     )
 
 
-def from_chunk_removals(removals: Iterable[RemovalChunk], held: IdFilter) -> Documents:
+def from_chunk_removals(removals: Iterable[RemovalChunk], held: IdFilter) -> WindowDocuments:
     """The documents of removal chunks that may be held: heard, without entries."""
     return from_segments([_as_segment(chunk) for chunk in removals], held)
 
@@ -96,9 +96,11 @@ def _as_segment(chunk: RemovalChunk) -> Segment:
     return Segment(chunk.partition, -1, chunk.base, chunk.base, chunk.heard, None, chunk.skips)
 
 
-def _nothing() -> Documents:
+def _nothing() -> WindowDocuments:
     none = np.empty(0, np.int64)
-    return Documents([], {}, none, none, none, np.empty(0, np.bool_), np.empty(0, np.uint64), none, [], None)
+    return WindowDocuments(
+        [], {}, none, none, none, np.empty(0, np.bool_), np.empty(0, np.uint64), none, [], None
+    )
 
 
 def _joined_puts(

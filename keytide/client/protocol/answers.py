@@ -55,7 +55,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerBase(msgspec.Struct, frozen=True, kw_only=True):
     """What every answer has.
 
     Attributes:
@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     explain: dict[str, Any] | None = None
 
 
-class Page(Answer, frozen=True, kw_only=True):
+class Page(AnswerBase, frozen=True, kw_only=True):
     """One answer of a scan.
 
     Attributes:
@@ -86,7 +86,7 @@ class Page(Answer, frozen=True, kw_only=True):
     validation: dict[str, Any] | None = None
 
 
-class Count(Answer, frozen=True, kw_only=True):
+class Count(AnswerBase, frozen=True, kw_only=True):
     """How many entries a selection has."""
 
     count: int
@@ -106,13 +106,13 @@ class Group(msgspec.Struct, frozen=True):
     ignored: dict[str, int] = {}
 
 
-class Aggregate(Answer, frozen=True, kw_only=True):
+class Aggregate(AnswerBase, frozen=True, kw_only=True):
     """The groups of an aggregate, in the order of their keys."""
 
     groups: list[Group]
 
 
-class QueryPage(Answer, frozen=True, kw_only=True):
+class QueryPage(AnswerBase, frozen=True, kw_only=True):
     """One answer of a SELECT: the columns' names, the rows, and the index that served it."""
 
     columns: list[str]

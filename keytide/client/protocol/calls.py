@@ -2,8 +2,8 @@
 
 Theory of operation
 ===================
-What a client does is written once, as generators (`Flow`): they yield what is to be done (`Call`, `Read`,
-`Close`, `Pause`), are sent what came of it (a `Reply`, bytes, a `Failure`), and return their result.
+What a client does is written once, as generators (`Flow`): they yield what is to be done (`HttpCall`, `Read`,
+`Close`, `RetryPause`), are sent what came of it (a `HttpReply`, bytes, a `NoReply`), and return their result.
 `keytide.client.transports` carries that out with httpx, in two ways of waiting, and knows nothing else.
 
 Reading changes nothing, so what fails for a while is tried again: a node that cannot be reached, and what a
@@ -32,13 +32,13 @@ DEFAULT_TIMEOUT_MS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """A request to send.
 
     Attributes:
         url: where; a path until a node is chosen.
         seconds: how long nothing may come back.
-        stream: leave a good answer's body in `Reply.body` to be read bit by bit.
+        stream: leave a good answer's body in `HttpReply.body` to be read bit by bit.
     """
 
     method: str
@@ -64,14 +64,14 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class RetryPause:
     """Time to let pass."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """What a node answered.
 
     Attributes:
@@ -89,7 +89,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NoReply:
     """No answer.
 
     Attributes:
@@ -103,13 +103,13 @@ class Failure:
     busy: bool = False
 
 
-Step = Call | Read | Close | Pause
-Outcome = Reply | Failure | bytes | None
+Step = HttpCall | Read | Close | RetryPause
+Outcome = HttpReply | NoReply | bytes | None
 ResultT = TypeVar("ResultT")
 Flow = Generator[Step, Outcome, ResultT]
 
 
-class Nodes:
+class NodeAddresses:
     """The nodes' addresses, and which of them is asked first. For several threads.
 
     Raises:
@@ -154,7 +154,7 @@ class Sessions(Protocol):
     def seen(self, sent: str | None, resets: int, token: str) -> None: ...
 
 
-def ask(nodes: Nodes, call: Call, retries: int) -> Flow[Reply]:
+def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
     """Ask until a node gives a good answer.
 
     Args:
@@ -176,7 +176,7 @@ def ask(nodes: Nodes, call: Call, retries: int) -> Flow[Reply]:
                 continue
             url = nodes.urls[at]
             reply = yield replace(call, url=url + call.url)
-            if isinstance(reply, Reply):
+            if isinstance(reply, HttpReply):
                 if reply.status in (200, 204):
                     nodes.keep(at)
                     return replace(reply, url=url)
@@ -185,20 +185,20 @@ def ask(nodes: Nodes, call: Call, retries: int) -> Flow[Reply]:
                 if again is None:
                     raise error
                 wait = max(wait, _seconds(again))
-            elif isinstance(reply, Failure):
+            elif isinstance(reply, NoReply):
                 error = _silence(url, reply)
                 if reply.busy:
                     raise error
                 if reply.slow:
                     slow.add(at)
         if error is None or len(slow) == len(nodes.urls) or rounds >= retries:
-            raise error or _silence(", ".join(nodes.urls), Failure("time-out", slow=True))
+            raise error or _silence(", ".join(nodes.urls), NoReply("time-out", slow=True))
         pause = min(FIRST_PAUSE_S * 2.0**rounds, LONGEST_PAUSE_S)
         rounds += 1
-        yield Pause(min(max(pause, wait), LONGEST_PAUSE_S))
+        yield RetryPause(min(max(pause, wait), LONGEST_PAUSE_S))
 
 
-def _silence(url: str, failure: Failure) -> RetryableError:
+def _silence(url: str, failure: NoReply) -> RetryableError:
     """The error for a node that gave no answer."""
     if failure.busy:
         return RetryableError(

@@ -6,13 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from keytide.client.protocol.answers import Aggregate, Answer, Count, Hold, IndexName, Page, QueryPage, decode
-from keytide.client.protocol.calls import Flow, Nodes, Sessions, ask
+from keytide.client.protocol.answers import (
+    Aggregate,
+    AnswerBase,
+    Count,
+    Hold,
+    IndexName,
+    Page,
+    QueryPage,
+    decode,
+)
+from keytide.client.protocol.calls import Flow, NodeAddresses, Sessions, ask
 from keytide.client.protocol.requests import check_topic, delete, get, members, path, post, written_to
 from keytide.client.protocol.states import Head, QueryState, ScanState, taken
 from keytide.errors import KeytideError
 
-AnswerT = TypeVar("AnswerT", bound=Answer)
+AnswerT = TypeVar("AnswerT", bound=AnswerBase)
 
 
 @dataclass(slots=True)
@@ -23,14 +32,14 @@ class Core:
         keyspaces: index -> keyspace, as far as that was asked for.
     """
 
-    nodes: Nodes
+    nodes: NodeAddresses
     retries: int
     sessions: Sessions
     keyspaces: dict[str, str]
 
     @classmethod
     def of(cls, url: str | Sequence[str], retries: int, sessions: Sessions) -> Core:
-        return cls(Nodes(url), retries, sessions, {})
+        return cls(NodeAddresses(url), retries, sessions, {})
 
     # --- single answers -------------------------------------------------------
 

@@ -10,7 +10,7 @@ from keytide.client.protocol.answers import Hold, MisuseError, Timestamp
 
 
 @dataclass(slots=True)
-class Held:
+class HoldState:
     """What is to be held, and the hold once there is one."""
 
     index: str
@@ -22,7 +22,7 @@ class Held:
 class HeldReader:
     """A snapshot's facts, and requests that name it."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HoldState) -> None:
         self._held = held
 
     @property

@@ -14,7 +14,7 @@ Column = Literal["key", "id", "include"]
 ColumnType = Literal["text", "bigint", "double", "boolean", "json"]
 
 
-class Acknowledged(Protocol):
+class ProducedOffsets(Protocol):
     """What a producer was told of its writes: `keytide.client.Writes`."""
 
     @property
@@ -23,19 +23,19 @@ class Acknowledged(Protocol):
     def at_least(self) -> dict[str, Any]: ...
 
 
-class HeldSnapshot(Protocol):
+class SnapshotHandle(Protocol):
     """A snapshot that nodes hold for a reader: what `Client.snapshot` gives."""
 
     @property
     def at(self) -> str: ...
 
 
-AtLeast = Mapping[Any, Any] | Acknowledged
+AtLeast = Mapping[Any, Any] | ProducedOffsets
 """Source partition -> next offset (or `{"offset": n, "epoch": n}`, as the timestamps of answers are), or what
 a producer wrote."""
 
 
-class Moment(TypedDict, total=False):
+class MomentOptions(TypedDict, total=False):
     """From which moment in time to read.
 
     Attributes:
@@ -54,11 +54,11 @@ class Moment(TypedDict, total=False):
     session: str | None
     max_staleness_ms: int | None
     timeout_ms: int | None
-    at: str | HeldSnapshot | None
+    at: str | SnapshotHandle | None
     explain: bool | None
 
 
-class Span(TypedDict, total=False):
+class SpanOptions(TypedDict, total=False):
     """One of several stretches of an index."""
 
     equals: Sequence[Any] | None
@@ -68,7 +68,7 @@ class Span(TypedDict, total=False):
     prefix: str | None
 
 
-class Question(Moment, total=False):
+class QuestionOptions(MomentOptions, total=False):
     """Which entries, and from which moment: what counts take.
 
     Attributes:
@@ -84,11 +84,11 @@ class Question(Moment, total=False):
     high: Sequence[Any] | None
     inclusion: Inclusion | None
     prefix: str | None
-    spans: Sequence[Span] | None
+    spans: Sequence[SpanOptions] | None
     slices: Sequence[int] | None
 
 
-class CountOptions(Question, total=False):
+class CountOptions(QuestionOptions, total=False):
     """What a count may be told besides.
 
     Attributes:
@@ -98,7 +98,7 @@ class CountOptions(Question, total=False):
     distinct: bool | None
 
 
-class ScanOptions(Question, total=False):
+class ScanOptions(QuestionOptions, total=False):
     """What a scan may be told besides.
 
     Attributes:
@@ -128,7 +128,7 @@ class PageOptions(ScanOptions, total=False):
     page: str | None
 
 
-class AggregateOptions(Question, total=False):
+class AggregateOptions(QuestionOptions, total=False):
     """What an aggregate may be told besides.
 
     Attributes:
@@ -143,7 +143,7 @@ class AggregateOptions(Question, total=False):
     offset: int | None
 
 
-class TailOptions(Question, total=False):
+class TailOptions(QuestionOptions, total=False):
     """What a tail may be told besides. The moment is that of its first event.
 
     Attributes:

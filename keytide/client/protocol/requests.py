@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from keytide.client.protocol.answers import MisuseError
-from keytide.client.protocol.calls import ANSWER_S, DEFAULT_TIMEOUT_MS, Call
+from keytide.client.protocol.calls import ANSWER_S, DEFAULT_TIMEOUT_MS, HttpCall
 from keytide.errors import CallerError
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -60,7 +60,9 @@ def members(request: Mapping[str, Any], session: str | None) -> dict[str, Any]:
     return given
 
 
-def post(where: str, body: Mapping[str, Any], *, accept: str | None = None, patience_s: float = 0.0) -> Call:
+def post(
+    where: str, body: Mapping[str, Any], *, accept: str | None = None, patience_s: float = 0.0
+) -> HttpCall:
     """A request with a JSON body; as a stream of the form `accept` if that is given.
 
     Args:
@@ -71,18 +73,18 @@ def post(where: str, body: Mapping[str, Any], *, accept: str | None = None, pati
     """
     headers = {**_JSON, "Accept": accept} if accept else _JSON
     seconds = max(_patience(body), patience_s)
-    return Call("POST", where, _json(body), headers, seconds, stream=accept is not None)
+    return HttpCall("POST", where, _json(body), headers, seconds, stream=accept is not None)
 
 
-def get(where: str, query: Mapping[str, Any]) -> Call:
+def get(where: str, query: Mapping[str, Any]) -> HttpCall:
     """A request with a query string: text as it is, everything else as JSON."""
-    return Call("GET", _with_query(where, query), seconds=_patience(query))
+    return HttpCall("GET", _with_query(where, query), seconds=_patience(query))
 
 
-def follow(where: str, query: Mapping[str, Any], last: str | None, patience_s: float) -> Call:
+def follow(where: str, query: Mapping[str, Any], last: str | None, patience_s: float) -> HttpCall:
     """A request for server-sent events, going on behind the event whose id is `last`."""
     headers = {"Accept": EVENTS, **({"Last-Event-ID": last} if last else {})}
-    return Call("GET", _with_query(where, query), b"", headers, patience_s, stream=True)
+    return HttpCall("GET", _with_query(where, query), b"", headers, patience_s, stream=True)
 
 
 def _with_query(where: str, query: Mapping[str, Any]) -> str:
@@ -90,8 +92,8 @@ def _with_query(where: str, query: Mapping[str, Any]) -> str:
     return f"{where}?{urlencode(pairs)}" if pairs else where
 
 
-def delete(where: str, query: Mapping[str, Any]) -> Call:
-    return Call("DELETE", _with_query(where, query))
+def delete(where: str, query: Mapping[str, Any]) -> HttpCall:
+    return HttpCall("DELETE", _with_query(where, query))
 
 
 def written_to(request: Mapping[str, Any]) -> str | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from keytide.client.protocol.answers import Answer, Event, MisuseError, Timestamp
+from keytide.client.protocol.answers import AnswerBase, Event, MisuseError, Timestamp
 from keytide.client.protocol.arrow import ArrowParts
-from keytide.client.protocol.calls import Reply
+from keytide.client.protocol.calls import HttpReply
 from keytide.client.protocol.server_sent_events import EventParser
 from keytide.errors import KeytideError
 
@@ -30,7 +30,7 @@ class Head:
     staleness_ms: int | None
 
     @classmethod
-    def of(cls, answer: Answer) -> Head:
+    def of(cls, answer: AnswerBase) -> Head:
         return cls(answer.snapshot, answer.timestamp, answer.session, answer.staleness_ms)
 
     @classmethod
@@ -54,7 +54,7 @@ class Head:
 
 
 @dataclass(slots=True)
-class Reading:
+class ResultState:
     """A result on its way.
 
     Attributes:
@@ -104,7 +104,7 @@ class Reading:
 class Result:
     """What scans and queries have in common: from which moment they come, once something was read."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ResultState) -> None:
         self._reading = reading
 
     @property
@@ -129,7 +129,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class ScanState(Reading):
+class ScanState(ResultState):
     """Of a scan.
 
     Attributes:
@@ -143,14 +143,14 @@ class ScanState(Reading):
     page_size: int = 1_000
     left: int | None = None
     page: str | None = None
-    reply: Reply | None = None
+    reply: HttpReply | None = None
     parts: ArrowParts = field(default_factory=ArrowParts)
     ready: deque[Any] = field(default_factory=deque)
     lines: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True)
-class QueryState(Reading):
+class QueryState(ResultState):
     """Of a SELECT: the next page's token, and what its first answer said of columns and index."""
 
     page: str | None = None
@@ -178,7 +178,7 @@ class TailState:
     resets: int = 0
     failures: int = 0
     heard: int = 0
-    reply: Reply | None = None
+    reply: HttpReply | None = None
     parser: EventParser = field(default_factory=EventParser)
     ready: deque[Event] = field(default_factory=deque)
     over: bool = False

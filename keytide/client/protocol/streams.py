@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from keytide.client.protocol.answers import MisuseError, TypeChangedError, not_a_node, problem_of
 from keytide.client.protocol.arrow import ArrowParts, table_of
-from keytide.client.protocol.calls import Close, Failure, Flow, Read, Reply, ask
+from keytide.client.protocol.calls import Close, Flow, HttpReply, NoReply, Read, ask
 from keytide.client.protocol.flows import Core
 from keytide.client.protocol.options import ColumnType
 from keytide.client.protocol.requests import ARROW, NDJSON, path, post
@@ -36,7 +36,7 @@ MOMENT: Final = ("consistency", "at_least", "session", "max_staleness_ms", "time
 """What a held snapshot is asked for with, and what reads from it need not say again."""
 
 
-def open_stream(core: Core, state: ScanState, form: str, more: Mapping[str, Any]) -> Flow[Reply]:
+def open_stream(core: Core, state: ScanState, form: str, more: Mapping[str, Any]) -> Flow[HttpReply]:
     """Begin a stream of a scan's rows; its moment is in its headers."""
     request = {**state.request, "limit": None if state.left is None else max(state.left, 1), **more}
     body, resets = yield from core.body(state.index, request)
@@ -64,7 +64,7 @@ def next_chunk(state: ScanState) -> Flow[bytes]:
     if isinstance(chunk, bytes) and chunk:
         return chunk
     state.reply = None
-    if isinstance(chunk, Failure):
+    if isinstance(chunk, NoReply):
         raise _broken(reply, chunk.why)
     return b""
 
@@ -216,7 +216,7 @@ def form(types: Mapping[str, ColumnType] | None, any_order: bool) -> dict[str, A
     return {"types": types, "order": "any" if any_order else None}
 
 
-def _broken(reply: Reply, why: str) -> RetryableError:
+def _broken(reply: HttpReply, why: str) -> RetryableError:
     return RetryableError(
         f"the node at {reply.url} broke its answer off: {why}",
         problem_type=BROKEN,

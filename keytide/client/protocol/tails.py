@@ -21,10 +21,10 @@ from keytide.client.protocol.calls import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     Close,
-    Failure,
     Flow,
-    Pause,
+    NoReply,
     Read,
+    RetryPause,
     ask,
 )
 from keytide.client.protocol.flows import Core
@@ -67,7 +67,7 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
             state.heard += 1
         else:
             state.reply = None
-            yield from _again(core, state, chunk.why if isinstance(chunk, Failure) else "it ended")
+            yield from _again(core, state, chunk.why if isinstance(chunk, NoReply) else "it ended")
             continue
         try:
             _take(state, state.parser.feed(chunk))
@@ -120,4 +120,4 @@ def _again(core: Core, state: TailState, why: str) -> Flow[None]:
             problem_type="stream-broken",
             next_step="go on with `resume=tail.token` once the nodes are back",
         )
-    yield Pause(min(FIRST_PAUSE_S * 2.0 ** (state.failures - 1), LONGEST_PAUSE_S))
+    yield RetryPause(min(FIRST_PAUSE_S * 2.0 ** (state.failures - 1), LONGEST_PAUSE_S))

@@ -26,7 +26,7 @@ FUNCTIONS: Final[dict[str, AggregateFunction]] = {
 }
 
 
-class Aggregate(msgspec.Struct, frozen=True):
+class AggregateCall(msgspec.Struct, frozen=True):
     """A function of all rows of a group: `operand` is None for COUNT(*); `distinct` is COUNT's only."""
 
     function: AggregateFunction
@@ -87,7 +87,7 @@ class QueryReader(ExpressionReader):
         return super()._refusal(node)
 
 
-def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expression | Aggregate:
+def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expression | AggregateCall:
     """An expression or an aggregate of one."""
     function = FUNCTIONS.get(tokens[0].text.upper())
     quoted = tokens[0].token_type == TokenType.IDENTIFIER
@@ -98,7 +98,7 @@ def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expre
     if len(inside) == 1 and inside[0].token_type == TokenType.STAR:
         if function != "count":
             raise at.error(f"{function.upper()} takes an expression, not *", inside[0])
-        return Aggregate("count")
+        return AggregateCall("count")
     if not inside:
         raise at.error(f"{function.upper()} takes an expression", tokens[0], tokens[-1])
     distinct = inside[0].token_type == TokenType.DISTINCT
@@ -110,7 +110,7 @@ def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expre
         )
     if distinct and len(inside) == 1:
         raise at.error("COUNT(DISTINCT ...) takes an expression", tokens[0], tokens[-1])
-    return Aggregate(function, reader.expression(inside[distinct:]), distinct)
+    return AggregateCall(function, reader.expression(inside[distinct:]), distinct)
 
 
 def _closing(tokens: Sequence[Token]) -> int:
@@ -141,9 +141,9 @@ def split_alias(at: Cursor, tokens: Sequence[Token]) -> tuple[Sequence[Token], s
 _NO_NAMES: Final = (TokenType.NUMBER, TokenType.STRING, TokenType.STAR, TokenType.L_PAREN, TokenType.R_PAREN)
 
 
-def column_name(value: Expression | Aggregate) -> str:
+def column_name(value: Expression | AggregateCall) -> str:
     """What a column without an alias is called."""
-    if isinstance(value, Aggregate):
+    if isinstance(value, AggregateCall):
         inside = "*" if value.operand is None else render_expression(value.operand)
         return f"{value.function.upper()}({'DISTINCT ' if value.distinct else ''}{inside})"
     if isinstance(value, Path):

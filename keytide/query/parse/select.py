@@ -5,20 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from keytide.definition.expression import Comparison, Expression, Node, Predicate, Unnest, walk
-from keytide.query.parse.expressions import Aggregate
+from keytide.query.parse.expressions import AggregateCall
 
 
 class Output(msgspec.Struct, frozen=True):
     """A column of the answer."""
 
     name: str
-    value: Expression | Aggregate
+    value: Expression | AggregateCall
 
 
 class Ordering(msgspec.Struct, frozen=True):
     """One part of ORDER BY."""
 
-    value: Expression | Aggregate
+    value: Expression | AggregateCall
     descending: bool = False
 
 
@@ -61,7 +61,7 @@ class Select(msgspec.Struct, frozen=True):
     def values(self) -> tuple[Expression, ...]:
         """The expressions behind SELECT, GROUP BY and ORDER BY."""
         items = [*(one.value for one in self.outputs), *self.group_by, *(one.value for one in self.order_by)]
-        found = [one.operand if isinstance(one, Aggregate) else one for one in items]
+        found = [one.operand if isinstance(one, AggregateCall) else one for one in items]
         return tuple(one for one in found if one is not None)
 
     def nodes(self) -> list[Node]:

@@ -37,7 +37,7 @@ from keytide.definition.names import keyspace_name
 from keytide.definition.sql import Constants
 from keytide.definition.statement import MAX_STATEMENT, unfinished
 from keytide.definition.tokens import Cursor
-from keytide.query.parse.expressions import Aggregate, QueryReader, column_name, read_item, split_alias
+from keytide.query.parse.expressions import AggregateCall, QueryReader, column_name, read_item, split_alias
 from keytide.query.parse.long_lists import tokenize
 from keytide.query.parse.normal import is_constant, size
 from keytide.query.parse.select import Ordering, Output, Select
@@ -90,7 +90,7 @@ class _SelectReader:
     def __init__(self, text: str, tokens: Sequence[Token], lists: Mapping[int, Constants]) -> None:
         self._at = Cursor(text, tokens)
         self._reader = QueryReader(text, lists)
-        self._aliases: dict[str, Expression | Aggregate] = {}
+        self._aliases: dict[str, Expression | AggregateCall] = {}
         self._outputs: list[tuple[Output, Sequence[Token]]] = []
 
     def read(self, explain: bool) -> Select:
@@ -112,8 +112,8 @@ class _SelectReader:
         limit, offset = self._limits()
         self._end()
         outputs = tuple(output for output, _ in self._outputs)
-        aggregates = any(isinstance(one.value, Aggregate) for one in outputs)
-        aggregates = aggregates or any(isinstance(one.value, Aggregate) for one, _ in order_by)
+        aggregates = any(isinstance(one.value, AggregateCall) for one in outputs)
+        aggregates = aggregates or any(isinstance(one.value, AggregateCall) for one, _ in order_by)
         if distinct:
             if star or group_by or aggregates:
                 what = "*" if star else "GROUP BY" if group_by else "aggregates"
@@ -152,7 +152,9 @@ class _SelectReader:
     def _distinct(self) -> tuple[Expression, ...]:
         """The columns as SELECT DISTINCT groups by them."""
         values = [output.value for output, _ in self._outputs]
-        found = _unlike([one for one in values if not isinstance(one, Aggregate) and not is_constant(one)])
+        found = _unlike(
+            [one for one in values if not isinstance(one, AggregateCall) and not is_constant(one)]
+        )
         if not found:
             raise self._at.error("DISTINCT needs a column", *self._span_of_outputs())
         return found
@@ -221,7 +223,7 @@ class _SelectReader:
         found: list[Expression] = []
         for tokens in self._runs("GROUP BY", word):
             value = self._named(tokens)
-            if isinstance(value, Aggregate):
+            if isinstance(value, AggregateCall):
                 raise at.error("GROUP BY takes no aggregates", tokens[0], tokens[-1])
             self._limit(value, tokens)
             if is_constant(value):
@@ -253,7 +255,7 @@ class _SelectReader:
             found.append((Ordering(value, descending), tokens))
         return found
 
-    def _named(self, tokens: Sequence[Token]) -> Expression | Aggregate:
+    def _named(self, tokens: Sequence[Token]) -> Expression | AggregateCall:
         """An item of GROUP BY or ORDER BY: a column by its alias or position, or an expression."""
         first = tokens[0]
         if len(tokens) == 1 and first.token_type == TokenType.NUMBER:
@@ -310,8 +312,8 @@ class _SelectReader:
             next_step="The clauses are FROM, WHERE, GROUP BY, ORDER BY, LIMIT and OFFSET, in this order.",
         )
 
-    def _limit(self, value: Expression | Aggregate | Predicate, tokens: Sequence[Token]) -> None:
-        node = value.operand if isinstance(value, Aggregate) else value
+    def _limit(self, value: Expression | AggregateCall | Predicate, tokens: Sequence[Token]) -> None:
+        node = value.operand if isinstance(value, AggregateCall) else value
         if node is None:
             return
         nodes, literals = size(node)
@@ -363,7 +365,7 @@ class _SelectReader:
         groups = {identity(one) for one in select.group_by}
         named = [(output.value, tokens) for output, tokens in self._outputs]
         for value, tokens in [*named, *((one.value, tokens) for one, tokens in order_by)]:
-            if isinstance(value, Aggregate) or is_constant(value) or identity(value) in groups:
+            if isinstance(value, AggregateCall) or is_constant(value) or identity(value) in groups:
                 continue
             if distinct:
                 raise at.error("with DISTINCT, ORDER BY takes columns of SELECT", tokens[0], tokens[-1])

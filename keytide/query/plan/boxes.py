@@ -34,7 +34,7 @@ Box = Mapping[int, tuple[Interval, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class IndexSpans:
     """What to read of an index for a condition.
 
     Attributes:
@@ -50,7 +50,7 @@ class Reading:
     depth: tuple[int, ...]
 
 
-def reading(node: Predicate, parts: Sequence[Expression], directions: Sequence[bool]) -> Reading:
+def reading(node: Predicate, parts: Sequence[Expression], directions: Sequence[bool]) -> IndexSpans:
     """The spans for a condition in normal form.
 
     Args:
@@ -71,7 +71,7 @@ def reading(node: Predicate, parts: Sequence[Expression], directions: Sequence[b
         support = _support(one, parts)
         if loose or support is None or not support <= realised:
             rest.append(one)
-    return Reading(tuple(merge_spans(spans)), tuple(boxes), tuple(rest), tuple(depths))
+    return IndexSpans(tuple(merge_spans(spans)), tuple(boxes), tuple(rest), tuple(depths))
 
 
 def _boxes(node: Predicate, parts: Sequence[Expression]) -> tuple[list[Box], bool]:

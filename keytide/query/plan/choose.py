@@ -7,7 +7,7 @@ from typing import Any
 
 from keytide.definition.render import render_expression, render_predicate
 from keytide.errors import CallerError
-from keytide.query.parse.expressions import Aggregate, column_name
+from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.select import Select
 from keytide.query.plan.grouping import grouping
 from keytide.query.plan.plan import ASSUMED_ENTRIES, Candidate, Plan, Refusal, plans
@@ -117,7 +117,7 @@ def _either(words: Sequence[str]) -> str:
 
 def _item(one: Any) -> str:
     value = one.value
-    text = column_name(value) if isinstance(value, Aggregate) else render_expression(value)
+    text = column_name(value) if isinstance(value, AggregateCall) else render_expression(value)
     return f"{text} DESC" if one.descending else text
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keytide.definition.expression import Expression, identity
-from keytide.query.parse.expressions import Aggregate
+from keytide.query.parse.expressions import AggregateCall
 from keytide.query.parse.normal import is_constant
 from keytide.query.plan.plan import Plan
 
@@ -32,8 +32,10 @@ class Grouping:
 def grouping(plan: Plan) -> Grouping:
     """How the groups of a plan are made."""
     group_by = plan.select.group_by
-    order = [one for one in plan.order_by if isinstance(one.value, Aggregate) or not is_constant(one.value)]
-    first = [one.value for one in order if not isinstance(one.value, Aggregate)]
+    order = [
+        one for one in plan.order_by if isinstance(one.value, AggregateCall) or not is_constant(one.value)
+    ]
+    first = [one.value for one in order if not isinstance(one.value, AggregateCall)]
     ways = {one.descending for one in order}
     if len(first) < len(order) or len(ways) > 1:
         return Grouping(group_by, False, False)

@@ -42,10 +42,10 @@ from keytide.definition.expression import (
 )
 from keytide.definition.index import IndexDefinition
 from keytide.definition.render import render_expression, render_predicate
-from keytide.query.parse.expressions import Aggregate, column_name
+from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.normal import TRUE, conjunction, conjuncts, is_constant, normal
 from keytide.query.parse.select import Ordering, Output, Select
-from keytide.query.plan.boxes import Box, Reading, reading
+from keytide.query.plan.boxes import Box, IndexSpans, reading
 from keytide.query.plan.implication import implies
 from keytide.query.plan.intervals import MISSING_ONLY, Interval, touches
 from keytide.query.plan.regions import region
@@ -108,7 +108,7 @@ class Plan:
     index: Candidate
     outputs: tuple[Output, ...]
     order_by: tuple[Ordering, ...]
-    reading: Reading
+    reading: IndexSpans
     slices: tuple[int, ...]
     filter: Predicate | None
     ordered: bool
@@ -135,10 +135,10 @@ class Plan:
         return rule.in_order if definition.partition_part == 0 else 0
 
     @property
-    def aggregates(self) -> tuple[Aggregate, ...]:
+    def aggregates(self) -> tuple[AggregateCall, ...]:
         """The aggregates that the outputs and the order need, each once."""
         items = [*(one.value for one in self.outputs), *(one.value for one in self.order_by)]
-        return tuple({column_name(one): one for one in items if isinstance(one, Aggregate)}.values())
+        return tuple({column_name(one): one for one in items if isinstance(one, AggregateCall)}.values())
 
 
 def asked_of(select: Select) -> Predicate:
@@ -262,8 +262,8 @@ def _fixed(
         if isinstance(one.right.value, str | bool)
     }
 
-    def held(value: Expression | Aggregate) -> Expression | Aggregate:
-        if isinstance(value, Aggregate) or select.grouped or binding.serves(value):
+    def held(value: Expression | AggregateCall) -> Expression | AggregateCall:
+        if isinstance(value, AggregateCall) or select.grouped or binding.serves(value):
             return value
         return fixed.get(identity(value), value)
 
@@ -286,7 +286,7 @@ def _everything(definition: IndexDefinition) -> tuple[Output, ...]:
 
 def _values(outputs: Sequence[Output], order_by: Sequence[Ordering]) -> list[Expression]:
     items = [*(one.value for one in outputs), *(one.value for one in order_by)]
-    found = [one.operand if isinstance(one, Aggregate) else one for one in items]
+    found = [one.operand if isinstance(one, AggregateCall) else one for one in items]
     return [one for one in found if one is not None]
 
 
@@ -338,7 +338,7 @@ def _order(
     passed: set[bytes] = set()
     for item in order_by:
         value = item.value
-        if isinstance(value, Aggregate) or is_constant(value) or identity(value) in passed:
+        if isinstance(value, AggregateCall) or is_constant(value) or identity(value) in passed:
             continue
         if _single(condition, value):
             continue
@@ -366,7 +366,7 @@ def _single(condition: Predicate, expression: Expression) -> bool:
     return len(intervals) == 1 and intervals[0].is_point
 
 
-def _fraction(read: Reading, definition: IndexDefinition, entries: int | None) -> float:
+def _fraction(read: IndexSpans, definition: IndexDefinition, entries: int | None) -> float:
     """Which part of the index the spans hold, by their shape."""
     whole = 0.0
     for box, depth in zip(read.boxes, read.depth, strict=True):

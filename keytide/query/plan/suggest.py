@@ -30,7 +30,7 @@ from keytide.definition.expression import (
 from keytide.definition.index import MAX_KEY_PARTS, IndexDefinition, KeyPart
 from keytide.definition.render import path_name, render_expression, render_name
 from keytide.definition.statement import CreateIndex, parse_statement
-from keytide.query.parse.expressions import Aggregate
+from keytide.query.parse.expressions import AggregateCall
 from keytide.query.parse.normal import conjuncts, is_constant
 from keytide.query.parse.select import Select
 from keytide.query.plan.intervals import ALL
@@ -86,13 +86,13 @@ def _keys(select: Select, condition: Predicate) -> list[KeyPart]:
                 about = one.left if isinstance(one, Comparison) else _operand(one)
                 if about is not None and region(one, about).intervals != ALL.intervals:
                     ranged.append(about)
-    ordered = [one for one in select.order_by if not isinstance(one.value, Aggregate)]
+    ordered = [one for one in select.order_by if not isinstance(one.value, AggregateCall)]
     if select.group_by:
         for expression in select.group_by:
             add(expression)
     elif ordered and not select.grouped:
         for item in ordered:
-            if not isinstance(item.value, Aggregate):
+            if not isinstance(item.value, AggregateCall):
                 add(item.value, item.descending)
     for expression in [*listed, *ranged[:1]]:
         add(expression)

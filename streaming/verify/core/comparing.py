@@ -31,7 +31,7 @@ from typing import Final, Literal, NamedTuple
 
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire.digests import BackRow
-from streaming.verify.core.difference import Difference, Entry, Holding, Kind, Version
+from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding, VersionPlace
 from streaming.verify.core.newest import Versions, decided
 
 UNDECIDED: Final = "undecided"
@@ -41,7 +41,7 @@ CHANGES_TOO_FAST: Final = (
 )
 
 
-class Truth(NamedTuple):
+class SourceDocument(NamedTuple):
     """What the source has of one document.
 
     Attributes:
@@ -51,10 +51,10 @@ class Truth(NamedTuple):
         others: the newest versions of other partitions.
     """
 
-    version: Version | None = None
+    version: VersionPlace | None = None
     entries: Mapping[str, tuple[Entry, ...]] = {}
     later: bool = False
-    others: tuple[Version, ...] = ()
+    others: tuple[VersionPlace, ...] = ()
 
 
 class Evidence(NamedTuple):
@@ -70,16 +70,16 @@ class Evidence(NamedTuple):
     compacted: bool = False
     deletions_lost: bool = False
 
-    def below(self, version: Version) -> bool:
+    def below(self, version: VersionPlace) -> bool:
         """Whether a version lies where nothing is left."""
         return version.offset < self.floors.get(version.partition, 0)
 
-    def thinned(self, *versions: Version) -> bool:
+    def thinned(self, *versions: VersionPlace) -> bool:
         """Whether older versions of their partitions may be gone, which had larger times."""
         return self.compacted or any(self.floors.get(one.partition, 0) > 0 for one in versions)
 
 
-NOTHING: Final = Truth()
+NOTHING: Final = SourceDocument()
 
 
 class Remembering(Holding, frozen=True, array_like=True):
@@ -89,11 +89,11 @@ class Remembering(Holding, frozen=True, array_like=True):
         deletion: the newest version, as the slice remembers it; `version` is None, as where nothing is known.
     """
 
-    deletion: Version
+    deletion: VersionPlace
 
 
 def judge(
-    index: str, docid: bytes, held: Sequence[Holding], truth: Truth, evidence: Evidence
+    index: str, docid: bytes, held: Sequence[Holding], truth: SourceDocument, evidence: Evidence
 ) -> Difference | Literal["undecided"] | None:
     """What is wrong with one document in one index; None when nothing is.
 
@@ -107,7 +107,7 @@ def judge(
         return None
     versions = {one.slice: one.version for one in held if one.version is not None}
 
-    def difference(kind: Kind, reason: str = "") -> Difference:
+    def difference(kind: DifferenceClass, reason: str = "") -> Difference:
         return Difference(kind, index, docid, expected, found, truth.version, versions, (), reason)
 
     places = {(version.partition, version.offset) for version in versions.values()}
@@ -116,12 +116,12 @@ def judge(
         return UNDECIDED
     deletions = [one.deletion for one in held if isinstance(one, Remembering)]
     if reason := _unproven(versions, deletions, expected, truth, evidence, same=same):
-        return difference(Kind.UNPROVABLE, reason)
+        return difference(DifferenceClass.UNPROVABLE, reason)
     kind, reason = _class(expected, found, flaw)
     return difference(kind, reason or _ghosts(held) or _met_last(versions, truth))
 
 
-def is_proven(held: Sequence[Holding], truth: Truth, evidence: Evidence) -> bool:
+def is_proven(held: Sequence[Holding], truth: SourceDocument, evidence: Evidence) -> bool:
     """Whether a difference of a document is proven by one look: the cleaner cannot explain it."""
     if not evidence.compacted:
         return True
@@ -130,10 +130,10 @@ def is_proven(held: Sequence[Holding], truth: Truth, evidence: Evidence) -> bool
 
 
 def _unproven(
-    versions: Mapping[int, Version],
-    deletions: Sequence[Version],
+    versions: Mapping[int, VersionPlace],
+    deletions: Sequence[VersionPlace],
     expected: tuple[Entry, ...],
-    truth: Truth,
+    truth: SourceDocument,
     evidence: Evidence,
     *,
     same: bool,
@@ -158,7 +158,9 @@ def _unproven(
     return ""
 
 
-def _may_be_newer(held: Version, newest: Version, truth: Truth, evidence: Evidence) -> bool:
+def _may_be_newer(
+    held: VersionPlace, newest: VersionPlace, truth: SourceDocument, evidence: Evidence
+) -> bool:
     """Whether a version that a slice has may be newer than the newest that was read: one of another partition
     that is gone from there, or older ones are, whose times would tell."""
     if held.partition in (newest.partition, TABLE_PARTITION):
@@ -166,7 +168,7 @@ def _may_be_newer(held: Version, newest: Version, truth: Truth, evidence: Eviden
     return evidence.below(held) or (_is_among(held, truth.others) and evidence.thinned(held, newest))
 
 
-def _has_won(deletion: Version, truth: Truth, evidence: Evidence) -> bool:
+def _has_won(deletion: VersionPlace, truth: SourceDocument, evidence: Evidence) -> bool:
     """Whether a deletion that a slice remembers is newer than the newest version that was read, and may be
     gone from another partition. (Within one, an older record goes before its deletion does.)"""
     newest = truth.version
@@ -177,28 +179,28 @@ def _has_won(deletion: Version, truth: Truth, evidence: Evidence) -> bool:
     return evidence.compacted or _may_be_newer(deletion, newest, truth, evidence)
 
 
-def _is_among(version: Version, others: Sequence[Version]) -> bool:
+def _is_among(version: VersionPlace, others: Sequence[VersionPlace]) -> bool:
     return any((version.partition, version.offset) == (one.partition, one.offset) for one in others)
 
 
-def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[Kind, str]:
+def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[DifferenceClass, str]:
     """The class of a proven difference, and what is to be said beside."""
     if found == expected:
-        return Kind.WRONG_RECORD, flaw
+        return DifferenceClass.WRONG_RECORD, flaw
     wanted = {(entry.key, entry.slice) for entry in expected}
     there = {(entry.key, entry.slice) for entry in found}
     if wanted == there:
-        return Kind.WRONG_INCLUDED, ""
+        return DifferenceClass.WRONG_INCLUDED, ""
     if there < wanted:
-        return Kind.MISSING, ""
+        return DifferenceClass.MISSING, ""
     if wanted < there:
-        return Kind.EXTRA, ""
+        return DifferenceClass.EXTRA, ""
     if {key for key, _ in wanted} == {key for key, _ in there}:
-        return Kind.WRONG_KEY, "it lies in a slice where nobody looks for it"
-    return Kind.WRONG_KEY, ""
+        return DifferenceClass.WRONG_KEY, "it lies in a slice where nobody looks for it"
+    return DifferenceClass.WRONG_KEY, ""
 
 
-def _record_flaw(held: Sequence[Holding], expected: tuple[Entry, ...], truth: Truth) -> str:
+def _record_flaw(held: Sequence[Holding], expected: tuple[Entry, ...], truth: SourceDocument) -> str:
     """What is wrong with what slices remember of the document beside its entries, "" when nothing is."""
     by_slice: dict[int, list[bytes]] = {}
     for entry in expected:
@@ -230,7 +232,7 @@ def _ghosts(held: Sequence[Holding]) -> str:
     return f"the back index of slice {', '.join(map(str, blind))} does not know what is there"
 
 
-def _met_last(versions: Mapping[int, Version], truth: Truth) -> str:
+def _met_last(versions: Mapping[int, VersionPlace], truth: SourceDocument) -> str:
     """Slices whose version is the newest of another partition than the newest of all."""
     late = [number for number, version in versions.items() if _is_among(version, truth.others)]
     if not late:
@@ -244,7 +246,7 @@ def _met_last(versions: Mapping[int, Version], truth: Truth) -> str:
 # --- from columns and rows ---------------------------------------------------------------------------------
 
 
-def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict[bytes, Truth]:
+def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict[bytes, SourceDocument]:
     """What the source has of each document.
 
     Args:
@@ -255,7 +257,7 @@ def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict
     newest, foreign = decided(before)
     ids = newest.documents.column("id").to_pylist()
     places = [
-        Version(partition, offset, moment)
+        VersionPlace(partition, offset, moment)
         for partition, offset, moment in zip(
             *(newest.column(name).tolist() for name in ("partition", "offset", "time")), strict=True
         )
@@ -265,7 +267,7 @@ def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict
     for document, index, number, key, value in zip(*columns, strict=True):
         entries.setdefault(document, {}).setdefault(indexes[index], []).append(Entry(key, value, number))
     past = set(later.documents.column("id").to_pylist())
-    others: dict[bytes, list[Version]] = {}
+    others: dict[bytes, list[VersionPlace]] = {}
     if len(foreign):
         doubtful = {ids[row]: places[row] for row in foreign.tolist()}
         columns = [
@@ -273,9 +275,9 @@ def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict
         ]
         for docid, partition, offset, moment in zip(*columns, strict=True):
             if docid in doubtful and doubtful[docid].partition != partition:
-                others.setdefault(docid, []).append(Version(partition, offset, moment))
+                others.setdefault(docid, []).append(VersionPlace(partition, offset, moment))
     truths = {
-        docid: Truth(
+        docid: SourceDocument(
             places[row],
             {index: tuple(sorted(some)) for index, some in entries.get(row, {}).items()},
             docid in past,
@@ -284,7 +286,7 @@ def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict
         for row, docid in enumerate(ids)
     }
     for docid in past - truths.keys():
-        truths[docid] = Truth(later=True)
+        truths[docid] = SourceDocument(later=True)
     return truths
 
 
@@ -303,7 +305,7 @@ def holdings_of(
         if row is None:
             yield docid, Holding(number, None, (), mine)
             continue
-        version = Version(row.partition, row.offset, row.time)
+        version = VersionPlace(row.partition, row.offset, row.time)
         if row.keys:
             yield docid, Holding(number, version, tuple(sorted(row.keys)), mine)
         else:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 
-class Kind(StrEnum):
+class DifferenceClass(StrEnum):
     """The classes, as they are named in reports."""
 
     MISSING = "MISSING"
@@ -40,10 +40,10 @@ NOT_EXAMINED: Final = "NOT_EXAMINED"
 
 def is_clean(counts: Mapping[str, int]) -> bool:
     """Whether counts (class -> how many) say that nothing is wrong, and that all was looked at."""
-    return not any(count for kind, count in counts.items() if kind != Kind.UNPROVABLE.value)
+    return not any(count for kind, count in counts.items() if kind != DifferenceClass.UNPROVABLE.value)
 
 
-class Version(msgspec.Struct, frozen=True, array_like=True):
+class VersionPlace(msgspec.Struct, frozen=True, array_like=True):
     """A version of a document: where its record lies (or lay) in the source."""
 
     partition: int
@@ -72,7 +72,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     """
 
     slice: int
-    version: Version | None
+    version: VersionPlace | None
     keys: tuple[bytes, ...]
     entries: tuple[Entry, ...]
 
@@ -92,12 +92,12 @@ class Difference(msgspec.Struct, frozen=True):
         reason: in words, where the class alone does not say it.
     """
 
-    kind: Kind
+    kind: DifferenceClass
     index: str
     id: bytes
     expected: tuple[Entry, ...] = ()
     found: tuple[Entry, ...] = ()
-    version: Version | None = None
-    held: dict[int, Version] = {}
+    version: VersionPlace | None = None
+    held: dict[int, VersionPlace] = {}
     others: tuple[bytes, ...] = ()
     reason: str = ""
