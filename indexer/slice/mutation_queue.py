@@ -17,7 +17,7 @@ reaches as far. It always comes: whoever had the place acknowledged first has se
 slice, and a slice that held something older then has that in its queue behind it. In the same way a segment
 does not continue what is held of an earlier leader than its sender has read there, before that was heard.
 
-Each held piece remembers the queue offset of the message that brought it: the smallest of them is where a
+Each held part remembers the queue offset of the message that brought it: the smallest of them is where a
 restart must begin to read (R6).
 """
 
@@ -52,7 +52,7 @@ class SegmentPart:
     """The part [start, end) of a segment.
 
     Attributes:
-        segment: as it came; may be wider than the piece.
+        segment: as it came; may be wider than the part.
         position: queue offset of the message that brought it, of its first part.
         arrival: the how manieth segment it was.
     """
@@ -69,7 +69,7 @@ class SegmentPart:
 
     @property
     def whole(self) -> bool:
-        """Whether the piece is the segment, uncut."""
+        """Whether the part is the segment, uncut."""
         return self.start <= self.segment.start and self.end >= self.segment.end
 
 
@@ -83,16 +83,16 @@ class _Witness(NamedTuple):
 
 @dataclass(slots=True)
 class _PartitionQueue:
-    """One source partition: where hearing ends, and the pieces between there and the position.
+    """One source partition: where hearing ends, and the parts between there and the position.
 
     Attributes:
-        applied: where the pieces begin.
+        applied: where the parts begin.
         witnesses: the last segments heard, without those that a later one stands for.
     """
 
     heard: Place
     applied: Place
-    pieces: deque[SegmentPart] = field(default_factory=deque)
+    parts: deque[SegmentPart] = field(default_factory=deque)
     witnesses: list[_Witness] = field(default_factory=list)
 
     def note(self, epoch: int, end: int, arrival: int) -> None:
@@ -110,17 +110,17 @@ class _PartitionQueue:
 
 
 class PendingMutations:
-    """Pieces heard and not yet applied, by source partition, without holes.
+    """Parts heard and not yet applied, by source partition, without holes.
 
     Attributes:
-        documents: versions in the messages held (a split segment counts until its last piece is taken).
+        documents: versions in the messages held (a split segment counts until its last part is taken).
         bytes: size of their columns.
     """
 
-    __slots__ = ("_arrivals", "_lanes", "bytes", "documents")
+    __slots__ = ("_arrivals", "_queues", "bytes", "documents")
 
     def __init__(self, applied: Timestamp) -> None:
-        self._lanes = {
+        self._queues = {
             partition: _PartitionQueue(place, place) for partition, place in sorted(applied.places.items())
         }
         self._arrivals = 0
@@ -129,16 +129,16 @@ class PendingMutations:
 
     def heard(self, partition: int) -> int:
         """Next offset of a source partition that has not been heard."""
-        lane = self._lanes.get(partition)
-        return lane.heard.offset if lane else 0
+        queue = self._queues.get(partition)
+        return queue.heard.offset if queue else 0
 
     def place(self, partition: int) -> Place:
         """Where hearing ends in a source partition."""
-        lane = self._lanes.get(partition)
-        return lane.heard if lane else Place(0)
+        queue = self._queues.get(partition)
+        return queue.heard if queue else Place(0)
 
     def heard_timestamp(self, topic_id: str) -> Timestamp:
-        return Timestamp({p: lane.heard for p, lane in sorted(self._lanes.items())}, topic_id)
+        return Timestamp({p: queue.heard for p, queue in sorted(self._queues.items())}, topic_id)
 
     def covers(self, timestamp: Timestamp) -> bool:
         """Whether everything below `timestamp` has been heard, and is of its branch."""
@@ -156,26 +156,26 @@ class PendingMutations:
         """Whether a document is held below `place` of a later leader than the place's, or the last one of an
         earlier leader; or it cannot be told yet, for what is held there is of an earlier leader, and nothing
         of the place's own or a later one that reaches as far was heard since."""
-        lane = self._lanes.get(partition)
-        if lane is None or place.epoch < 0:
+        queue = self._queues.get(partition)
+        if queue is None or place.epoch < 0:
             return False
-        if place.offset == lane.applied.offset and place.tail == 0 and place.epoch < lane.applied.epoch:
+        if place.offset == queue.applied.offset and place.tail == 0 and place.epoch < queue.applied.epoch:
             return True  # a build has read what the log has since an election; this is of what it had before
-        if not lane.pieces:
+        if not queue.parts:
             return False
-        if lane.pieces[0].segment.epoch == place.epoch == lane.pieces[-1].segment.epoch:
+        if queue.parts[0].segment.epoch == place.epoch == queue.parts[-1].segment.epoch:
             return False
-        for piece in lane.pieces:
-            end = min(piece.end, place.offset)
-            if piece.segment.epoch > place.epoch:
-                start = piece.start
-            elif 0 <= piece.segment.epoch < place.epoch:
-                start = max(piece.start, place.offset - 1)
-                if start < end and not lane.vouched_for(place, piece.arrival):
+        for part in queue.parts:
+            end = min(part.end, place.offset)
+            if part.segment.epoch > place.epoch:
+                start = part.start
+            elif 0 <= part.segment.epoch < place.epoch:
+                start = max(part.start, place.offset - 1)
+                if start < end and not queue.vouched_for(place, part.arrival):
                     return True
             else:
                 continue
-            if _first_document(piece.segment, start, end) is not None:
+            if _first_document(part.segment, start, end) is not None:
                 return True
         return False
 
@@ -193,13 +193,13 @@ class PendingMutations:
             end = limit
         self._arrivals += 1
         outcome = self._take_in(segment, position, end)
-        lane = self._lanes.get(segment.partition)
+        queue = self._queues.get(segment.partition)
         if (
-            lane is not None
+            queue is not None
             and segment.epoch >= 0
             and outcome not in (SegmentOutcome.BEYOND, SegmentOutcome.VOID)
         ):
-            lane.note(segment.epoch, end.offset, self._arrivals)
+            queue.note(segment.epoch, end.offset, self._arrivals)
         return outcome
 
     def _take_in(self, segment: Segment, position: int, end: Place) -> SegmentOutcome:
@@ -212,11 +212,11 @@ class PendingMutations:
             return SegmentOutcome.VOID if end.offset <= known else SegmentOutcome.BEYOND
         if end.offset <= known:
             return SegmentOutcome.EMPTY if segment.start == end.offset else SegmentOutcome.DUPLICATE
-        lane = self._lanes.setdefault(segment.partition, _PartitionQueue(Place(0), Place(0)))
-        if 0 <= segment.epoch < lane.heard.epoch and _first_document(segment, known, end.offset) is not None:
+        queue = self._queues.setdefault(segment.partition, _PartitionQueue(Place(0), Place(0)))
+        if 0 <= segment.epoch < queue.heard.epoch and _first_document(segment, known, end.offset) is not None:
             return SegmentOutcome.VOID
-        lane.pieces.append(SegmentPart(segment, known, end.offset, position, self._arrivals))
-        lane.heard = end
+        queue.parts.append(SegmentPart(segment, known, end.offset, position, self._arrivals))
+        queue.heard = end
         self.documents += _documents(segment)
         self.bytes += _size(segment)
         return SegmentOutcome.EXTENDED if segment.start == known else SegmentOutcome.TRIMMED
@@ -224,13 +224,13 @@ class PendingMutations:
     def _continues_another_branch(self, segment: Segment) -> bool:
         """Whether its sender has read below its start what is of a later leader than what is held there, and
         that has not come: a send between failed. It comes again, and settles what is held (R10)."""
-        lane = self._lanes.get(segment.partition)
-        if lane is None or segment.below < 0:
+        queue = self._queues.get(segment.partition)
+        if queue is None or segment.below < 0:
             return False
-        piece = next((one for one in reversed(lane.pieces) if one.start < segment.start), None)
-        if piece is None or not 0 <= piece.segment.epoch < segment.below:
+        part = next((one for one in reversed(queue.parts) if one.start < segment.start), None)
+        if part is None or not 0 <= part.segment.epoch < segment.below:
             return False
-        return not lane.vouched_for(Place(segment.start, segment.below), piece.arrival)
+        return not queue.vouched_for(Place(segment.start, segment.below), part.arrival)
 
     def _settle(self, segment: Segment, end: int) -> None:
         """Let go of what is held and not on the log any more: along a log leader epochs only grow, so where
@@ -240,71 +240,71 @@ class PendingMutations:
         A rollback does not cut it, for nobody may know of it: its sender may have died before it committed or
         reported any of it.
         """
-        lane = self._lanes.get(segment.partition)
-        if lane is None or segment.start >= lane.heard.offset:
+        queue = self._queues.get(segment.partition)
+        if queue is None or segment.start >= queue.heard.offset:
             return
         if not any(
-            0 <= piece.segment.epoch < segment.epoch and _either_has_documents(segment, piece, end)
-            for piece in lane.pieces
+            0 <= part.segment.epoch < segment.epoch and _either_has_documents(segment, part, end)
+            for part in queue.parts
         ):
             return
-        cut = max(segment.start, lane.pieces[0].start)
-        while lane.pieces and lane.pieces[-1].end > cut:
-            piece = lane.pieces.pop()
-            if piece.start < cut:
-                lane.pieces.append(replace(piece, end=cut))
+        cut = max(segment.start, queue.parts[0].start)
+        while queue.parts and queue.parts[-1].end > cut:
+            part = queue.parts.pop()
+            if part.start < cut:
+                queue.parts.append(replace(part, end=cut))
                 break
-            self.documents -= _documents(piece.segment)
-            self.bytes -= _size(piece.segment)
-        lane.heard = Place(cut, lane.pieces[-1].segment.epoch if lane.pieces else UNKNOWN_EPOCH)
+            self.documents -= _documents(part.segment)
+            self.bytes -= _size(part.segment)
+        queue.heard = Place(cut, queue.parts[-1].segment.epoch if queue.parts else UNKNOWN_EPOCH)
 
     def reachable(self, target: Timestamp) -> Timestamp:
         """The latest timestamp that is neither past `target` nor past what was heard."""
         places: dict[int, Place] = {}
         for partition, place in sorted(target.places.items()):
-            lane = self._lanes.get(partition)
-            places[partition] = (
-                place if lane and lane.heard.offset >= place.offset else (lane.heard if lane else Place(0))
-            )
+            if queue := self._queues.get(partition):
+                places[partition] = place if queue.heard.offset >= place.offset else queue.heard
+            else:
+                places[partition] = Place(0)
         return Timestamp(places, target.topic_id)
 
     def bytes_below(self, target: Timestamp) -> int:
         """Bytes that `take` up to `target` would free."""
         return sum(
-            _size(piece.segment)
-            for partition, lane in self._lanes.items()
-            for piece in lane.pieces
-            if piece.end <= target.offset(partition)
+            _size(part.segment)
+            for partition, queue in self._queues.items()
+            for part in queue.parts
+            if part.end <= target.offset(partition)
         )
 
     def take(self, applied: Timestamp, target: Timestamp) -> list[SegmentPart]:
-        """Remove and return every piece below `target`, by partition and in offset order.
+        """Remove and return every part below `target`, by partition and in offset order.
 
         Args:
-            applied: the slice's position, with which the pieces begin.
+            applied: the slice's position, with which the parts begin.
             target: at or past `applied`, and heard entirely.
         """
         taken: list[SegmentPart] = []
         for partition, place in sorted(target.places.items()):
-            lane = self._lanes.get(partition)
+            queue = self._queues.get(partition)
             start = reached = applied.offset(partition)
-            while lane and lane.pieces and lane.pieces[0].start < place.offset:
-                piece = lane.pieces.popleft()
+            while queue and queue.parts and queue.parts[0].start < place.offset:
+                part = queue.parts.popleft()
                 invariant(
-                    piece.start == reached,
+                    part.start == reached,
                     "Contiguous",
-                    f"partition {partition}: piece at {piece.start}, not {reached}",
+                    f"partition {partition}: part at {part.start}, not {reached}",
                 )
-                if piece.end > place.offset:
-                    lane.pieces.appendleft(replace(piece, start=place.offset))
-                    piece = replace(piece, end=place.offset)
+                if part.end > place.offset:
+                    queue.parts.appendleft(replace(part, start=place.offset))
+                    part = replace(part, end=place.offset)
                 else:
-                    self.documents -= _documents(piece.segment)
-                    self.bytes -= _size(piece.segment)
-                taken.append(piece)
-                reached = piece.end
-            if lane is not None:
-                lane.applied = place
+                    self.documents -= _documents(part.segment)
+                    self.bytes -= _size(part.segment)
+                taken.append(part)
+                reached = part.end
+            if queue is not None:
+                queue.applied = place
             invariant(
                 reached == max(start, place.offset),
                 "Contiguous",
@@ -314,10 +314,10 @@ class PendingMutations:
 
     def first_position(self) -> int | None:
         """The smallest queue offset of a message with anything held, None when nothing is (R6)."""
-        return min((piece.position for lane in self._lanes.values() for piece in lane.pieces), default=None)
+        return min((part.position for queue in self._queues.values() for part in queue.parts), default=None)
 
     def empty(self) -> bool:
-        return not any(lane.pieces for lane in self._lanes.values())
+        return not any(queue.parts for queue in self._queues.values())
 
 
 def _first_document(segment: Segment, start: int, end: int) -> int | None:
@@ -329,10 +329,10 @@ def _first_document(segment: Segment, start: int, end: int) -> int | None:
     return int(offsets[at]) if at < len(offsets) and offsets[at] < end else None
 
 
-def _either_has_documents(segment: Segment, piece: SegmentPart, end: int) -> bool:
-    """Whether a segment, of which what lies below `end` counts, or a piece has a document where both are."""
-    start, end = max(piece.start, segment.start), min(piece.end, end)
-    return any(_first_document(one, start, end) is not None for one in (segment, piece.segment))
+def _either_has_documents(segment: Segment, part: SegmentPart, end: int) -> bool:
+    """Whether a segment, of which what lies below `end` counts, or a part has a document where both are."""
+    start, end = max(part.start, segment.start), min(part.end, end)
+    return any(_first_document(one, start, end) is not None for one in (segment, part.segment))
 
 
 def _documents(segment: Segment) -> int:

@@ -190,9 +190,9 @@ def forget_to_trim(patches: Patches) -> None:
     def hear(self: PendingMutations, segment: Segment, position: int, limit: Any = None) -> Any:
         outcome = _hear(self, segment, position, limit)
         if outcome is SegmentOutcome.TRIMMED:
-            lane = self._lanes[segment.partition]
-            piece = lane.pieces.pop()
-            lane.pieces.append(dataclasses.replace(piece, start=segment.start))
+            queue = self._queues[segment.partition]
+            part = queue.parts.pop()
+            queue.parts.append(dataclasses.replace(part, start=segment.start))
         return outcome
 
     _hear = patches.put(PendingMutations, "hear", hear)
