@@ -26,16 +26,16 @@ from coordinator.core.events import (
     QueuesTrimmed,
     Reported,
     RollbackWritten,
-    SourceFacts,
     SourceSampled,
+    SourceStatus,
     Tick,
     TopicsDeleted,
 )
 from coordinator.queues.trimming import Trimmer
 from coordinator.rollback.rollback import Rollbacks
 from coordinator.stability.bounds import Bounds
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
-from coordinator.stability.rounds import StabilityCore
 from coordinator.stability.stream import StabilityLimits, StabilityStream
 from coordinator.statements.ddl import Ddl, StatementResult
 from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
@@ -70,19 +70,19 @@ class Leader:
         self, catalog: Catalog, cluster: str, term: int, limits: StabilityLimits, build_limits: BuildLimits
     ) -> None:
         self.dictionary = Dictionary(catalog, cluster)
-        self.core = StabilityCore(limits, term)
-        self.builds = Builds(self.dictionary, build_limits, self.core.nodes)
+        self.stability = TimestampIssuer(limits, term)
+        self.builds = Builds(self.dictionary, build_limits, self.stability.nodes)
         self.jobs = self.builds.jobs
-        self.facts: dict[str, SourceFacts] = {}
+        self.sources: dict[str, SourceStatus] = {}
         self.foreign: list[str] = []
         self.term = term
         self.build_limits = build_limits
-        self.rebuilds = Rebuilds(self.builds, self.core.nodes, build_limits)
-        self.trimmer = Trimmer(self.builds, self.core, limits)
+        self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
+        self.trimmer = Trimmer(self.builds, self.stability, limits)
         self._cleaner = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
-        self._bounds = Bounds(self.dictionary, self.core)
-        self.rollbacks = Rollbacks(self.dictionary, self.core, self.builds, self._lateness)
+        self._bounds = Bounds(self.dictionary, self.stability)
+        self.rollbacks = Rollbacks(self.dictionary, self.stability, self.builds, self._lateness)
         self._ddl = Ddl(self.dictionary, self.builds)
 
     # --- events ---------------------------------------------------------------------------------------------
@@ -92,21 +92,21 @@ class Leader:
         out: list[Instruction | CommonSnapshot] = []
         match event:
             case ControlTail():
-                out += self.core.catalog_changed(self.dictionary.catalog, event.now)
-                out += self.core.handle(event)
+                out += self.stability.catalog_changed(self.dictionary.catalog, event.now)
+                out += self.stability.handle(event)
                 out += self._bounds.recover()
                 self._hold_until_looked()
                 out += [*self.builds.recover(), *self.jobs.recover(), *self._cleaner.recover()]
                 return self._settle(out, event.now)
             case Reported(message, now):
                 out += self._heard(message, now)
-            case SourceSampled(facts, _, _):
-                out += self._source_changed(facts)
-                out += self._check_lateness(facts)
+            case SourceSampled(source, _, _):
+                out += self._source_changed(source)
+                out += self._check_lateness(source)
             case TopicsDeleted():
                 out += self._cleaner.deleted(event)
             case Tick(now):
-                progress = {name: stream.progress for name, stream in self.core.streams.items()}
+                progress = {name: stream.progress for name, stream in self.stability.streams.items()}
                 out += self._cleaner.tick(progress, now)
                 out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
             case RollbackWritten(keyspace):
@@ -115,19 +115,19 @@ class Leader:
                 out += self.trimmer.trimmed(event)
         out += self._bounds.handle(event)
         out += self.rollbacks.handle(event)
-        out += self.core.handle(event)
+        out += self.stability.handle(event)
         out += self.jobs.handle(event)
-        out += self.builds.handle(event, self.core.nodes.live())
+        out += self.builds.handle(event, self.stability.nodes.live())
         return self._settle(out, event.now)
 
     def next_due(self, now: int) -> int:
         """Milliseconds until a `Tick` is needed."""
-        return self.core.next_due(now)
+        return self.stability.next_due(now)
 
     @property
     def looks_soon(self) -> bool:
         """Whether timestamps wait for nothing but a look at a source."""
-        streams = self.core.streams.values()
+        streams = self.stability.streams.values()
         return any(UNTIL_JUDGED in (stream.hold, stream.floor) for stream in streams)
 
     def keyspaces(self) -> list[str]:
@@ -143,14 +143,14 @@ class Leader:
             following: list[Instruction] = []
             for one in pending:
                 if isinstance(one, CommonSnapshot):
-                    following += self.builds.handle(one, self.core.nodes.live())
+                    following += self.builds.handle(one, self.stability.nodes.live())
                 else:
                     following.append(one)
             write = self.dictionary.drain()
             pending = []
             if write is not None:
                 result.append(write)
-                pending = self.core.catalog_changed(self.dictionary.catalog, now)
+                pending = self.stability.catalog_changed(self.dictionary.catalog, now)
             result += following
         return result
 
@@ -158,7 +158,7 @@ class Leader:
         match message:
             case NodeHeartbeat():
                 self._remember_node(message, now)
-                return [*self.builds.book.unique.heard(message)]
+                return [*self.builds.registry.unique.heard(message)]
             case Progress():
                 return self._give_up_suspended(message, now)
             case _:
@@ -171,44 +171,44 @@ class Leader:
         elif known.url != message.url:
             self.dictionary.put(replace(known, url=message.url))
 
-    def _check_lateness(self, facts: SourceFacts) -> list[Instruction]:
+    def _check_lateness(self, source: SourceStatus) -> list[Instruction]:
         """Late projectors of a compacted topic: hold timestamps back (R27), give up indexes (R26)."""
-        stream = self.core.streams.get(facts.keyspace)
+        stream = self.stability.streams.get(source.keyspace)
         if stream is None or not stream.ready:
-            self._lateness.forget(facts.keyspace)
+            self._lateness.forget(source.keyspace)
             if stream is not None:
                 stream.hold = None
             return []
-        if stream.hold is UNTIL_JUDGED and facts.exists and not facts.compacted:
+        if stream.hold is UNTIL_JUDGED and source.exists and not source.compacted:
             stream.hold = None
         content, read, fresh_at = stream.content, stream.progress.timestamp(), stream.progress.fresh_at()
         if stream.floor is not None:  # no timestamp is known yet, only what was fresh before
             content, fresh_at = Timestamp(), stream.progress.keyspace.fresh_at
-        if not facts.exists or content is None or not stream.progress.heard or stream.halted:
+        if not source.exists or content is None or not stream.progress.heard or stream.halted:
             return []  # (a coordinator that was away must first hear how far projectors have come meanwhile)
-        verdict = self._lateness.judge(facts, content, read, fresh_at, again=_again(stream))
+        verdict = self._lateness.judge(source, content, read, fresh_at, again=_again(stream))
         out: list[Instruction] = []
         if verdict.hold is not None and stream.hold is None:
             text = (
-                f"projectors of {facts.keyspace} are late; the next timestamp comes when they have caught up"
+                f"projectors of {source.keyspace} are late; the next timestamp comes when they have caught up"
             )
-            out.append(Note("warning", "timestamps-held", facts.keyspace, text))
+            out.append(Note("warning", "timestamps-held", source.keyspace, text))
         stream.hold = verdict.hold
         for index in stream.ready if verdict.failure else ():
-            out += self._fail(index, verdict.failure, facts.sampled_at)
+            out += self._fail(index, verdict.failure, source.sampled_at)
         return out
 
     def _hold_until_looked(self) -> None:
         """At the start of a term: nobody may have read for long. The first look at a source, once projectors
         have said where they are, tells whether it was too long."""
-        for stream in self.core.streams.values():
+        for stream in self.stability.streams.values():
             if stream.ready and (stream.content is not None or stream.floor is not None):
                 stream.hold = UNTIL_JUDGED
 
     def _hold_back(self, keyspace: str) -> None:
         """After a rollback: until the first look at the source says how much is read again."""
-        facts, stream = self.facts.get(keyspace), self.core.streams.get(keyspace)
-        if stream is not None and stream.ready and (facts is None or facts.compacted):
+        source, stream = self.sources.get(keyspace), self.stability.streams.get(keyspace)
+        if stream is not None and stream.ready and (source is None or source.compacted):
             stream.hold = UNTIL_JUDGED
 
     def _give_up_suspended(self, message: Progress, now: int) -> list[Instruction]:
@@ -226,39 +226,39 @@ class Leader:
                 "one of its queues took nothing for too long (setting projector.queue_unavailable_s) while "
                 "others did; it was left behind, so that they go on: build it again"
             )
-            build = self.builds.book.active(index) if index.state != "READY" else None
-            out += self.builds.book.fail(build, reason, now) if build else self._fail(index, reason, now)
+            build = self.builds.registry.active(index) if index.state != "READY" else None
+            out += self.builds.registry.fail(build, reason, now) if build else self._fail(index, reason, now)
         return out
 
     def _fail(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:
         """Give up an index that can never be right again."""
         return [*self.builds.leave_rebuilds(index, now), *give_up(self.dictionary, index, reason)]
 
-    def _source_changed(self, facts: SourceFacts) -> list[Instruction]:
-        self.facts[facts.keyspace] = facts
-        known = self.dictionary.catalog.keyspace(facts.keyspace)
-        if known is None or known.topic_id != facts.topic_id or facts.partitions <= known.partitions:
+    def _source_changed(self, source: SourceStatus) -> list[Instruction]:
+        self.sources[source.keyspace] = source
+        known = self.dictionary.catalog.keyspace(source.keyspace)
+        if known is None or known.topic_id != source.topic_id or source.partitions <= known.partitions:
             return []
-        self.dictionary.put(replace(known, partitions=facts.partitions))
-        text = f"topic {known.name} has {facts.partitions} partitions now, it had {known.partitions}"
+        self.dictionary.put(replace(known, partitions=source.partitions))
+        text = f"topic {known.name} has {source.partitions} partitions now, it had {known.partitions}"
         return [Note("info", "partitions-added", known.name, text)]
 
     # --- commands -------------------------------------------------------------------------------------------
 
-    def execute(self, statement: Statement, facts: SourceFacts | None, now: int) -> CommandResult:
+    def execute(self, statement: Statement, source: SourceStatus | None, now: int) -> CommandResult:
         """CREATE, DROP or BUILD INDEX.
 
         Args:
-            facts: of the keyspace, looked up just now (CREATE INDEX needs them).
+            source: of the keyspace, looked up just now (CREATE INDEX needs them).
 
         Raises:
             CallerError: it cannot be done; nothing is changed.
         """
         match statement:
             case CreateIndex(definition, if_not_exists):
-                if facts is None:
-                    raise ValueError("CREATE INDEX needs source facts")
-                outcome = self._ddl.create(definition, if_not_exists, facts, now)
+                if source is None:
+                    raise ValueError("CREATE INDEX needs its source")
+                outcome = self._ddl.create(definition, if_not_exists, source, now)
             case DropIndex(name, if_exists):
                 outcome = self._ddl.drop(name, if_exists, now)
             case BuildIndex(keyspace, names):
@@ -271,17 +271,17 @@ class Leader:
         rate_limit: int,
         now: int,
         origin: TableOrigin | None = None,
-        facts: SourceFacts | None = None,
+        source: SourceStatus | None = None,
         verify: bool | None = None,
     ) -> CommandResult:
         """Queue one build of several indexes.
 
         Args:
             origin: a table to begin with.
-            facts: of the keyspace, looked up just now (a table needs them).
+            source: of the keyspace, looked up just now (a table needs them).
             verify: whether they are READY only verified; None for what the settings say.
         """
-        return self._answer(self._ddl.build(names, None, rate_limit, now, origin, facts, verify), now)
+        return self._answer(self._ddl.build(names, None, rate_limit, now, origin, source, verify), now)
 
     def start_job(self, kind: JobKind, name: str, now: int, *, dry_run: bool = False) -> CommandResult:
         """Queue a verification or repair of an index."""

@@ -31,16 +31,16 @@ class BuildAdmission:
     """QUEUED to BACKFILL."""
 
     def __init__(
-        self, book: BuildRegistry, limits: BuildLimits, pausing: BuildPausing, sampling: SplitSampling
+        self, registry: BuildRegistry, limits: BuildLimits, pausing: BuildPausing, sampling: SplitSampling
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._limits = limits
         self._pausing = pausing
         self._sampling = sampling
 
     def try_start(self, record: BuildRecord, live_nodes: list[str], now: int) -> list[Instruction]:
         """Begin a queued build if it may; else say what it waits for."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         if record.paused:
             run.waiting_for = f"the end of its pause ({record.paused}): keytide build resume {record.id}"
             return []
@@ -49,12 +49,12 @@ class BuildAdmission:
         if trouble := self._pausing.trouble(record, now):
             run.waiting_for = trouble.text
             return []
-        if record.keyspace in self._book.halted:
+        if record.keyspace in self._registry.halted:
             run.waiting_for = f"the examination of the history of {record.keyspace}"
             return []
-        indexes = self._book.indexes(record)
+        indexes = self._registry.indexes(record)
         # A rebuild brings back what readers had: it waits for nothing but others of its kind.
-        running = self._book.running(rebuilds_only=record.rebuild)
+        running = self._registry.running(rebuilds_only=record.rebuild)
         if len(running) >= self._limits.concurrent:
             run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
             return []
@@ -68,7 +68,7 @@ class BuildAdmission:
             return []
         else:
             try:
-                load = counts(live_nodes, self._book.dictionary.catalog.indexes())
+                load = counts(live_nodes, self._registry.dictionary.catalog.indexes())
                 placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
             except TooFewNodesError as error:
                 run.waiting_for = f"indexer nodes: {error.message}"
@@ -82,8 +82,8 @@ class BuildAdmission:
         if self._sampling.wanted(record):
             return self._sampling.begin(record)
         run.waiting_for, run.preparing, run.placement = "", True, placement
-        run.incarnation = self._book.incarnation(record.keyspace)
-        topics = self._book.dictionary.topics
+        run.incarnation = self._registry.incarnation(record.keyspace)
+        topics = self._registry.dictionary.topics
         queues = tuple((topics.mutations(index.id), index.slices) for index in indexes)
         backfill = tuple((topics.backfill(index.id, record.id), index.slices) for index in indexes)
         if record.rebuild:
@@ -91,12 +91,12 @@ class BuildAdmission:
         return [PrepareBuild(record.id, record.keyspace, queues + backfill)]
 
     def _nodes(self, record: BuildRecord) -> list[str]:
-        planned = self._book.run(record.id).placement
+        planned = self._registry.run(record.id).placement
         return nodes_of(
             _slots(
                 {
                     index.id: planned.get(index.id) or [index.placement[n] for n in record.slices_of(index)]
-                    for index in self._book.indexes(record)
+                    for index in self._registry.indexes(record)
                     if planned.get(index.id) or index.placement
                 }
             )
@@ -104,40 +104,40 @@ class BuildAdmission:
 
     def prepare_failed(self, event: PrepareFailed) -> list[Instruction]:
         """The topics could not be made: the next tick tries again."""
-        run = self._book.run(event.build)
+        run = self._registry.run(event.build)
         run.preparing = False
         return [Note("warning", "build-waits", event.build, f"topics cannot be made yet: {event.error}")]
 
     def prepared(self, event: BuildPrepared) -> list[Instruction]:
         """Topics are there, the source is sampled: begin."""
-        record = self._book.find(event.build, "QUEUED")
+        record = self._registry.find(event.build, "QUEUED")
         if record is None:
             return []  # cancelled meanwhile, which has ordered the topics' removal
-        run = self._book.run(event.build)
+        run = self._registry.run(event.build)
         run.preparing = False
         if record.paused:
             return []  # meanwhile: it is prepared again when it is resumed
-        incarnation = self._book.incarnation(record.keyspace)
-        if run.incarnation != incarnation or record.keyspace in self._book.halted:
+        incarnation = self._registry.incarnation(record.keyspace)
+        if run.incarnation != incarnation or record.keyspace in self._registry.halted:
             return []  # what was sampled may be of a history that is over: the next tick prepares it again
         if self._another_topic(record.keyspace, event):
             run.again_at = event.now + AGAIN_MS
             run.waiting_for = f"the end of what was built on the topic that {record.keyspace} was before"
             return []
-        facts, origin = event.facts, record.origin
+        source, origin = event.source, record.origin
         reason = self._check_keyspace(record, event)
         if origin is not None and not reason:
-            rollbacks = self._book.dictionary.catalog.rollbacks(record.keyspace)
-            reason = refused(origin, facts, rollbacks)
+            rollbacks = self._registry.dictionary.catalog.rollbacks(record.keyspace)
+            reason = refused(origin, source, rollbacks)
         if reason:
-            return self._book.fail(record, reason, event.now)
-        load = Timestamp.of(facts.high, facts.topic_id)
+            return self._registry.fail(record, reason, event.now)
+        load = Timestamp.of(source.high, source.topic_id)
         if record.rebuild:
             record = self._begin_rebuild(record, load, event)
         else:
             self._begin_build(record)
-        earliest = Timestamp.of(origin.offsets if origin else facts.earliest, facts.topic_id)
-        record = self._book.move(
+        earliest = Timestamp.of(origin.offsets if origin else source.earliest, source.topic_id)
+        record = self._registry.move(
             record,
             "start",
             load_timestamp=load,
@@ -146,8 +146,8 @@ class BuildAdmission:
             documents_total=earliest.documents_to(load),
             incarnation=incarnation,
         )
-        run.waiting_for = waiting_words(open_transactions(load, facts))
-        names = ", ".join(self._book.names(record))
+        run.waiting_for = waiting_words(open_transactions(load, source))
+        names = ", ".join(self._registry.names(record))
         text = f"build {record.id} of {names} reads {record.documents_total:,} documents of {record.keyspace}"
         if origin is not None:
             text += f", after the table {origin.path or origin.format}"
@@ -155,9 +155,9 @@ class BuildAdmission:
 
     def _begin_build(self, record: BuildRecord) -> None:
         """From now on projectors emit for its indexes, and nodes hold their slices."""
-        dictionary, run = self._book.dictionary, self._book.run(record.id)
+        dictionary, run = self._registry.dictionary, self._registry.run(record.id)
         version = dictionary.bump(record.keyspace).version
-        for index in self._book.indexes(record):
+        for index in self._registry.indexes(record):
             dictionary.put(
                 replace(
                     index,
@@ -174,9 +174,9 @@ class BuildAdmission:
         """From now on its slices belong to this build. Projectors notice nothing: what they send for these
         slices behind the queue's end, as it was before the source was sampled, has every offset at or past
         the load timestamp. So that is the low-watermark."""
-        dictionary = self._book.dictionary
+        dictionary = self._registry.dictionary
         positions: dict[str, dict[int, int]] = {}
-        for index in self._book.indexes(record):
+        for index in self._registry.indexes(record):
             mine = dict.fromkeys(record.slices_of(index), record.id)
             dictionary.put(replace(index, slice_builds={**index.slice_builds, **mine}))
             ends = event.queue_ends[dictionary.topics.mutations(index.id)]
@@ -186,19 +186,19 @@ class BuildAdmission:
     def _another_topic(self, keyspace: str, event: BuildPrepared) -> bool:
         """Whether the source is another topic than other indexes know it as: they are rolled back, or
         removed, first."""
-        dictionary = self._book.dictionary
+        dictionary = self._registry.dictionary
         known = dictionary.catalog.keyspace(keyspace)
-        if known is None or not event.facts.exists or known.topic_id == event.facts.topic_id:
+        if known is None or not event.source.exists or known.topic_id == event.source.topic_id:
             return False
         return any(index.version for index in dictionary.catalog.indexes(keyspace))
 
     def _check_keyspace(self, record: BuildRecord, event: BuildPrepared) -> str:
         """Bring the keyspace's record up to date; why that cannot be done, else ""."""
-        dictionary, facts = self._book.dictionary, event.facts
+        dictionary, source = self._registry.dictionary, event.source
         keyspace = dictionary.catalog.keyspace(record.keyspace)
-        if keyspace is None or not facts.exists:
+        if keyspace is None or not source.exists:
             return f"topic {record.keyspace} does not exist"
-        dictionary.put(replace(keyspace, topic_id=facts.topic_id, partitions=facts.partitions))
+        dictionary.put(replace(keyspace, topic_id=source.topic_id, partitions=source.partitions))
         return ""
 
 

@@ -33,7 +33,7 @@ from coordinator.core.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.core.silence import SILENT_MS, START_MS, ReportWatch
+from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
 from keytide.catalog.catalog import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Activated, BuildProgress
@@ -61,25 +61,25 @@ BEGIN_AGAIN: Final[dict[int, str]] = {
 class BackfillPhase:
     """What happens to a build while it is in BACKFILL."""
 
-    def __init__(self, book: BuildRegistry, limits: BuildLimits, pausing: BuildPausing) -> None:
-        self._book = book
+    def __init__(self, registry: BuildRegistry, limits: BuildLimits, pausing: BuildPausing) -> None:
+        self._registry = registry
         self._limits = limits
         self._pausing = pausing
-        self._hearing = ReportWatch()
+        self._reports_heard = ReportWatch()
 
     def heard(self, now: int) -> None:
         """A report came, of whomever: reports can be heard."""
-        self._hearing.heard(now)
+        self._reports_heard.heard(now)
 
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Write progress now and then; miss a driver that ended without a word, or stands still."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         if now - run.written_at >= WRITE_INTERVAL_MS:
             run.written_at = now
-            self._book.put(record)
+            self._registry.put(record)
         if run.failing:
-            doubted = record.keyspace in self._book.halted or now - run.failing_at < DOUBT_MS
-            return [] if doubted else self._book.fail(record, run.failing, now)
+            doubted = record.keyspace in self._registry.halted or now - run.failing_at < DOUBT_MS
+            return [] if doubted else self._registry.fail(record, run.failing, now)
         if run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
             return self._died(record, "it ended before it had passed the load timestamp", now)
         if not (run.exited_at or run.sampling) and self._silent(run, now):
@@ -89,27 +89,31 @@ class BackfillPhase:
 
     def _silent(self, run: BuildRun, now: int) -> bool:
         """Whether a driver has said nothing for too long; counts the time since the last tick."""
-        run.silent_ms += self._hearing.silence(run.counted_at or now, now)
+        run.silent_ms += self._reports_heard.silence(run.counted_at or now, now)
         run.counted_at = now
         return run.silent_ms >= SILENT_MS
 
     def activated(self, message: Activated) -> list[Instruction]:
         """A partition's segments for an index begin at this offset: a component of the low-watermark
         timestamp. The first word counts (a later, larger offset would be safe as well)."""
-        for record in self._book.all():
+        for record in self._registry.all():
             if record.state != "BACKFILL" or record.keyspace != message.keyspace:
                 continue
-            versions = [index.version for index in self._book.indexes(record)]
+            versions = [index.version for index in self._registry.indexes(record)]
             if message.partition not in record.low_watermark and message.version >= max(versions, default=0):
                 low = {**record.low_watermark, message.partition: message.offset}
-                self._book.note_progress(_counted(replace(record, low_watermark=dict(sorted(low.items())))))
-                self._book.run(record.id).written_at = 0  # the driver waits for it: the next tick writes it
+                self._registry.note_progress(
+                    _counted(replace(record, low_watermark=dict(sorted(low.items()))))
+                )
+                self._registry.run(
+                    record.id
+                ).written_at = 0  # the driver waits for it: the next tick writes it
         return []
 
     def progress(self, message: BuildProgress, now: int) -> list[Instruction]:
         """The driver's word. Reports may come twice and late; what they count only grows."""
-        record = self._book.find(message.build, "BACKFILL")
-        run = self._book.run(message.build) if record else None
+        record = self._registry.find(message.build, "BACKFILL")
+        run = self._registry.run(message.build) if record else None
         if record is None or run is None:
             return []
         run.silent_ms = min(run.silent_ms, 0)  # (it may be the last word of the driver before this one)
@@ -127,7 +131,7 @@ class BackfillPhase:
             skipped=message.skipped or record.skipped,
         )
         record = with_bytes(_counted(record, message.documents), message)
-        self._book.note_progress(record)
+        self._registry.note_progress(record)
         run.count(now, record.documents_done)
         run.driver_phase = message.phase
         over = min(finished(record, record.backfill_timestamp), record.documents_total)
@@ -148,17 +152,17 @@ class BackfillPhase:
     def watch_source(self, event: SourceSampled) -> list[Instruction]:
         """A periodic sample of the source: can this build still be right?"""
         out: list[Instruction] = []
-        if event.facts.keyspace in self._book.halted:
+        if event.source.keyspace in self._registry.halted:
             return out  # a build of another history than the source's begins again, it does not fail
-        for record in self._book.all():
-            if record.keyspace != event.facts.keyspace or record.state not in ("BACKFILL", "PAUSED"):
+        for record in self._registry.all():
+            if record.keyspace != event.source.keyspace or record.state not in ("BACKFILL", "PAUSED"):
                 continue
-            reason = unbuildable(record, event.facts)
+            reason = unbuildable(record, event.source)
             if not reason:
-                hidden = open_transactions(record.load_timestamp, event.facts)
+                hidden = open_transactions(record.load_timestamp, event.source)
                 waits = waiting_words(hidden)
-                run = self._book.run(record.id)
-                run.open_until = Timestamp.of(event.facts.stable) if hidden else Timestamp()
+                run = self._registry.run(record.id)
+                run.open_until = Timestamp.of(event.source.stable) if hidden else Timestamp()
                 if record.state == "BACKFILL":
                     run.waiting_for = waits
                 waited = event.now - record.started_at
@@ -167,19 +171,19 @@ class BackfillPhase:
                         f"it has waited {waited // 1000} s for {waits} (setting build.transaction_limit_s)"
                     )
             if reason:
-                out += self._book.fail(record, reason, event.now)
+                out += self._registry.fail(record, reason, event.now)
         return out
 
     def driver_exited(self, event: DriverExited) -> list[Instruction]:
         """The driver has ended: well (then its last report says PASSED), or it died and is started again on
         its checkpoint."""
-        record = self._book.find(event.build, "BACKFILL")
-        if record is None or self._book.run(event.build).sampling:
+        record = self._registry.find(event.build, "BACKFILL")
+        if record is None or self._registry.run(event.build).sampling:
             return []
-        if event.status == NEVER_AGAIN or self._book.run(event.build).failing:
+        if event.status == NEVER_AGAIN or self._registry.run(event.build).failing:
             return self._never(record, event.tail, event.now)
         if event.status == 0:
-            self._book.run(event.build).exited_at = event.now
+            self._registry.run(event.build).exited_at = event.now
             return []
         if event.status == NO_ROOM:
             return self._pausing.no_room(record, event.tail, event.now)
@@ -190,14 +194,14 @@ class BackfillPhase:
         """The driver says that its build can never work. It may be the first to see that the source has lost
         records: then the build is to begin again, not to fail. So its word is kept until others have had time
         to notice."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         if not run.failing:
             unsaid = f"the Spark driver gave no reason; its log is builds/{record.id}/driver.log"
             run.failing, run.failing_at = reason or unsaid, now
         return []
 
     def _died(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         run.exited_at = 0
         if record.batches > run.restarts_batches:
             run.restarts, run.restarts_batches = 0, record.batches

@@ -1,13 +1,13 @@
 """Builds: from BUILD INDEX to READY, one step at a time. Pure.
 
-Theory of operation. The way of a build (its states and how they change: `buildbook.TRANSITIONS`):
+Theory of operation. The way of a build (its states and how they change: `registry.TRANSITIONS`):
 
-    QUEUED      waits for its turn, for live nodes, for the removal of what an earlier build left (`starting`)
+    QUEUED      waits for its turn, for nodes, for the removal of what an earlier build left (`admission`)
                 -> topics are made, the source is sampled: its end is the load timestamp (R24); slices are
                    placed; the keyspace's version is raised, so that projectors activate the indexes (R13)
-    BACKFILL    the Spark driver reads; driver, source and both timestamps are watched (`backfilling`)
+    BACKFILL    the Spark driver reads; driver, source and both timestamps are watched (`backfill`)
                 -> both timestamps are passed; the source's end is sampled once more (R25); BuildEnd (R23)
-    CATCHUP     slices read their mutation queues (`finishing`)
+    CATCHUP     slices read their mutation queues (`completion`)
                 -> for each index: every slice holds one snapshot past the load timestamp and R25's end
 
 READY, FAILED and CANCELLED are final. After a restart of the coordinator everything goes on from the record:
@@ -41,8 +41,8 @@ from coordinator.core.events import (
     Reported,
     RoomSeen,
     SourceAway,
-    SourceFacts,
     SourceSampled,
+    SourceStatus,
     StartDriver,
     Tick,
 )
@@ -66,29 +66,29 @@ class Builds:
     """
 
     def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: HeardNodes) -> None:
-        self.book = BuildRegistry(dictionary)
-        self.pausing = BuildPausing(self.book, limits, nodes)
-        self.phases = Phases(self.book, nodes)
+        self.registry = BuildRegistry(dictionary)
+        self.pausing = BuildPausing(self.registry, limits, nodes)
+        self.phases = Phases(self.registry, nodes)
         self._limits = limits
-        self._sampling = SplitSampling(self.book, limits, self.pausing)
-        self._starting = BuildAdmission(self.book, limits, self.pausing, self._sampling)
-        self._backfilling = BackfillPhase(self.book, limits, self.pausing)
+        self._sampling = SplitSampling(self.registry, limits, self.pausing)
+        self._admission = BuildAdmission(self.registry, limits, self.pausing, self._sampling)
+        self._backfill = BackfillPhase(self.registry, limits, self.pausing)
         self.jobs = Jobs(dictionary, limits.jobs)
-        self._finishing = BuildCompletion(self.book, self.jobs)
+        self._completion = BuildCompletion(self.registry, self.jobs)
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
         """Build -> when which reach of it was known."""
 
     def recover(self) -> list[Instruction]:
         """What to do, at the start of a term, for builds that were under way."""
         out: list[Instruction] = []
-        for record in self.book.all():
+        for record in self.registry.all():
             if record.state == "BACKFILL":
                 out.append(StartDriver(record.id))
                 text = f"build {record.id} goes on from its checkpoint"
                 out.append(Note("info", "build-resumed", record.id, text))
             elif record.state == "CATCHUP":
-                out.append(self._finishing.build_end(record))
-                self.book.run(record.id).waiting_for = "a snapshot that every slice holds"
+                out.append(self._completion.build_end(record))
+                self.registry.run(record.id).waiting_for = "a snapshot that every slice holds"
         return out
 
     def request(
@@ -105,7 +105,7 @@ class Builds:
         Args:
             verify: whether they are READY only verified; None for what the settings say.
         """
-        dictionary = self.book.dictionary
+        dictionary = self.registry.dictionary
         record = BuildRecord(
             id=f"b{dictionary.number()}",
             keyspace=indexes[0].keyspace,
@@ -118,7 +118,7 @@ class Builds:
             origin=origin,
             verify=self._limits.verify if verify is None else verify,
         )
-        self.book.put(record)
+        self.registry.put(record)
         for index in indexes:
             # Its state changes when the build starts.
             dictionary.put(replace(index, build=record.id, violated=None))
@@ -134,7 +134,7 @@ class Builds:
     ) -> BuildRecord | None:
         """Queue a rebuild of single slices of READY indexes of one keyspace; None when none of them is READY
         any more."""
-        catalog = self.book.dictionary.catalog
+        catalog = self.registry.dictionary.catalog
         wanted = {
             id_: sorted(numbers)
             for id_, numbers in sorted(slices.items())
@@ -143,7 +143,7 @@ class Builds:
         if not wanted:
             return None
         record = BuildRecord(
-            id=f"b{self.book.dictionary.number()}",
+            id=f"b{self.registry.dictionary.number()}",
             keyspace=keyspace,
             indexes=list(wanted),
             state="QUEUED",
@@ -152,16 +152,16 @@ class Builds:
             slices=wanted,
             attempt=attempt,
             origin=origin,
-            verify=False,  # (`finishing` says why)
+            verify=False,  # (`completion` says why)
         )
-        self.book.put(record)
+        self.registry.put(record)
         return record
 
     def rolled_back(self, keyspace: str, reason: str, now: int) -> list[Instruction]:
         """Begin every build of a keyspace that is under way again (R28): what it has read may be on the lost
         branch, and its timestamps are those of another history."""
         out: list[Instruction] = []
-        for record in self.book.all():
+        for record in self.registry.all():
             if record.keyspace == keyspace and record.state in UNDER_WAY:
                 out += self.begin_again(record, reason, now)
         return out
@@ -169,26 +169,26 @@ class Builds:
     def reach(self, keyspace: str) -> Timestamp:
         """How far builds that are under way have read, or are to read."""
         reached = Timestamp()
-        for record in self.book.all():
+        for record in self.registry.all():
             if record.keyspace == keyspace and record.state in UNDER_WAY:
                 reached = reached.merge_max(_reach(record))
         return reached
 
-    def _past_the_end(self, facts: SourceFacts, now: int) -> list[Instruction]:
+    def _past_the_end(self, source: SourceStatus, now: int) -> list[Instruction]:
         """Begin builds again that have read, or wait for, what the source has no more: no rollback tells of
         it when nothing but the build has read it. An end is held against an older reach only."""
         out: list[Instruction] = []
-        for record in self.book.all():
-            if record.keyspace != facts.keyspace or record.state not in UNDER_WAY:
+        for record in self.registry.all():
+            if record.keyspace != source.keyspace or record.state not in UNDER_WAY:
                 continue
             seen_at, reached = self._witnesses.get(record.id, (now, Timestamp()))
             self._witnesses[record.id] = (now, _reach(record))
             short = [
-                p for p, place in reached.places.items() if place.offset > facts.high.get(p, place.offset)
+                p for p, place in reached.places.items() if place.offset > source.high.get(p, place.offset)
             ]
-            if not short or facts.sampled_at < seen_at or facts.keyspace in self.book.halted:
+            if not short or source.sampled_at < seen_at or source.keyspace in self.registry.halted:
                 continue
-            if facts.topic_id == record.load_timestamp.topic_id:
+            if source.topic_id == record.load_timestamp.topic_id:
                 del self._witnesses[record.id]
                 out += self.begin_again(record, "the source lost records that the build counts on", now)
         return out
@@ -198,32 +198,32 @@ class Builds:
         on the log then. (What is lost later is held against the build's reach.)"""
         if event.lost:
             return self._what_was_read_is_lost(event, READ_LOST)
-        return self._finishing.source_ends(event)
+        return self._completion.source_ends(event)
 
     def _what_was_read_is_lost(self, event: SourceSampled | DriverExited, status: int) -> list[Instruction]:
         """What a build has read is not on the log any more (nobody else may have read it, so no rollback
         tells), or its driver does not know any more what it was."""
-        record = self.book.find(event.build, "BACKFILL")
+        record = self.registry.find(event.build, "BACKFILL")
         return self.begin_again(record, BEGIN_AGAIN[status], event.now) if record else []
 
     def begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build and queue the same anew, unless that was done too often already."""
         if record.attempt >= self._limits.restarts:
             why = f"it was begun {record.attempt + 1} times; at last: {reason}"
-            if not record.rebuild:  # (what becomes of slices that cannot be rebuilt: `rebuilding`)
+            if not record.rebuild:  # (what becomes of slices that cannot be rebuilt: `rebuild`)
                 why += "; mend that, and build again"
-            return self.book.fail(record, why, now)
-        out = self.book.give_up(record, reason, now)
+            return self.registry.fail(record, why, now)
+        out = self.registry.give_up(record, reason, now)
         again = record.attempt + 1
-        wanted = [index for index in self.book.indexes(record) if index.state == "DEFERRED"]
+        wanted = [index for index in self.registry.indexes(record) if index.state == "DEFERRED"]
         made = None
         if record.rebuild:
             made = self.rebuild_anew(record, record.slices, now, again)
         elif wanted:
             made = self.build_anew(record, wanted, now, again)
         if made is not None:  # whoever waits for it is told where to look
-            over = self.book.get(record.id)
-            self.book.dictionary.put(replace(over, error=f"begun again as {made.id}: {reason}"))
+            over = self.registry.get(record.id)
+            self.registry.dictionary.put(replace(over, error=f"begun again as {made.id}: {reason}"))
         return out
 
     def build_anew(
@@ -245,7 +245,7 @@ class Builds:
         made = replace(made, rate_limit=record.rate_limit)
         if record.paused_by == "operator":
             made = replace(made, paused=record.paused, paused_by=record.paused_by)
-        self.book.put(made)
+        self.registry.put(made)
         return made
 
     def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
@@ -256,23 +256,23 @@ class Builds:
         """
         match event:
             case Reported(message, now):
-                self._backfilling.heard(now)
+                self._backfill.heard(now)
                 return self._reported(message, now)
             case Tick(now):
                 return self._tick(live_nodes, now)
             case BuildPrepared():
-                return self._starting.prepared(event)
+                return self._admission.prepared(event)
             case PrepareFailed():
-                return self._starting.prepare_failed(event)
+                return self._admission.prepare_failed(event)
             case SourceAway():
                 self.pausing.source_away(event)
                 return []
             case RoomSeen():
                 self.pausing.room_seen(event)
                 return []
-            case SourceSampled(facts, "", now):
-                self.pausing.source_seen(facts.keyspace)
-                return [*self._past_the_end(facts, now), *self._backfilling.watch_source(event)]
+            case SourceSampled(source, "", now):
+                self.pausing.source_seen(source.keyspace)
+                return [*self._past_the_end(source, now), *self._backfill.watch_source(event)]
             case SourceSampled():
                 return self._source_ends(event)
             case DriverExited(task="sample"):
@@ -280,18 +280,18 @@ class Builds:
             case DriverExited(status=status):
                 if status in BEGIN_AGAIN:
                     return self._what_was_read_is_lost(event, status)
-                return self._backfilling.driver_exited(event)
+                return self._backfill.driver_exited(event)
             case CommonSnapshot():
-                return self._finishing.common(event)
+                return self._completion.common(event)
             case _:
                 return []
 
     def _reported(self, message: Message, now: int) -> list[Instruction]:
         match message:
             case Activated():
-                return self._backfilling.activated(message)
+                return self._backfill.activated(message)
             case BuildProgress():
-                return self._backfilling.progress(message, now)
+                return self._backfill.progress(message, now)
             case BuildSampled():
                 return self._sampling.found(message)
             case _:
@@ -299,42 +299,42 @@ class Builds:
 
     def _tick(self, live_nodes: list[str], now: int) -> list[Instruction]:
         out: list[Instruction] = []
-        for record in self.book.all():
+        for record in self.registry.all():
             if record.state == "QUEUED":
-                out += self._sampling.tick(record, now) or self._starting.try_start(record, live_nodes, now)
+                out += self._sampling.tick(record, now) or self._admission.try_start(record, live_nodes, now)
             if record.state not in UNDER_WAY:
                 continue
             self.phases.tick(record)
-            record = self.book.get(record.id)
+            record = self.registry.get(record.id)
             paused = self.pausing.tick(record, now)
             out += paused
             if record.state == "BACKFILL" and not paused:
-                out += self._backfilling.tick(record, now)
+                out += self._backfill.tick(record, now)
             elif record.state == "CATCHUP" and record.verification:
-                out += self._finishing.tick(record, now)
+                out += self._completion.tick(record, now)
         return out
 
     def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Cancel a build that is not over."""
-        return self.book.cancel(record, now)
+        return self.registry.cancel(record, now)
 
     def leave_rebuilds(self, index: IndexRecord, now: int) -> list[Instruction]:
         """No slice of an index is to be rebuilt any more: it is being dropped, or has failed."""
         out: list[Instruction] = []
-        for record in self.book.rebuilds(index.id):
+        for record in self.registry.rebuilds(index.id):
             others = {id_: numbers for id_, numbers in record.slices.items() if id_ != index.id}
-            waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
+            waits = record.state == "QUEUED" and not self.registry.run(record.id).preparing
             if others and (waits or record.state == "CATCHUP"):
-                self.book.put(replace(record, indexes=list(others), slices=others))
-                out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
+                self.registry.put(replace(record, indexes=list(others), slices=others))
+                out.append(DeleteTopics((self.registry.dictionary.topics.backfill(index.id, record.id),)))
                 continue
-            out += self.book.cancel(record, now)
+            out += self.registry.cancel(record, now)
             self.rebuild_anew(record, others, now, record.attempt)
         return out
 
     def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
         """The slices of a rebuild serve again."""
-        return self._finishing.rebuilt(record, now)
+        return self._completion.rebuilt(record, now)
 
     def leave(self, index: IndexRecord, now: int) -> tuple[list[Instruction], list[IndexRecord]]:
         """An index that is being dropped leaves its build.
@@ -346,19 +346,19 @@ class Builds:
             Instructions, and those of its indexes whose build was cancelled although they are wanted.
         """
         out = self.leave_rebuilds(index, now)
-        record = self.book.active(index)
+        record = self.registry.active(index)
         if record is None:
             return out, []
         others = [id_ for id_ in record.indexes if id_ != index.id]
-        waits = record.state == "QUEUED" and not self.book.run(record.id).preparing
+        waits = record.state == "QUEUED" and not self.registry.run(record.id).preparing
         if others and (waits or record.state == "CATCHUP"):
             record = replace(record, indexes=others)
-            self.book.put(record)
+            self.registry.put(record)
             # Of a build that waits it may be there as well: topics are made, then a pause comes in between.
-            out.append(DeleteTopics((self.book.dictionary.topics.backfill(index.id, record.id),)))
-            return [*out, *([] if waits else self._finishing.finish_if_ready(record, now))], []
-        out += self.book.cancel(record, now)
-        found = [self.book.dictionary.catalog.index(id_) for id_ in others]
+            out.append(DeleteTopics((self.registry.dictionary.topics.backfill(index.id, record.id),)))
+            return [*out, *([] if waits else self._completion.finish_if_ready(record, now))], []
+        out += self.registry.cancel(record, now)
+        found = [self.registry.dictionary.catalog.index(id_) for id_ in others]
         return out, [other for other in found if other is not None and other.state == "DEFERRED"]
 
 

@@ -40,32 +40,32 @@ from keytide.wire.messages import BuildEnd
 class BuildCompletion:
     """What happens to a build when its driver has passed both timestamps."""
 
-    def __init__(self, book: BuildRegistry, jobs: Jobs) -> None:
-        self._book = book
+    def __init__(self, registry: BuildRegistry, jobs: Jobs) -> None:
+        self._registry = registry
         self._jobs = jobs
 
     def source_ends(self, event: SourceSampled) -> list[Instruction]:
         """The source's end, taken after the final micro-batch was read (R25): the stable one, for nobody can
         read past it, and the log cleaner does not go there either."""
-        record = self._book.find(event.build, "BACKFILL")
+        record = self._registry.find(event.build, "BACKFILL")
         if record is None:
             return []
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         run.sampling = False
-        if record.keyspace in self._book.halted:
+        if record.keyspace in self._registry.halted:
             run.exited_at = event.now  # a driver that ended for nothing is started again
             return []
-        if reason := unbuildable(record, event.facts):
-            return self._book.fail(record, reason, event.now)
-        final = Timestamp.of(event.facts.stable, event.facts.topic_id)
-        record = self._book.move(record, "end", ended=True, final_timestamp=final)
+        if reason := unbuildable(record, event.source):
+            return self._registry.fail(record, reason, event.now)
+        final = Timestamp.of(event.source.stable, event.source.topic_id)
+        record = self._registry.move(record, "end", ended=True, final_timestamp=final)
         run.waiting_for = "a snapshot that every slice holds"
         text = f"build {record.id} has read everything; slices switch to their mutation queues"
         return [self.build_end(record), Note("info", "build-catchup", record.id, text)]
 
     def build_end(self, record: BuildRecord) -> SendBuildEnd:
         """The end of the build for each slice (R23); it may be sent again."""
-        dictionary = self._book.dictionary
+        dictionary = self._registry.dictionary
         return SendBuildEnd(
             tuple(
                 (
@@ -80,7 +80,7 @@ class BuildCompletion:
                         record.queue_positions.get(index.id, {}).get(number, 0),
                     ),
                 )
-                for index in self._book.indexes(record)
+                for index in self._registry.indexes(record)
                 if index.state == ("READY" if record.rebuild else "BUILDING")
                 for number in record.slices_of(index)
             )
@@ -88,8 +88,8 @@ class BuildCompletion:
 
     def common(self, event: CommonSnapshot) -> list[Instruction]:
         """Every slice of an index holds a snapshot: READY when it covers the load timestamp and R25's end."""
-        index = self._book.dictionary.catalog.index(event.index)
-        record = self._book.find(index.build or "", "CATCHUP") if index else None
+        index = self._registry.dictionary.catalog.index(event.index)
+        record = self._registry.find(index.build or "", "CATCHUP") if index else None
         if index is None or record is None or index.state != "BUILDING":
             return []
         final = record.final_timestamp or Timestamp()
@@ -98,21 +98,21 @@ class BuildCompletion:
         )
         if not event.timestamp.covers(record.load_timestamp) or not event.timestamp.covers(final):
             return []
-        waits, violated = self._book.unique.verdict(index, event.number, event.now)
+        waits, violated = self._registry.unique.verdict(index, event.number, event.now)
         if violated is not None:
             return self._refuse(record, index, violated, event.now)
         if waits:
-            self._book.run(record.id).waiting_for = f"the slices' verdict on equal keys of {index.name}"
+            self._registry.run(record.id).waiting_for = f"the slices' verdict on equal keys of {index.name}"
             return []
         if record.verify:
-            self._book.run(record.id).arrived.add(index.id)
+            self._registry.run(record.id).arrived.add(index.id)
             verdict = self._verified(record, event.now)
             if verdict is not None:
                 return verdict
-            index = self._book.dictionary.catalog.index(index.id) or index
-        self._book.dictionary.put(replace(index, state="READY"))
+            index = self._registry.dictionary.catalog.index(index.id) or index
+        self._registry.dictionary.put(replace(index, state="READY"))
         text = f"index {index.name} answers scans from snapshot {event.number} on"
-        topic = self._book.dictionary.topics.backfill(index.id, record.id)
+        topic = self._registry.dictionary.topics.backfill(index.id, record.id)
         out: list[Instruction] = [DeleteTopics((topic,)), Note("info", "index-ready", index.name, text)]
         return out + self.finish_if_ready(record, event.now)
 
@@ -123,26 +123,26 @@ class BuildCompletion:
         there are none."""
         reason = failure(index, violated)
         index = replace(index, violated=violated)
-        self._book.dictionary.put(index)
-        others = [one for one in self._book.indexes(record) if one.id != index.id]
+        self._registry.dictionary.put(index)
+        others = [one for one in self._registry.indexes(record) if one.id != index.id]
         if not any(one.state in ("BUILDING", "READY") for one in others):
-            return self._book.fail(record, "; ".join(filter(None, (record.error, reason))), now)
-        self._book.put(replace(record, error="; ".join(filter(None, (record.error, reason)))))
-        topic = self._book.dictionary.topics.backfill(index.id, record.id)
-        out = [*give_up(self._book.dictionary, index, reason), DeleteTopics((topic,))]
-        return out + self.finish_if_ready(self._book.get(record.id), now)
+            return self._registry.fail(record, "; ".join(filter(None, (record.error, reason))), now)
+        self._registry.put(replace(record, error="; ".join(filter(None, (record.error, reason)))))
+        topic = self._registry.dictionary.topics.backfill(index.id, record.id)
+        out = [*give_up(self._registry.dictionary, index, reason), DeleteTopics((topic,))]
+        return out + self.finish_if_ready(self._registry.get(record.id), now)
 
     def _verified(self, record: BuildRecord, now: int) -> list[Instruction] | None:
         """None when the build's indexes were verified, and nothing was wrong; else what follows."""
-        run = self._book.run(record.id)
-        building = [index for index in self._book.indexes(record) if index.state == "BUILDING"]
+        run = self._registry.run(record.id)
+        building = [index for index in self._registry.indexes(record) if index.state == "BUILDING"]
         job = self._jobs.find(record.verification) if record.verification else None
         if job is None or (job.state in FINAL and self._is_void(record, job)):
             if late := [index.name for index in building if index.id not in run.arrived]:
                 run.waiting_for = f"{', '.join(late)}: all indexes of a build are verified together"
                 return []
             job = self._jobs.request("verify", building, now, build=record.id)
-            self._book.put(replace(record, phase="verifying", verification=job.id))
+            self._registry.put(replace(record, phase="verifying", verification=job.id))
             run.waiting_for = f"verification {job.id}"
             return []
         return self._judged(record, job, now)
@@ -151,60 +151,60 @@ class BuildCompletion:
         """The same, by the verification that was asked for."""
         if job.state in ("QUEUED", "RUNNING"):
             doing = self._jobs.waiting_for(job) or f"{job.percent:.0f} %: {job.detail or 'starts'}"
-            self._book.run(record.id).waiting_for = f"verification {job.id} ({doing})"
+            self._registry.run(record.id).waiting_for = f"verification {job.id} ({doing})"
             return []
         again = "build again, or, to have the indexes unverified, with --no-verify"
         report = f"GET /v1/jobs/{job.id}/report, or keytide job report {job.id}"
         if job.state != "DONE":
             reason = f"verification {job.id} is {job.state}: {job.error}; when that is put right, {again}"
-            return self._book.fail(record, reason, now)
+            return self._registry.fail(record, reason, now)
         if not faults_of(job.counts):
             return None
         found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(job.counts.items()))
         reason = (
             f"verification {job.id} found differences from the source: {found}; see {report}; then {again}"
         )
-        return self._book.fail(record, reason, now)
+        return self._registry.fail(record, reason, now)
 
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
         """A build in CATCHUP whose verification has failed fails, also while no snapshot is made. Not while
         the source's history is in doubt, nor for what was found of one that is void."""
         job = self._jobs.find(record.verification) if record.verification else None
-        if job is None or record.keyspace in self._book.halted or self._is_void(record, job):
+        if job is None or record.keyspace in self._registry.halted or self._is_void(record, job):
             return []
         return self._judged(record, job, now) or []
 
     def _is_void(self, record: BuildRecord, job: JobRecord) -> bool:
         """Whether the source was rolled back since a verification was asked for: it is done once more."""
-        keyspace = self._book.dictionary.catalog.keyspace(record.keyspace)
+        keyspace = self._registry.dictionary.catalog.keyspace(record.keyspace)
         return keyspace is not None and job.incarnation < keyspace.incarnation
 
     def finish_if_ready(self, record: BuildRecord, now: int) -> list[Instruction]:
         """End a build in CATCHUP when none of its indexes is on the way any more (one that got READY may
         have failed since)."""
-        if any(index.state == "BUILDING" for index in self._book.indexes(record)):
+        if any(index.state == "BUILDING" for index in self._registry.indexes(record)):
             return []
         done = record.documents_total
-        record = self._book.move(record, "ready", finished_at=now, documents_done=done, phase="")
+        record = self._registry.move(record, "ready", finished_at=now, documents_done=done, phase="")
         seconds = (now - record.started_at) / 1000
         text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
         if record.verification:
             text += ", verified"
-        for index in self._book.indexes(record):
+        for index in self._registry.indexes(record):
             text += _left_out_words(index.name, record.left_out.get(index.id, {}))
         if record.error:
             text += f"; {record.error}"
-        return [*self._book.finish(record), Note("info", "build-ready", record.id, text)]
+        return [*self._registry.finish(record), Note("info", "build-ready", record.id, text)]
 
     def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
         """End a rebuild: its slices serve again."""
-        indexes = self._book.indexes(record)
-        topics = tuple(self._book.dictionary.topics.backfill(index.id, record.id) for index in indexes)
-        record = self._book.move(record, "ready", finished_at=now, documents_done=record.documents_total)
+        indexes = self._registry.indexes(record)
+        topics = tuple(self._registry.dictionary.topics.backfill(index.id, record.id) for index in indexes)
+        record = self._registry.move(record, "ready", finished_at=now, documents_done=record.documents_total)
         text = f"{words(record, indexes)} serve again, {(now - record.started_at) / 1000:.1f} s after build "
         text += f"{record.id} began"
         note = Note("info", "slices-rebuilt", record.id, text)
-        return [DeleteTopics(topics), *self._book.finish(record), note]
+        return [DeleteTopics(topics), *self._registry.finish(record), note]
 
 
 def _left_out_words(name: str, reasons: dict[str, int]) -> str:

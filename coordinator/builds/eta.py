@@ -11,7 +11,7 @@ quarter, of the time of reading).
 What is left is then the documents that each phase still has before it, at its pace. Where that says nothing,
 there is no estimate: before anything was read, while the build waits or pauses, and while slices catch up
 with the stream, which ends when the stream lets them. While the job verifies, its own pace says the rest
-(`jobbook`).
+(`coordinator.jobs.registry`).
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits, BuildRegistry, Cause
 from coordinator.builds.source_checks import finished, target
 from coordinator.core.events import Instruction, Note, RoomSeen, SourceAway, StartDriver, StopDriver
+from coordinator.core.failure_detector import START_MS
 from coordinator.core.nodes import HeardNode, HeardNodes
-from coordinator.core.silence import START_MS
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 
 LONGEST_PAUSE_MS = 300_000
@@ -58,8 +58,8 @@ class BuildPausing:
         nodes: what indexer nodes say.
     """
 
-    def __init__(self, book: BuildRegistry, limits: BuildLimits, nodes: HeardNodes) -> None:
-        self._book = book
+    def __init__(self, registry: BuildRegistry, limits: BuildLimits, nodes: HeardNodes) -> None:
+        self._registry = registry
         self._limits = limits
         self._nodes = nodes
         self._room: RoomSeen | None = None
@@ -97,10 +97,10 @@ class BuildPausing:
         """Have a build pause that something is in the way of; resume one when that is gone."""
         self._began = self._began or now
         if record.state == "BACKFILL":
-            found = None if self._book.run(record.id).sampling else self.trouble(record, now)
+            found = None if self._registry.run(record.id).sampling else self.trouble(record, now)
             return self._held_up(record, found, now) if found else []
         by_itself = record.state == "PAUSED" and record.paused_by == "system"
-        due = max(self._book.run(record.id).resume_at, self._began + self._limits.settle_ms)
+        due = max(self._registry.run(record.id).resume_at, self._began + self._limits.settle_ms)
         if not by_itself or now < due:
             return []
         return self._resume(record, now)
@@ -110,7 +110,7 @@ class BuildPausing:
         before a micro-batch was finished."""
         if found.cause not in ("room", "node-room"):
             return self.pause(record, "system", found.text, now, found.cause)
-        run, text = self._book.run(record.id), found.text
+        run, text = self._registry.run(record.id), found.text
         run.futile = run.futile + 1 if record.batches <= run.futile_batches else 0
         run.futile_batches = record.batches
         if run.futile:
@@ -121,7 +121,7 @@ class BuildPausing:
 
     def lost_spark(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
         """The driver has died too often: pause, and try again later and later."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         times = run.restarts - self._limits.restarts
         wait = min(self._limits.spark_pause_ms << min(times, 16), LONGEST_PAUSE_MS)
         run.restarts += 1
@@ -182,9 +182,9 @@ class BuildPausing:
 
     def _filled_on(self, record: BuildRecord) -> list[tuple[str, HeardNode]]:
         """The nodes that hold slices which a build fills, as far as they are heard."""
-        planned = self._book.run(record.id).placement
+        planned = self._registry.run(record.id).placement
         wanted: set[str] = set()
-        for index in self._book.indexes(record):
+        for index in self._registry.indexes(record):
             slots = _slots(index, record) if index.placement else planned.get(index.id, [])
             wanted.update(name for nodes in slots for name in nodes)
         return [(name, node) for name in sorted(wanted) if (node := self._nodes.by_id.get(name)) is not None]
@@ -199,12 +199,12 @@ class BuildPausing:
         Args:
             by: `operator` or `system`.
         """
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         run.cause, run.resume_at = cause, now + self._limits.settle_ms
         known, out = record.paused, list[Instruction]()
         changes = {"paused": reason, "paused_by": by}
         if record.state == "BACKFILL":
-            record = self._book.move(record, "pause", **changes, **_kept(record))
+            record = self._registry.move(record, "pause", **changes, **_kept(record))
             self._mark(record, "PAUSED")
             run.sampling, run.exited_at, run.failing = False, 0, ""
             run.waiting_for, run.silent_ms = "", -START_MS
@@ -215,32 +215,32 @@ class BuildPausing:
                 run.finding, run.exited_at = False, 0
                 record = replace(record, phase="")
             record = replace(record, **changes)
-            self._book.put(record)
+            self._registry.put(record)
         if known == reason:
             return out
-        text = f"build {record.id} of {', '.join(self._book.names(record))} pauses: {reason}"
+        text = f"build {record.id} of {', '.join(self._registry.names(record))} pauses: {reason}"
         level: Literal["info", "warning"] = "info" if by == "operator" else "warning"
         return [*out, Note(level, "build-paused", record.id, text)]
 
     def resume(self, record: BuildRecord, now: int) -> list[Instruction]:
         """The operator wants it to go on. What is in the way of it now has it pause by itself."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         run.restarts, run.restarts_batches, run.resume_at = 0, record.batches, 0
         run.futile_batches = -1
         if record.state == "QUEUED":
-            self._book.put(replace(record, paused="", paused_by=""))
+            self._registry.put(replace(record, paused="", paused_by=""))
             return [_resumed(record, "waits for its turn again")]
         return self._resume(record, now)
 
     def _resume(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Let a build go on, unless something is in the way of it."""
         found = self.trouble(record, now) or self._turn(record)
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         if found is not None:
             same = record.paused_by == "system" and run.cause == found.cause
             return [] if same else self.pause(record, "system", found.text, now, found.cause)
         run.cause = ""
-        record = self._book.move(record, "resume", paused="", paused_by="")
+        record = self._registry.move(record, "resume", paused="", paused_by="")
         self._mark(record, "BUILDING")
         run.history.clear()
         run.pace.forget()
@@ -248,7 +248,7 @@ class BuildPausing:
 
     def _turn(self, record: BuildRecord) -> PauseReason | None:
         """Whether as many others run as may. (A rebuild waits for nothing but others of its kind.)"""
-        running = self._book.running(rebuilds_only=record.rebuild)
+        running = self._registry.running(rebuilds_only=record.rebuild)
         if len(running) >= self._limits.concurrent:
             text = f"it waits for its turn: {len(running)} builds run (setting build.concurrent)"
             return PauseReason("turn", text)
@@ -264,9 +264,9 @@ class BuildPausing:
         """Indexes that are being built follow their build; those that serve while slices of them are rebuilt
         do not."""
         other = {"PAUSED": "BUILDING", "BUILDING": "PAUSED"}[state]
-        for index in self._book.indexes(record):
+        for index in self._registry.indexes(record):
             if index.build == record.id and index.state == other:
-                self._book.dictionary.put(replace(index, state=state))
+                self._registry.dictionary.put(replace(index, state=state))
 
 
 def _kept(record: BuildRecord) -> dict[str, int]:

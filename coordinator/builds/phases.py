@@ -8,7 +8,7 @@ Phases are for people and programs that watch (`keytide build show`); nothing is
     reading, sorting          BACKFILL: what the driver says that it does with a micro-batch
     loading                   CATCHUP: some slice has still to load what it was sent
     catching-up               CATCHUP: slices read their mutation queues
-    verifying                 CATCHUP: a job compares the indexes with the source (`finishing`)
+    verifying                 CATCHUP: a job compares the indexes with the source (`completion`)
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class Phases:
         nodes: what indexer nodes say.
     """
 
-    def __init__(self, book: BuildRegistry, nodes: HeardNodes) -> None:
-        self._book = book
+    def __init__(self, registry: BuildRegistry, nodes: HeardNodes) -> None:
+        self._registry = registry
         self._nodes = nodes
 
     def tick(self, record: BuildRecord) -> None:
         """Look at a build in BACKFILL or CATCHUP."""
-        record = self._book.get(record.id)
-        run = self._book.run(record.id)
+        record = self._registry.get(record.id)
+        run = self._registry.run(record.id)
         if record.state == "BACKFILL":
             phase = reading(record, run.driver_phase, bool(run.open_until.places), run.open_until)
         elif record.state == "CATCHUP":
@@ -102,19 +102,21 @@ class Phases:
         else:
             return
         if phase != record.phase:
-            self._book.note_progress(replace(record, phase=phase))
+            self._registry.note_progress(replace(record, phase=phase))
 
     def _slices(self, record: BuildRecord) -> list[SliceStatus]:
         known = self._nodes.slices()
         wanted = [
-            (index.id, number) for index in self._book.indexes(record) for number in record.slices_of(index)
+            (index.id, number)
+            for index in self._registry.indexes(record)
+            for number in record.slices_of(index)
         ]
         return [status for key in wanted for status in known.get(key, ())]
 
     def eta_ms(self, record: BuildRecord, now: int) -> float | None:
         """Until the build is over; None when it cannot be told (`coordinator.builds.eta`). While it verifies
         its job knows."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         if record.state != "BACKFILL" or record.phase == "waiting-for-transactions":
             return None
         if record.origin is not None and not record.batches:

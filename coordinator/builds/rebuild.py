@@ -53,7 +53,7 @@ class Rebuilds:
 
     def __init__(self, builds: Builds, nodes: HeardNodes, limits: BuildLimits) -> None:
         self._builds = builds
-        self._book = builds.book
+        self._registry = builds.registry
         self._nodes = nodes
         self._limits = limits
         self.ended = 0
@@ -74,8 +74,11 @@ class Rebuilds:
     def _under_way(self, slices: dict[Slice, list[SliceStatus]], now: int) -> list[Instruction]:
         out: list[Instruction] = []
         lost: dict[tuple[str, str, int], int] = {}
-        for record in self._book.all():
-            if record.state not in ("BACKFILL", "PAUSED", "CATCHUP") or record.keyspace in self._book.halted:
+        for record in self._registry.all():
+            if (
+                record.state not in ("BACKFILL", "PAUSED", "CATCHUP")
+                or record.keyspace in self._registry.halted
+            ):
                 continue
             for index, number in self._filled(record):
                 if (index.id, number) in self._nodes.lost:
@@ -92,7 +95,7 @@ class Rebuilds:
         return out
 
     def _filled(self, record: BuildRecord) -> Iterator[tuple[IndexRecord, int]]:
-        for index in self._book.indexes(record):
+        for index in self._registry.indexes(record):
             if record.rebuild or (index.build == record.id and index.state in ("BUILDING", "PAUSED")):
                 for number in record.slices_of(index):
                     yield index, number
@@ -100,7 +103,7 @@ class Rebuilds:
     def _serve(self, record: BuildRecord, slices: dict[Slice, list[SliceStatus]]) -> bool:
         """Whether every slice of a rebuild is live past what it had to reach, on some replica."""
         target = record.load_timestamp.merge_max(record.final_timestamp or Timestamp())
-        incarnation = self._book.incarnation(record.keyspace)
+        incarnation = self._registry.incarnation(record.keyspace)
         return all(
             any(
                 status.state == "LIVE"
@@ -118,19 +121,19 @@ class Rebuilds:
         """Queue rebuilds of what is lost, one for each keyspace (and table that its data began with)."""
         wanted: dict[tuple[str, str], dict[Slice, BuildRecord | None]] = {}
         since: dict[Slice, int] = {}
-        for index in self._book.dictionary.catalog.indexes():
-            if index.state != "READY" or index.keyspace in self._book.halted:
+        for index in self._registry.dictionary.catalog.indexes():
+            if index.state != "READY" or index.keyspace in self._registry.halted:
                 continue
             for number in range(index.slices):
                 key = (index.id, number)
                 if key not in self._nodes.lost and number not in index.slice_builds:
                     continue
-                last = self._book.last_rebuild(*key)
+                last = self._registry.last_rebuild(*key)
                 if not self._needed(index, number, last):
                     continue
                 since[key] = self._since.get(key, now)
                 if last is None or last.state == "READY" or now >= _again_at(last):
-                    table = index.build if origin_of(self._book.dictionary.catalog, index) else None
+                    table = index.build if origin_of(self._registry.dictionary.catalog, index) else None
                     wanted.setdefault((index.keyspace, table or ""), {})[key] = last
         self._since = since
         out: list[Instruction] = []
@@ -161,16 +164,16 @@ class Rebuilds:
                 continue
             attempt = max(attempt, failed.attempt + 1 if failed else 0)
             slices.setdefault(id_, []).append(number)
-        first = self._book.dictionary.catalog.index(min(found)[0])
-        origin = origin_of(self._book.dictionary.catalog, first) if first else None
+        first = self._registry.dictionary.catalog.index(min(found)[0])
+        origin = origin_of(self._registry.dictionary.catalog, first) if first else None
         record = self._builds.request_rebuild(keyspace, slices, now, attempt, origin)
         if record is not None:
-            text = f"build {record.id} is to rebuild {words(record, self._book.indexes(record))}"
+            text = f"build {record.id} is to rebuild {words(record, self._registry.indexes(record))}"
             out.append(Note("warning", "rebuild-queued", record.id, text))
         return out
 
     def _fail(self, index: str, number: int, last: BuildRecord, now: int) -> list[Instruction]:
-        record = self._book.dictionary.catalog.index(index)
+        record = self._registry.dictionary.catalog.index(index)
         if record is None or record.state != "READY":
             return []  # another of its slices was first
         reason = (
@@ -178,7 +181,7 @@ class Rebuilds:
             f"{last.error or 'the rebuild was cancelled'}; build the index again"
         )
         left = self._builds.leave_rebuilds(record, now)
-        return [*left, *give_up(self._book.dictionary, record, reason)]
+        return [*left, *give_up(self._registry.dictionary, record, reason)]
 
 
 def _late(since: int, now: int) -> bool:

@@ -1,4 +1,4 @@
-"""The book of builds: their records, what is known beside, and the only way to change a state. Pure.
+"""The registry of builds: their records, what is known beside, and the only way to change a state. Pure.
 
 A build is a record in the metadata topic (what must survive) and a `BuildRun` (what this coordinator knows
 of it beside). Every change of state goes through `TRANSITIONS`; anything else is our bug.
@@ -16,7 +16,7 @@ from coordinator.builds.eta import BuildPace
 from coordinator.builds.retirement import retire
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
-from coordinator.core.silence import START_MS
+from coordinator.core.failure_detector import START_MS
 from coordinator.jobs.registry import JobLimits
 from coordinator.unique.violations import Uniqueness
 from keytide.catalog.catalog import BuildRecord, BuildState, IndexRecord
@@ -249,7 +249,7 @@ class BuildRegistry:
 
     def fail(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build that can never be right; its indexes become FAILED, but for those that are READY
-        already (a rebuild of their slices is tried again: `rebuilding`)."""
+        already (a rebuild of their slices is tried again: `rebuild`)."""
         record = self.move(record, "fail", error=reason, finished_at=now)
         text = f"build {record.id} of {', '.join(self.names(record))} failed: {reason}"
         return [*self._abandon(record, "FAILED", reason), Note("error", "build-failed", record.id, text)]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import DeleteTopics, Instruction, Note, TopicsDeleted
-from coordinator.stability.progress import Progresses
+from coordinator.stability.progress import KeyspaceProgress
 from keytide.catalog.catalog import IndexRecord
 
 RETIRED: frozenset[str] = frozenset({"DEFERRED", "FAILED", "DROPPING"})
@@ -69,7 +69,7 @@ class Retirement:
         self._since: dict[str, int] = {}
         self._deleting: set[str] = set()
 
-    def tick(self, progress: Mapping[str, Progresses], now: int) -> list[Instruction]:
+    def tick(self, progress: Mapping[str, KeyspaceProgress], now: int) -> list[Instruction]:
         """Order the removal of what is free now. `progress` by keyspace."""
         out: list[Instruction] = []
         for index in self._dictionary.catalog.indexes():
@@ -107,7 +107,9 @@ class Retirement:
             if index.state == "DROPPING" and index.version == 0
         ]
 
-    def _deactivated(self, index: IndexRecord, progress: Progresses | None, since: int, now: int) -> bool:
+    def _deactivated(
+        self, index: IndexRecord, progress: KeyspaceProgress | None, since: int, now: int
+    ) -> bool:
         if progress is None:
             return True
         waited = now - since > SILENCE_LIMIT_MS

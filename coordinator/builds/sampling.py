@@ -36,43 +36,43 @@ NEVER_AGAIN = 3
 class SplitSampling:
     """The step of QUEUED builds before they are prepared."""
 
-    def __init__(self, book: BuildRegistry, limits: BuildLimits, pausing: BuildPausing) -> None:
-        self._book = book
+    def __init__(self, registry: BuildRegistry, limits: BuildLimits, pausing: BuildPausing) -> None:
+        self._registry = registry
         self._limits = limits
         self._pausing = pausing
 
     def wanted(self, record: BuildRecord) -> list[IndexRecord]:
         """The indexes whose splits have to be found still. (Slices that are rebuilt keep theirs.)"""
-        found = self._book.run(record.id).splits
+        found = self._registry.run(record.id).splits
         if record.rebuild:
             return []
-        indexes = self._book.indexes(record)
+        indexes = self._registry.indexes(record)
         return [one for one in indexes if one.definition.samples_splits and one.id not in found]
 
     def begin(self, record: BuildRecord) -> list[Instruction]:
         """Order a sample."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         names = ", ".join(index.name for index in self.wanted(record))
         run.finding, run.exited_at, run.restarts = True, 0, 0
         run.waiting_for = f"the splits of {names}: a sample of {record.keyspace} is taken"
-        self._book.put(replace(record, phase="sampling"))
+        self._registry.put(replace(record, phase="sampling"))
         text = f"build {record.id} takes a sample of {record.keyspace} for the splits of {names}"
         return [StartDriver(record.id, task="sample"), Note("info", "build-sampling", record.id, text)]
 
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Miss a driver that ended without a word."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         if run.finding and run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
             return self._again(record, "it ended without a report", now)
         return []
 
     def found(self, message: BuildSampled) -> list[Instruction]:
         """The driver's word; it may come twice. A build that has begun keeps the splits it began with."""
-        record = self._book.find(message.build, "QUEUED")
+        record = self._registry.find(message.build, "QUEUED")
         if record is None:
             return []
         out: list[Instruction] = []
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         for index in self.wanted(record):
             splits = tuple(message.splits.get(index.id, ()))
             if len(splits) != index.slices - 1 or list(splits) != sorted(splits):
@@ -91,8 +91,8 @@ class SplitSampling:
 
     def exited(self, event: DriverExited) -> list[Instruction]:
         """The driver has ended; nearly always after its report, which may arrive later all the same."""
-        record = self._book.find(event.build, "QUEUED")
-        run = self._book.run(event.build) if record is not None else None
+        record = self._registry.find(event.build, "QUEUED")
+        run = self._registry.run(event.build) if record is not None else None
         if record is None or run is None or not run.finding:
             return []
         if not self.wanted(record):
@@ -106,29 +106,29 @@ class SplitSampling:
             return [StartDriver(record.id, NO_ROOM_PAUSE_MS, "sample")]
         if event.status == NEVER_AGAIN:
             why = f"no sample can be taken for its splits: {event.tail or 'the driver gave no reason'}"
-            return self._book.fail(record, f"{why}; {_advice(record)}", event.now)
+            return self._registry.fail(record, f"{why}; {_advice(record)}", event.now)
         how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
         return self._again(record, f"it ended with {how}. {event.tail}".strip(), event.now)
 
     def splits(self, record: BuildRecord, index: IndexRecord) -> tuple[bytes, ...]:
         """The splits that an index of a build begins with."""
-        return self._book.run(record.id).splits.get(index.id, index.definition.encoded_splits)
+        return self._registry.run(record.id).splits.get(index.id, index.definition.encoded_splits)
 
     def _done(self, record: BuildRecord) -> None:
         """All splits are known, and the driver has ended: the build may begin."""
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         run.finding, run.exited_at, run.restarts, run.waiting_for = False, 0, 0, ""
-        self._book.put(replace(record, phase=""))
+        self._registry.put(replace(record, phase=""))
 
     def _again(self, record: BuildRecord, story: str, now: int) -> list[Instruction]:
-        run = self._book.run(record.id)
+        run = self._registry.run(record.id)
         run.exited_at = 0
         if (trouble := self._pausing.trouble(record, now)) is not None:
             run.finding, run.waiting_for = False, trouble.text
             return []
         if run.restarts >= self._limits.restarts:
             why = f"the driver of its sample died {run.restarts + 1} times; at last: {story}"
-            return self._book.fail(record, f"{why}; {_advice(record)}", now)
+            return self._registry.fail(record, f"{why}; {_advice(record)}", now)
         delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
         run.restarts += 1
         text = f"the driver of the sample died and is started again in {delay / 1000:g} s: {story}"

@@ -1,4 +1,4 @@
-"""What a source topic allows a build: pure judgements over `SourceFacts`.
+"""What a source topic allows a build: pure judgements over `SourceStatus`.
 
 What the source no longer holds cannot be indexed and must never be guessed: each of these ends a build, with
 the reason.
@@ -7,7 +7,7 @@ the reason.
 from __future__ import annotations
 
 from coordinator.builds.table_origins import lost_tombstones
-from coordinator.core.events import SourceFacts
+from coordinator.core.events import SourceStatus
 from keytide.catalog.catalog import BuildRecord
 from keytide.model.timestamp import Timestamp
 
@@ -28,26 +28,26 @@ def finished(build: BuildRecord, reached: Timestamp) -> int:
     return build.earliest.documents_to(reached) + (build.table_documents if build.batches else 0)
 
 
-def unbuildable(build: BuildRecord, facts: SourceFacts) -> str:
+def unbuildable(build: BuildRecord, source: SourceStatus) -> str:
     """Why this build can never be right any more, "" when it still can."""
-    if not facts.exists:
+    if not source.exists:
         return f"topic {build.keyspace} does not exist any more; make it, and build again"
     topic_id = build.load_timestamp.topic_id
-    if topic_id and topic_id != facts.topic_id:
+    if topic_id and topic_id != source.topic_id:
         return f"topic {build.keyspace} was deleted and made anew during the build; build again"
     partitions = len(build.load_timestamp.places)
-    if facts.partitions != partitions:
+    if source.partitions != partitions:
         return (
             f"topic {build.keyspace} had {partitions} partitions at the start of the build and has "
-            f"{facts.partitions} now; build again to take them in"
+            f"{source.partitions} now; build again to take them in"
         )
-    return _lost_offsets(build, facts) or _lost_tombstones(build, facts)
+    return _lost_offsets(build, source) or _lost_tombstones(build, source)
 
 
-def _lost_offsets(build: BuildRecord, facts: SourceFacts) -> str:
+def _lost_offsets(build: BuildRecord, source: SourceStatus) -> str:
     """Whether offsets are gone that the backfill has not read and needs."""
     wanted = target(build)
-    for partition, earliest in sorted(facts.earliest.items()):
+    for partition, earliest in sorted(source.earliest.items()):
         needed = max(build.backfill_timestamp.offset(partition), build.earliest.offset(partition))
         if needed < wanted.offset(partition) and earliest > needed:
             return (
@@ -57,32 +57,32 @@ def _lost_offsets(build: BuildRecord, facts: SourceFacts) -> str:
     return ""
 
 
-def _lost_tombstones(build: BuildRecord, facts: SourceFacts) -> str:
+def _lost_tombstones(build: BuildRecord, source: SourceStatus) -> str:
     """Whether a tombstone may have been cleaned away between the read of the old version and its own place
     (R26)."""
-    if not facts.compacted or build.backfill_timestamp.covers(build.load_timestamp):
+    if not source.compacted or build.backfill_timestamp.covers(build.load_timestamp):
         return ""
     if build.origin is not None:
-        return lost_tombstones(build.origin, facts)
+        return lost_tombstones(build.origin, source)
     if not build.first_read_at:
         return ""
-    took = facts.sampled_at - build.first_read_at
-    if took <= facts.delete_retention_ms:
+    took = source.sampled_at - build.first_read_at
+    if took <= source.delete_retention_ms:
         return ""
     return (
         f"the build has read for {took // 1000} s without reaching its load timestamp, longer than the "
-        f"{facts.delete_retention_ms // 1000} s for which topic {build.keyspace} keeps tombstones: deletions "
-        "may have been missed; raise its delete.retention.ms and build again"
+        f"{source.delete_retention_ms // 1000} s for which topic {build.keyspace} keeps tombstones: "
+        "deletions may have been missed; raise its delete.retention.ms and build again"
     )
 
 
-def open_transactions(load: Timestamp, facts: SourceFacts) -> list[tuple[int, int]]:
+def open_transactions(load: Timestamp, source: SourceStatus) -> list[tuple[int, int]]:
     """Partitions whose stable end lies below the load timestamp, with that end: an open transaction begins
     there (R24)."""
     return [
         (partition, stable)
-        for partition, stable in sorted(facts.stable.items())
-        if stable < min(load.offset(partition), facts.high.get(partition, 0))
+        for partition, stable in sorted(source.stable.items())
+        if stable < min(load.offset(partition), source.high.get(partition, 0))
     ]
 
 

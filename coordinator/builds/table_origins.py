@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core.source_facts import SourceFacts
+from coordinator.core.source_status import SourceStatus
 from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord, TableOrigin
 from keytide.model.timestamp import Timestamp
 
@@ -32,44 +32,45 @@ _MORE = 3
 """So many partitions are named in a message."""
 
 
-def refused(origin: TableOrigin, facts: SourceFacts, rollbacks: Iterable[RollbackRecord] = ()) -> str:
+def refused(origin: TableOrigin, source: SourceStatus, rollbacks: Iterable[RollbackRecord] = ()) -> str:
     """Why a build cannot begin with this table now, "" when it can.
 
     Args:
-        facts: of the source; its ends are, or will be, the load timestamp.
+        source: of the source; its ends are, or will be, the load timestamp.
         rollbacks: of the keyspace.
     """
-    if origin.topic_id and origin.topic_id != facts.topic_id:
-        return f"the offsets of the table are of a topic {facts.keyspace} that was deleted and made anew"
+    if origin.topic_id and origin.topic_id != source.topic_id:
+        return f"the offsets of the table are of a topic {source.keyspace} that was deleted and made anew"
     return (
-        _wrong_partitions(origin, facts)
-        or _wrong_offsets(origin, facts)
+        _wrong_partitions(origin, source)
+        or _wrong_offsets(origin, source)
         or _void(origin, rollbacks)
-        or lost_tombstones(origin, facts)
+        or lost_tombstones(origin, source)
     )
 
 
-def _wrong_partitions(origin: TableOrigin, facts: SourceFacts) -> str:
-    missing = sorted(facts.high.keys() - origin.offsets.keys())
-    unknown = sorted(origin.offsets.keys() - facts.high.keys())
+def _wrong_partitions(origin: TableOrigin, source: SourceStatus) -> str:
+    missing = sorted(source.high.keys() - origin.offsets.keys())
+    unknown = sorted(origin.offsets.keys() - source.high.keys())
     if missing:
-        return f"the table needs an offset for every partition of {facts.keyspace}: {_few(missing)} have none"
+        of = source.keyspace
+        return f"the table needs an offset for every partition of {of}: {_few(missing)} have none"
     if unknown:
-        return f"topic {facts.keyspace} has {facts.partitions} partitions: there is no {_few(unknown)}"
+        return f"topic {source.keyspace} has {source.partitions} partitions: there is no {_few(unknown)}"
     return ""
 
 
-def _wrong_offsets(origin: TableOrigin, facts: SourceFacts) -> str:
+def _wrong_offsets(origin: TableOrigin, source: SourceStatus) -> str:
     for partition, offset in sorted(origin.offsets.items()):
-        if offset > facts.high[partition]:
+        if offset > source.high[partition]:
             return (
                 f"the table was taken at offset {offset} of partition {partition}, which ends at "
-                f"{facts.high[partition]}: it is of another topic, or of records that were lost"
+                f"{source.high[partition]}: it is of another topic, or of records that were lost"
             )
-        if offset < facts.earliest[partition]:
+        if offset < source.earliest[partition]:
             return (
-                f"offsets {offset} to {facts.earliest[partition] - 1} of partition {partition}, which follow "
-                "the table, were deleted; take a newer table, or raise the topic's retention before"
+                f"offsets {offset} to {source.earliest[partition] - 1} of partition {partition}, which "
+                "follow the table, were deleted; take a newer table, or raise the topic's retention before"
             )
     return ""
 
@@ -91,25 +92,25 @@ def _void(origin: TableOrigin, rollbacks: Iterable[RollbackRecord]) -> str:
     return ""
 
 
-def lost_tombstones(origin: TableOrigin, facts: SourceFacts) -> str:
+def lost_tombstones(origin: TableOrigin, source: SourceStatus) -> str:
     """Whether a deletion after the table was taken may have been cleaned away (R26), "" when not.
 
     The reader is at the table until the load timestamp is reached, so the judgement repeats while a build
     runs.
     """
-    if not facts.compacted:
+    if not source.compacted:
         return ""
     if not origin.taken_at:
         return (
-            f"topic {facts.keyspace} is compacted: a deletion may have been cleaned away since the table was "
-            "taken; say when that was (`taken_at`)"
+            f"topic {source.keyspace} is compacted: a deletion may have been cleaned away since the table "
+            "was taken; say when that was (`taken_at`)"
         )
-    age = facts.sampled_at - origin.taken_at
-    if age <= facts.delete_retention_ms:
+    age = source.sampled_at - origin.taken_at
+    if age <= source.delete_retention_ms:
         return ""
     return (
-        f"the table was taken {age // 1000} s ago, and topic {facts.keyspace} keeps tombstones for "
-        f"{facts.delete_retention_ms // 1000} s only: deletions may be missed; take a newer table, or raise "
+        f"the table was taken {age // 1000} s ago, and topic {source.keyspace} keeps tombstones for "
+        f"{source.delete_retention_ms // 1000} s only: deletions may be missed; take a newer table, or raise "
         "the topic's delete.retention.ms before"
     )
 

@@ -1,5 +1,5 @@
-"""What all pure parts of the coordinator speak: events in, instructions out, facts of sources, who is alive.
-Pure.
+"""What all pure parts of the coordinator speak: events in, instructions out, the state of sources, who is
+alive. Pure.
 
 Imported by every room of the package; imports none of them.
 """

@@ -28,7 +28,7 @@ from coordinator.core.instructions import StartDriver as StartDriver
 from coordinator.core.instructions import StopDriver as StopDriver
 from coordinator.core.instructions import TrimQueues as TrimQueues
 from coordinator.core.instructions import Write as Write
-from coordinator.core.source_facts import SourceFacts as SourceFacts
+from coordinator.core.source_status import SourceStatus as SourceStatus
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import Message, Published, StabilityTimestamp
 
@@ -71,14 +71,14 @@ class ControlTail:
 
 @dataclass(frozen=True, slots=True)
 class SourceSampled:
-    """Source facts, periodic (`build` empty) or asked for by `SampleSource`.
+    """The state of a source, periodic (`build` empty) or asked for by `SampleSource`.
 
     Attributes:
         lost: of the places that were asked about, those that are not on the log any more, with where the
             histories part.
     """
 
-    facts: SourceFacts
+    source: SourceStatus
     build: str
     now: int
     lost: Mapping[int, Place] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class BuildPrepared:
     """
 
     build: str
-    facts: SourceFacts
+    source: SourceStatus
     now: int
     queue_ends: dict[str, dict[int, int]] = field(default_factory=dict)
 

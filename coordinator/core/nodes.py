@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.core.events import Instruction, Note
-from coordinator.core.silence import SilenceWatch
+from coordinator.core.failure_detector import FailureDetector
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {
@@ -15,7 +15,7 @@ _OUT_OF_SERVICE = {
 
 
 def node_subject(name: str) -> tuple[str, str]:
-    """A node, for the vigil."""
+    """A node, for the failure_detector."""
     return ("node", name)
 
 
@@ -45,16 +45,16 @@ class HeardNodes:
 
     Args:
         timeout_ms: a node without a heartbeat for this long is not live.
-        vigil: counts silence.
+        failure_detector: counts silence.
 
     Attributes:
         by_id: all of them.
         lost: (index id, slice) that are LOST on every live node that has them.
     """
 
-    def __init__(self, timeout_ms: int, vigil: SilenceWatch) -> None:
+    def __init__(self, timeout_ms: int, failure_detector: FailureDetector) -> None:
         self._timeout_ms = timeout_ms
-        self._vigil = vigil
+        self._failure_detector = failure_detector
         self.by_id: dict[str, HeardNode] = {}
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self._live: list[str] = []
@@ -76,7 +76,7 @@ class HeardNodes:
                 Note("warning", "node-restarted", message.node, f"node {message.node} was restarted")
             )
         notes += _stopped_slices(node, message)
-        self._vigil.heard(node_subject(message.node))
+        self._failure_detector.heard(node_subject(message.node))
         self.by_id[message.node] = HeardNode(message, now, live=True)
         self._changed()
         return restarted, notes
@@ -85,7 +85,7 @@ class HeardNodes:
         """Declare silent nodes dead."""
         notes: list[Instruction] = []
         for name, node in sorted(self.by_id.items()):
-            silence = self._vigil.silence(node_subject(name))
+            silence = self._failure_detector.silence(node_subject(name))
             if node.live and silence > self._timeout_ms:
                 node.live = False
                 notes.append(

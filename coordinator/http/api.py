@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import FileResponse
@@ -20,9 +19,10 @@ from pydantic import BaseModel, Field
 
 from coordinator.http import metrics
 from coordinator.http.job_routes import add_jobs
+from coordinator.http.leader_access import LeaderAccess
 from coordinator.http.list_routes import add_lists
 from coordinator.http.problems import add_error_handlers
-from coordinator.leader import CommandResult, Leader
+from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
 from coordinator.statements.ddl import StatementResult
 from coordinator.statements.field_notices import notice
@@ -30,14 +30,13 @@ from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views
 from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
-from keytide.errors import NotServedYetError, RetryableError
+from keytide.errors import NotServedYetError
 from keytide.model.health import Verdict, single
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
 from keytide.serving.gate import Need, RequestGate
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -46,8 +45,6 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 LOOP_LIMIT_MS = 2_000
-
-
 MAX_RATE: Final = 100_000_000
 """Documents per second: more than any build reads, and far from what arithmetic on it overflows."""
 
@@ -95,14 +92,14 @@ def create_app(service: CoordinatorService, url: str, started: Callable[[], None
     add_docs(app)
     add_error_handlers(app)
     app.add_middleware(RequestGate, settings=service.settings, needs=_needs)
-    desk = Desk(service)
-    _add_statements(app, desk)
-    _add_indexes(app, desk)
-    _add_builds(app, desk)
-    add_jobs(app, desk, _PAGE_HEADERS)
-    add_lists(app, desk)
-    _add_cluster(app, desk, url)
-    _add_health(app, desk)
+    access = LeaderAccess(service)
+    _add_statements(app, access)
+    _add_indexes(app, access)
+    _add_builds(app, access)
+    add_jobs(app, access, _PAGE_HEADERS)
+    add_lists(app, access)
+    _add_cluster(app, access, url)
+    _add_health(app, access)
     return app
 
 
@@ -113,32 +110,6 @@ def _needs(method: str, path: str) -> Need:
     return "read" if method in ("GET", "HEAD") else "admin"
 
 
-class Desk:
-    """What handlers share: looking and changing through the control loop. Who may do which was decided before
-    (`_needs`)."""
-
-    def __init__(self, service: CoordinatorService) -> None:
-        self.service = service
-        self._limit = float(service.settings.coordinator.request_timeout_s)
-
-    async def look(self, at: Callable[[Leader, int], _T]) -> _T:
-        """What `at` sees of the leader."""
-        return await self._answer(self.service.ask(at))
-
-    async def change(self, command: Callable[[Leader, int], CommandResult]) -> StatementResult:
-        """What `command` did, committed."""
-        return await self._answer(self.service.change(command))
-
-    async def _answer(self, future: Future[_T]) -> _T:
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._limit)
-        except TimeoutError as error:
-            raise RetryableError(
-                f"no confirmation within {self._limit:.0f} s; a change may still take effect",
-                next_step="look whether it has, and see whether Kafka is well: `keytide doctor`",
-            ) from error
-
-
 def _described(outcome: StatementResult) -> dict[str, Any]:
     return {
         "message": outcome.message,
@@ -147,7 +118,7 @@ def _described(outcome: StatementResult) -> dict[str, Any]:
     }
 
 
-def _add_statements(app: FastAPI, desk: Desk) -> None:
+def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
     @app.post("/v1/statements", tags=["statements"], summary="Run a statement")
     async def statements(body: StatementBody) -> dict[str, Any]:
         """CREATE INDEX, DROP INDEX, BUILD INDEX. Answers when the change is in the dictionary; a build goes
@@ -155,23 +126,23 @@ def _add_statements(app: FastAPI, desk: Desk) -> None:
         try:
             statement = parse_statement(body.statement)
         except QueryElsewhereError as query:
-            nodes = await desk.look(views.nodes)
+            nodes = await access.look(views.nodes)
             query.extra["nodes"] = [node["url"] for node in nodes if node["live"] and node["url"]]
             raise
         if not isinstance(statement, CreateIndex):
-            outcome = await desk.change(lambda leader, now: leader.execute(statement, None, now))
+            outcome = await access.change(lambda leader, now: leader.execute(statement, None, now))
             return {**_described(outcome), "notice": None}
         definition = statement.definition
-        facts = await asyncio.to_thread(desk.service.sample, definition.keyspace)
-        outcome = await desk.change(lambda leader, now: leader.execute(statement, facts, now))
-        said = await asyncio.to_thread(notice, desk.service.settings, definition, facts)
+        source = await asyncio.to_thread(access.service.sample, definition.keyspace)
+        outcome = await access.change(lambda leader, now: leader.execute(statement, source, now))
+        said = await asyncio.to_thread(notice, access.service.settings, definition, source)
         return {**_described(outcome), "notice": said or None}
 
 
-def _add_indexes(app: FastAPI, desk: Desk) -> None:
+def _add_indexes(app: FastAPI, access: LeaderAccess) -> None:
     @app.get("/v1/indexes", tags=["indexes"], summary="All indexes")
     async def indexes() -> Any:
-        return await desk.look(
+        return await access.look(
             lambda leader, now: [views.index(leader, one, now) for one in leader.dictionary.catalog.indexes()]
         )
 
@@ -184,7 +155,7 @@ def _add_indexes(app: FastAPI, desk: Desk) -> None:
             document = views.index(leader, record, now)
             return {**document, "slice_states": views.index_slices(leader, record)}
 
-        return await desk.look(show)
+        return await access.look(show)
 
     @app.delete(
         "/v1/indexes/{name}",
@@ -193,77 +164,77 @@ def _add_indexes(app: FastAPI, desk: Desk) -> None:
         summary="Drop an index",
     )
     async def drop(name: str) -> Any:
-        outcome = await desk.change(lambda leader, now: leader.drop(name, now))
+        outcome = await access.change(lambda leader, now: leader.drop(name, now))
         return _described(outcome)
 
 
 def _shown(build: str) -> Callable[[Leader, int], views.Document]:
-    return lambda leader, now: views.build(leader, leader.builds.book.get(build), now)
+    return lambda leader, now: views.build(leader, leader.builds.registry.get(build), now)
 
 
-def _add_builds(app: FastAPI, desk: Desk) -> None:
+def _add_builds(app: FastAPI, access: LeaderAccess) -> None:
     @app.post("/v1/builds", tags=["builds"], status_code=202, summary="Start a build")
     async def start(body: BuildBody) -> Any:
         """One read of the source builds all of them."""
-        rate_limit, origin, facts = body.rate_limit or 0, None, None
+        rate_limit, origin, source = body.rate_limit or 0, None, None
         if body.origin is not None and body.indexes:
-            settings = desk.service.settings
+            settings = access.service.settings
             allowed = settings.build.origin_paths, settings.build.origin_urls
             origin, first = body.origin.table(reach_of(settings.data_dir, *allowed)), body.indexes[0]
-            keyspace = await desk.look(lambda leader, _: leader.dictionary.index_named(first).keyspace)
-            facts = await asyncio.to_thread(desk.service.sample, keyspace)
-            origin = await asyncio.to_thread(desk.service.with_epochs, origin, keyspace)
-        outcome = await desk.change(
-            lambda leader, now: leader.build(body.indexes, rate_limit, now, origin, facts, body.verify)
+            keyspace = await access.look(lambda leader, _: leader.dictionary.index_named(first).keyspace)
+            source = await asyncio.to_thread(access.service.sample, keyspace)
+            origin = await asyncio.to_thread(access.service.with_epochs, origin, keyspace)
+        outcome = await access.change(
+            lambda leader, now: leader.build(body.indexes, rate_limit, now, origin, source, body.verify)
         )
-        return await desk.look(_shown(outcome.build.id if outcome.build else ""))
+        return await access.look(_shown(outcome.build.id if outcome.build else ""))
 
     @app.get("/v1/builds", tags=["builds"], summary="All builds, oldest first")
     async def builds() -> Any:
-        return await desk.look(
-            lambda leader, now: [views.build(leader, one, now) for one in leader.builds.book.all()]
+        return await access.look(
+            lambda leader, now: [views.build(leader, one, now) for one in leader.builds.registry.all()]
         )
 
     @app.get("/v1/builds/{build}", tags=["builds"], summary="One build")
     async def show(build: str) -> Any:
-        return await desk.look(_shown(build))
+        return await access.look(_shown(build))
 
     @app.post("/v1/builds/{build}/cancel", tags=["builds"], summary="Cancel a build")
     async def cancel(build: str) -> Any:
         """Its indexes are DEFERRED again."""
-        await desk.change(lambda leader, now: leader.cancel(build, now))
-        return await desk.look(_shown(build))
+        await access.change(lambda leader, now: leader.cancel(build, now))
+        return await access.look(_shown(build))
 
     @app.post("/v1/builds/{build}/pause", tags=["builds"], summary="Pause a build")
     async def pause(build: str) -> Any:
         """Its driver is stopped; what is done is kept, but for the micro-batch under way. One that waits for
         its turn does not start."""
-        await desk.change(lambda leader, now: leader.pause(build, now))
-        return await desk.look(_shown(build))
+        await access.change(lambda leader, now: leader.pause(build, now))
+        return await access.look(_shown(build))
 
     @app.post("/v1/builds/{build}/resume", tags=["builds"], summary="Resume a build")
     async def resume(build: str) -> Any:
         """It goes on from its checkpoint, unless `paused` says what is in the way."""
-        await desk.change(lambda leader, now: leader.resume(build, now))
-        return await desk.look(_shown(build))
+        await access.change(lambda leader, now: leader.resume(build, now))
+        return await access.look(_shown(build))
 
     @app.patch("/v1/builds/{build}", tags=["builds"], summary="Change its rate")
     async def throttle(build: str, body: RateBody) -> Any:
         """Takes effect within seconds, also in the middle of a micro-batch."""
-        await desk.change(lambda leader, now: leader.throttle(build, body.rate_limit or 0, now))
-        return await desk.look(_shown(build))
+        await access.change(lambda leader, now: leader.throttle(build, body.rate_limit or 0, now))
+        return await access.look(_shown(build))
 
 
-def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
+def _add_cluster(app: FastAPI, access: LeaderAccess, url: str) -> None:
     @app.get("/v1/cluster", tags=["cluster"], summary="Where everything is")
     async def cluster() -> Any:
-        return await desk.look(
-            lambda leader, now: views.cluster(leader, desk.service.settings.kafka.bootstrap, url, now)
+        return await access.look(
+            lambda leader, now: views.cluster(leader, access.service.settings.kafka.bootstrap, url, now)
         )
 
     @app.get("/v1/nodes", tags=["cluster"], summary="Indexer nodes")
     async def nodes() -> Any:
-        return await desk.look(views.nodes)
+        return await access.look(views.nodes)
 
     @app.post("/v1/nodes/{node}/drain", tags=["cluster"])
     async def drain(node: str) -> None:
@@ -279,11 +250,11 @@ def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
 
     @app.get("/v1/topology", tags=["cluster"], summary="Which node holds which slice")
     async def topology() -> Any:
-        return await desk.look(views.topology)
+        return await access.look(views.topology)
 
     @app.get("/v1/stability", tags=["cluster"], summary="Stability timestamps")
     async def stability() -> Any:
-        return await desk.look(views.stability)
+        return await access.look(views.stability)
 
     @app.get("/v1/events", tags=["cluster"], summary="What happened lately")
     async def events(
@@ -291,20 +262,20 @@ def _add_cluster(app: FastAPI, desk: Desk, url: str) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Any:
         """Numbers begin anew in each term."""
-        lines = await desk.look(lambda leader, _: desk.service.events.after(after, limit))
-        return [line.as_json(desk.service.term) for line in lines]
+        lines = await access.look(lambda leader, _: access.service.events.after(after, limit))
+        return [line.as_json(access.service.term) for line in lines]
 
 
-def _add_health(app: FastAPI, desk: Desk) -> None:
+def _add_health(app: FastAPI, access: LeaderAccess) -> None:
     async def health_now() -> Verdict:
-        if not desk.service.leads:
-            return desk.service.verdict_of_standby()
+        if not access.service.leads:
+            return access.service.verdict_of_standby()
         try:
-            return await asyncio.wait_for(desk.look(health.of), LOOP_LIMIT_MS / 1000)
+            return await asyncio.wait_for(access.look(health.of), LOOP_LIMIT_MS / 1000)
         except TimeoutError:
             return single(
                 "cluster",
-                desk.service.settings.cluster,
+                access.service.settings.cluster,
                 "failing",
                 f"the coordinator's control loop has not answered for {LOOP_LIMIT_MS / 1000:.0f} s",
                 "see its log; end it, and another one leads",
@@ -327,9 +298,13 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
         """Ready when it leads, its control loop answers and Kafka does: what else fails is no reason to send
         requests elsewhere. 503 while it stands by."""
         verdict = await health_now()
-        ready = desk.service.leads and verdict.worst_of("cluster", "kafka") != "failing"
+        ready = access.service.leads and verdict.worst_of("cluster", "kafka") != "failing"
         response.status_code = 200 if ready else 503
-        known = {"ready": ready, "term": desk.service.term, "uptime_ms": now_ms() - desk.service.started_at}
+        known = {
+            "ready": ready,
+            "term": access.service.term,
+            "uptime_ms": now_ms() - access.service.started_at,
+        }
         return {
             **known,
             "status": verdict.status,
@@ -338,8 +313,8 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
-        if desk.service.leads:
-            page = await desk.look(metrics.render)
+        if access.service.leads:
+            page = await access.look(metrics.render)
         else:
             page = metrics.standing_by(await health_now())
         return Response(page, media_type="text/plain; version=0.0.4")

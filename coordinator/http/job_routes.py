@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
 from coordinator.http import job_reports
+from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
 from coordinator.views import jobs as job_views
-
-if TYPE_CHECKING:
-    from coordinator.http.api import Desk
 
 
 class RepairBody(BaseModel):
@@ -25,7 +23,7 @@ class RepairBody(BaseModel):
     dry_run: bool = False
 
 
-def add_jobs(app: FastAPI, desk: Desk, page_headers: dict[str, str]) -> None:
+def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -> None:
     """Add the routes.
 
     Args:
@@ -40,8 +38,8 @@ def add_jobs(app: FastAPI, desk: Desk, page_headers: dict[str, str]) -> None:
     )
     async def verify(name: str) -> Any:
         """In both directions, at one snapshot; writes and scans go on. Answers with the job."""
-        outcome = await desk.change(lambda leader, now: leader.start_job("verify", name, now))
-        return await desk.look(_shown(outcome.job.id if outcome.job else ""))
+        outcome = await access.change(lambda leader, now: leader.start_job("verify", name, now))
+        return await access.look(_shown(outcome.job.id if outcome.job else ""))
 
     @app.post(
         "/v1/indexes/{name}/repair",
@@ -54,24 +52,24 @@ def add_jobs(app: FastAPI, desk: Desk, page_headers: dict[str, str]) -> None:
         and scans go on. With `dry_run` nothing is written: the report says what would be done. Answers with
         the job."""
         dry_run = body.dry_run if body is not None else False
-        outcome = await desk.change(
+        outcome = await access.change(
             lambda leader, now: leader.start_job("repair", name, now, dry_run=dry_run)
         )
-        return await desk.look(_shown(outcome.job.id if outcome.job else ""))
+        return await access.look(_shown(outcome.job.id if outcome.job else ""))
 
     @app.get("/v1/jobs", tags=["jobs"], summary="All jobs, oldest first")
     async def jobs() -> Any:
-        return await desk.look(job_views.jobs)
+        return await access.look(job_views.jobs)
 
     @app.get("/v1/jobs/{job}", tags=["jobs"], summary="One job")
     async def show(job: str) -> Any:
-        return await desk.look(_shown(job))
+        return await access.look(_shown(job))
 
     @app.post("/v1/jobs/{job}/cancel", tags=["jobs"], summary="Cancel a job")
     async def cancel(job: str) -> Any:
         """A build that waits for it fails: it is not verified."""
-        await desk.change(lambda leader, now: leader.cancel_job(job, now))
-        return await desk.look(_shown(job))
+        await access.change(lambda leader, now: leader.cancel_job(job, now))
+        return await access.look(_shown(job))
 
     @app.get(
         "/v1/jobs/{job}/report",
@@ -89,8 +87,8 @@ def add_jobs(app: FastAPI, desk: Desk, page_headers: dict[str, str]) -> None:
     ) -> Response | dict[str, Any]:
         """Its differences come in pages; `next` is the offset of the next one. All of them are in
         `differences.ndjson` in the job's folder."""
-        record = await desk.look(lambda leader, _: leader.jobs.get(job))
-        data_dir = desk.service.settings.data_dir
+        record = await access.look(lambda leader, _: leader.jobs.get(job))
+        data_dir = access.service.settings.data_dir
         found = await asyncio.to_thread(job_reports.read, data_dir, record, offset, limit)
         if format == "html":
             return HTMLResponse(job_reports.page(found), headers=page_headers)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
 from fastapi import FastAPI, Query
 
+from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
 from coordinator.views import index_lists as list_views
 from coordinator.views import views
@@ -26,15 +27,12 @@ from keytide.serving.gate import MESSAGE
 from keytide.wire.index_lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 from keytide.wire.messages import SliceStatus
 
-if TYPE_CHECKING:
-    from coordinator.http.api import Desk
-
 Statuses = list[SliceStatus | None]
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the page, at most")]
 PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
 
 
-def add_lists(app: FastAPI, desk: Desk) -> None:
+def add_lists(app: FastAPI, access: LeaderAccess) -> None:
     """Add the routes."""
 
     @app.get(
@@ -44,7 +42,7 @@ def add_lists(app: FastAPI, desk: Desk) -> None:
     )
     async def skipped(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
         """The skip ledger, by partition and offset; the first page also counts lines by reason."""
-        index, pages, statuses = await _gather(desk, name, "skipped", page, limit)
+        index, pages, statuses = await _gather(access, name, "skipped", page, limit)
         return list_views.skipped(index, pages, limit, page is None, list_views.total(statuses, "skipped"))
 
     @app.get(
@@ -54,7 +52,7 @@ def add_lists(app: FastAPI, desk: Desk) -> None:
     )
     async def violations(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
         """By key, with all documents that have it."""
-        index, pages, statuses = await _gather(desk, name, "violations", page, limit)
+        index, pages, statuses = await _gather(access, name, "violations", page, limit)
         if index.violated is not None and not index.placement:
             return list_views.kept_violations(index, index.violated, page, limit)
         return list_views.violations(
@@ -63,7 +61,7 @@ def add_lists(app: FastAPI, desk: Desk) -> None:
 
 
 async def _gather(
-    desk: Desk, name: str, what: str, page: str | None, limit: int
+    access: LeaderAccess, name: str, what: str, page: str | None, limit: int
 ) -> tuple[IndexRecord, Sequence[ListPage], Statuses]:
     """The index, one page of each node that holds slices of it, and what its slices last said."""
 
@@ -75,9 +73,9 @@ async def _gather(
         cluster = leader.dictionary.catalog.cluster
         return index, known, live, statuses, cluster.secret if cluster else ""
 
-    index, known, live, statuses, secret = await desk.look(look)
+    index, known, live, statuses, secret = await access.look(look)
     asked = list_views.asks(index, what, page, limit, live)
-    settings = desk.service.settings
+    settings = access.service.settings
     headers = {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
     limits = aiohttp.ClientTimeout(total=float(settings.coordinator.request_timeout_s))
     secure = any((known.get(node) or "").startswith("https:") for node, _ in asked)

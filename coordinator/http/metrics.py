@@ -145,12 +145,12 @@ def _families(leader: Leader, now: int) -> list[Family]:
             job = leader.jobs.find(record.verification)
             for kind, count in sorted(job.counts.items()) if job is not None else ():
                 differences.add_metric([record.name, kind], count)
-    for build in leader.builds.book.all():
+    for build in leader.builds.registry.all():
         document = views.build(leader, build, now)
         percent.add_metric([build.id], document["percent"])
         if build.paused:
             paused.add_metric([build.id, build.paused_by], 1)
-        documents.add_metric([build.id], leader.builds.book.most_done(build), created=_created(build))
+        documents.add_metric([build.id], leader.builds.registry.most_done(build), created=_created(build))
     for keyspace, document in views.stability(leader, now)["keyspaces"].items():
         lag.add_metric([keyspace], document["lag_documents"])
         for name, number in document["published"].items():

@@ -14,7 +14,7 @@ it. Progress alone is kept in memory; a new leader begins the job again anyway.
 A build would be thrown away with its job. So where a driver ends because something was in its way (a node, a
 disk, Spark), which passes, the job of a build stays RUNNING and is *held*: it is tried again after growing
 waits, for ever, and other jobs have its place meanwhile. So it is where no driver could be started, or none
-has said a word: the order to start it may be waiting in the slow lane, behind what Kafka does not take. It is
+has said a word: the order to start it may be waiting in the executor, behind what Kafka does not take. It is
 held, too, while its build pauses. A job by hand or by schedule ends after its limit of times: whoever asked
 can ask again, and the schedule does.
 
@@ -41,7 +41,7 @@ from coordinator.core.events import (
     StopDriver,
     Tick,
 )
-from coordinator.core.silence import SILENT_MS, START_MS, ReportWatch
+from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
 from coordinator.jobs.registry import FINAL, JobConflictError, JobLimits, JobRegistry, faults_of, log_of
 from coordinator.jobs.repair_rounds import RepairRounds
 from keytide.catalog.catalog import IndexRecord, JobKind, JobRecord
@@ -69,7 +69,7 @@ class Jobs(JobRegistry):
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
         super().__init__(dictionary, limits)
         self._checked_at = 0
-        self._hearing = ReportWatch()
+        self._reports_heard = ReportWatch()
         self._rounds = RepairRounds(self)
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Jobs(JobRegistry):
             case Tick(now):
                 return self._tick(now)
             case Reported(message, now):
-                self._hearing.heard(now)
+                self._reports_heard.heard(now)
                 if isinstance(message, JobProgress):
                     return self._progress(message, now)
                 return self._rounds.heard(message, now) if isinstance(message, NodeHeartbeat) else []
@@ -169,7 +169,7 @@ class Jobs(JobRegistry):
     def _tick(self, now: int) -> list[Instruction]:
         if now - self._checked_at < CHECK_MS:
             return []
-        passed = self._hearing.silence(self._checked_at, now)
+        passed = self._reports_heard.silence(self._checked_at, now)
         self._checked_at = now
         out: list[Instruction] = []
         for record in self.all():

@@ -1,4 +1,4 @@
-"""The book of jobs: their records, what is known beside, and the only way to change a state. Pure.
+"""The registry of jobs: their records, what is known beside, and the only way to change a state. Pure.
 
 As with builds (`coordinator.builds.registry`): a job is a record in the metadata topic and a `JobRun`; every
 change of state goes through `TRANSITIONS`.
@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.core.silence import START_MS
+from coordinator.core.failure_detector import START_MS
 from keytide.catalog.catalog import JobRecord, JobState
 from keytide.errors import CallerError, invariant
 

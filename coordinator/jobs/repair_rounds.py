@@ -25,18 +25,18 @@ class RepairRounds:
     """Ends rounds of repairs that are over.
 
     Args:
-        book: of all jobs.
+        registry: of all jobs.
     """
 
-    def __init__(self, book: JobRegistry) -> None:
-        self._book = book
+    def __init__(self, registry: JobRegistry) -> None:
+        self._registry = registry
         self._told: dict[tuple[str, int, str, int], int] = {}
         """(index, slice, repair, round) -> when."""
 
     def heard(self, message: NodeHeartbeat, now: int) -> list[Instruction]:
         """What the slices of a node say."""
         self._told = {key: at for key, at in self._told.items() if now - at < AGAIN_MS}
-        dictionary = self._book.dictionary
+        dictionary = self._registry.dictionary
         ends: list[tuple[str, int, RepairEnd]] = []
         for one in message.slices:
             told = one.repair
@@ -58,9 +58,9 @@ class RepairRounds:
             name: of job and driver, as slices know it. (Of a job that is forgotten nothing is known.)
         """
         job, _, driver = name.partition("-")
-        record = self._book.find(job)
+        record = self._registry.find(job)
         if record is None or record.state == "QUEUED":
             return False
         if record.state in FINAL:
             return now - record.finished_at >= GRACE_MS
-        return self._book.run(job).gone(driver, now)
+        return self._registry.run(job).gone(driver, now)

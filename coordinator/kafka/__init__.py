@@ -1,5 +1,5 @@
-"""What the coordinator asks of Kafka: topics, source facts, ids, open transactions, the log's past, deletion
-of records.
+"""What the coordinator asks of Kafka: topics, the state of sources, ids, open transactions, the log's
+past, deletion of records.
 
 Blocks: called from threads of `coordinator.process`, never from the control loop.
 """

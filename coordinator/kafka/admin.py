@@ -1,4 +1,4 @@
-"""What the coordinator asks of Kafka's admin side: its own topics, queues, and facts about sources."""
+"""What the coordinator asks of Kafka's admin side: its own topics, queues, and the state of sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 from msgspec.structs import replace
 
-from coordinator.core.events import SourceFacts
+from coordinator.core.events import SourceStatus
 from keytide.catalog.catalog import TableOrigin
 from keytide.kafka.admin import SETTLING_S
 from keytide.kafka.clients import AdminClient
@@ -127,7 +127,7 @@ class KafkaAdminWork:
         numbers = range(partitions)
         return list_offsets(self._client, topic, numbers, read_committed=False, timeout=self._timeout)
 
-    def sample_settled(self, keyspace: str) -> SourceFacts:
+    def sample_settled(self, keyspace: str) -> SourceStatus:
         """`sample`; but that there is no such topic is believed only after SETTLING_S: the broker that is
         asked may not know yet of a topic that was made a moment ago.
 
@@ -135,11 +135,11 @@ class KafkaAdminWork:
             KafkaUnavailableError: Kafka is away.
         """
         settled = time.monotonic() + min(SETTLING_S, self._timeout)
-        while not (facts := self.sample(keyspace)).exists and time.monotonic() < settled:
+        while not (source := self.sample(keyspace)).exists and time.monotonic() < settled:
             time.sleep(0.05)
-        if facts.exists:
-            return facts
-        return dataclasses.replace(facts, meant=self._meant(keyspace))
+        if source.exists:
+            return source
+        return dataclasses.replace(source, meant=self._meant(keyspace))
 
     def _meant(self, keyspace: str) -> str:
         """A topic of documents with a name like `keyspace`; "" when there is none, or none to be had now."""
@@ -151,7 +151,7 @@ class KafkaAdminWork:
             return ""
         return nearest(keyspace, (name for name in topics if not name.startswith(own))) or ""
 
-    def sample(self, keyspace: str) -> SourceFacts:
+    def sample(self, keyspace: str) -> SourceStatus:
         """What Kafka says of a source topic now; with `topic_id` "" when there is none.
 
         Raises:
@@ -161,10 +161,10 @@ class KafkaAdminWork:
         info = describe_topics(self._client, [keyspace], self._timeout).get(keyspace)
         if info is None:
             self._configs.pop(keyspace, None)
-            return SourceFacts(keyspace, "", {}, {}, {}, False, 0, 0, now)
+            return SourceStatus(keyspace, "", {}, {}, {}, False, 0, 0, now)
         config = self._config(keyspace)
         partitions = range(info.partitions)
-        return SourceFacts(
+        return SourceStatus(
             keyspace=keyspace,
             topic_id=info.id,
             earliest=list_offsets(self._client, keyspace, partitions, earliest=True, timeout=self._timeout),

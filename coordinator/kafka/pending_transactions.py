@@ -18,7 +18,7 @@ from typing import Final
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError
 
-from coordinator.core.source_facts import OpenTransaction, SourceFacts
+from coordinator.core.source_status import OpenTransaction, SourceStatus
 from keytide.kafka.kafka_python import python_client
 from keytide.settings.settings import Settings
 
@@ -50,22 +50,22 @@ class TransactionWatch:
         self._settings = settings
         self._stands: dict[str, dict[int, _Stand]] = {}
 
-    def look(self, facts: SourceFacts) -> SourceFacts:
-        """The same facts, with the transactions that hold the topic up."""
-        before = self._stands.get(facts.keyspace, {})
+    def look(self, source: SourceStatus) -> SourceStatus:
+        """The same, with the transactions that hold the topic up."""
+        before = self._stands.get(source.keyspace, {})
         stands: dict[int, _Stand] = {}
-        for partition, stable in sorted(facts.stable.items()):
-            if stable < facts.high.get(partition, stable):
+        for partition, stable in sorted(source.stable.items()):
+            if stable < source.high.get(partition, stable):
                 known = before.get(partition)
                 same = known is not None and known.offset == stable
-                stands[partition] = known if known and same else _Stand(stable, facts.sampled_at)
-        self._stands[facts.keyspace] = stands
-        late = {p: one for p, one in stands.items() if facts.sampled_at - one.since >= PATIENCE_MS}
+                stands[partition] = known if known and same else _Stand(stable, source.sampled_at)
+        self._stands[source.keyspace] = stands
+        late = {p: one for p, one in stands.items() if source.sampled_at - one.since >= PATIENCE_MS}
         unknown = [p for p, one in late.items() if not one.named and time.monotonic() >= one.ask_at]
         if unknown:
-            self._ask(facts.keyspace, {partition: late[partition] for partition in unknown})
-        found = [one.told or self._unknown(facts.keyspace, p, one) for p, one in late.items()]
-        return replace(facts, open=tuple(found)) if found else facts
+            self._ask(source.keyspace, {partition: late[partition] for partition in unknown})
+        found = [one.told or self._unknown(source.keyspace, p, one) for p, one in late.items()]
+        return replace(source, open=tuple(found)) if found else source
 
     def _unknown(self, topic: str, partition: int, stand: _Stand) -> OpenTransaction:
         """What is known without Kafka's word."""

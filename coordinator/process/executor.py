@@ -1,4 +1,4 @@
-"""The slow lane: what waits for Kafka or a disk, in order, in a thread of its own.
+"""What waits for Kafka or a disk, in order, in a thread of its own.
 
 Theory of operation. Timestamps must not wait for a transaction or for a topic to be made, so the control loop
 only hands these things over. One thread carries them out in the order in which they were decided: a `Write`
@@ -73,12 +73,12 @@ class ReplyWhenDone:
     result: Any
 
 
-class BlockingExecutor:
+class InstructionExecutor:
     """Carries instructions out, one after the other.
 
     Args:
         writer: of the metadata topic, under the leader's term.
-        post: takes the events that come of it, from the lane's thread.
+        post: takes the events that come of it, from its thread.
         failed: told of an error that ends the coordinator.
     """
 
@@ -103,7 +103,7 @@ class BlockingExecutor:
         self._removals: list[DeleteTopics] = []
         self._removals_at = 0.0
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
 
     def open(self) -> None:
         """Begin."""
@@ -175,11 +175,11 @@ class BlockingExecutor:
             case PrepareBuild(build, keyspace, topics, queues):
                 self._work.make_queues(topics)
                 ends = {name: self._work.ends(name, partitions) for name, partitions in queues}
-                facts = self._work.sample_settled(keyspace)
-                self._post(BuildPrepared(build, facts, now_ms(), ends))
+                source = self._work.sample_settled(keyspace)
+                self._post(BuildPrepared(build, source, now_ms(), ends))
             case SampleSource(keyspace, build, read):
-                facts, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
-                self._post(SourceSampled(facts, build, now_ms(), lost))
+                source, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
+                self._post(SourceSampled(source, build, now_ms(), lost))
             case SendBuildEnd(messages):
                 if all(isinstance(message, RepairEnd) for _, _, message in messages):
                     self._send_once(job)
@@ -203,7 +203,7 @@ class BlockingExecutor:
             case RemoveJobFolder(job_id):
                 self._supervisor.remove_job(job_id)
             case _:
-                raise KeytideError(f"{type(job).__name__} is not for the slow lane")
+                raise KeytideError(f"{type(job).__name__} is not for the executor")
 
     def _send(self, job: SendBuildEnd) -> None:
         errors: list[KafkaError] = []

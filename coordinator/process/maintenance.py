@@ -1,6 +1,6 @@
 """What waits for Kafka and nothing else waits for: examinations of histories, trimming of queues.
 
-A thread of its own beside the slow lane, so that a source partition without a leader holds up no write. A job
+A thread of its own beside the executor, so that a source partition without a leader holds up no write. A job
 that fails is not tried again here: its event says so, and the leader asks again.
 """
 
@@ -41,7 +41,7 @@ class Maintenance:
         self._queues = QueueWork(settings)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
 
     def open(self) -> None:
         """Begin."""

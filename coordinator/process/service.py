@@ -3,7 +3,7 @@
 Theory of operation. One thread, the control loop, owns the leader. It waits for reports (or until something
 is due), hands each to the
 leader with the time, and carries out what comes back: timestamps go to the control topic at once, everything
-    that takes time goes to the slow lane, whose results return through an inbox, as do delivery reports,
+    that takes time goes to the executor, whose results return through an inbox, as do delivery reports,
     samples of sources and the ends of drivers. Admin requests are functions that the loop calls between two
     events, so they see one state and need no locks.
 
@@ -36,7 +36,7 @@ from coordinator.core.events import (
     KafkaAnswered,
     Note,
     Reported,
-    SourceFacts,
+    SourceStatus,
     StopDriver,
     Tick,
     TrimQueues,
@@ -49,7 +49,7 @@ from coordinator.kafka.topic_ids import TopicIds
 from coordinator.leader import CommandResult, Leader
 from coordinator.process.driver_supervisor import DriverSupervisor
 from coordinator.process.event_log import EventRing, read_control_tail
-from coordinator.process.executor import BlockingExecutor, ReplyWhenDone
+from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from coordinator.process.limits import limits_of
 from coordinator.process.maintenance import Maintenance
 from coordinator.process.source_watcher import SourceWatcher
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 LONGEST_POLL_MS = 10
-"""A request, or a result of the slow lane, waits no longer than this for a loop that hears nothing."""
+"""A request, or a result of the executor, waits no longer than this for a loop that hears nothing."""
 TICK_MS = 20
 REPORTS_PER_TURN = 500
 
@@ -100,8 +100,10 @@ class CoordinatorService:
         self._inbox: deque[Event | Callable[[], None]] = deque()
         self._writer = MetadataWriter(settings)
         self._supervisor = DriverSupervisor(settings, self._inbox.append, driver_command)
-        self._lane = BlockingExecutor(settings, self._writer, self._supervisor, self._inbox.append, failed)
-        self._upkeep = Maintenance(settings, self._inbox.append, failed)
+        self._executor = InstructionExecutor(
+            settings, self._writer, self._supervisor, self._inbox.append, failed
+        )
+        self._maintenance = Maintenance(settings, self._inbox.append, failed)
         self._topic_ids = TopicIds(settings, self._inbox.append)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
@@ -184,8 +186,8 @@ class CoordinatorService:
         self._writer.hand_over()
         self._supervisor.open()
         self._supervisor.clean(catalog)
-        self._lane.open()
-        self._upkeep.open()
+        self._executor.open()
+        self._maintenance.open()
         self._topic_ids.open()
         self.events.add(
             Note("info", "term-claimed", self.settings.cluster, f"this coordinator leads term {term}"),
@@ -210,8 +212,8 @@ class CoordinatorService:
         if self._loop.is_alive():
             self._loop.join()
         self._sources.close()
-        self._lane.close()
-        self._upkeep.close()
+        self._executor.close()
+        self._maintenance.close()
         self._topic_ids.close()
         self._standby.close()
         self._identity.close()
@@ -259,12 +261,12 @@ class CoordinatorService:
                 future.set_exception(error)
                 return
             self._carry_out(answer.instructions)
-            self._lane.put(ReplyWhenDone(future, answer.outcome))
+            self._executor.put(ReplyWhenDone(future, answer.outcome))
 
         self._put(work, future)
         return future
 
-    def sample(self, keyspace: str) -> SourceFacts:
+    def sample(self, keyspace: str) -> SourceStatus:
         """Facts about a topic, now, also of one made a moment ago; blocks.
 
         Raises:
@@ -349,13 +351,13 @@ class CoordinatorService:
                     self.events.add(instruction, now_ms())
                 case StopDriver(build):
                     self._supervisor.stop(build)
-                    self._lane.put(instruction)
+                    self._executor.put(instruction)
                 case ExamineHistory() | TrimQueues():
-                    self._upkeep.put(instruction)
+                    self._maintenance.put(instruction)
                 case _:
                     if isinstance(instruction, Write) and _rolls_back(instruction):
                         reach("coordinator-rollback-decided")
-                    self._lane.put(instruction)
+                    self._executor.put(instruction)
 
     def _say(self, leader: Leader, *, leaving: bool = False) -> None:
         """Tell coordinators that stand by that this one lives."""

@@ -71,9 +71,9 @@ class SourceWatcher:
         for keyspace in keyspaces:
             began = now_ms()
             try:
-                facts = self._transactions.look(work.sample(keyspace))
+                source = self._transactions.look(work.sample(keyspace))
             except RetryableError as error:
                 log.warning("%s is not sampled: %s", keyspace, error)
                 self._post(SourceAway(keyspace, error.message, began, now_ms()))
                 continue
-            self._post(SourceSampled(facts, "", now_ms()))
+            self._post(SourceSampled(source, "", now_ms()))

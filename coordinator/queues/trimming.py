@@ -15,7 +15,7 @@ What a node said of an index that has been built again since means nothing for t
 deleted until an index has been READY for `SETTLING_MS`, and then only words count that are younger than that.
 
 The order names what every copy that counts has durably read; who deletes holds it against that
-(`queue_bounds`).
+(`coordinator.queues.bounds`).
 
 Silence counts only while the leader itself was awake: who was stopped for a day, or had the clock set, has
 heard nobody for a day.
@@ -26,7 +26,7 @@ from __future__ import annotations
 from coordinator.builds.builds import Builds
 from coordinator.core.events import Instruction, Note, QueueLimit, QueuesTrimmed, TrimQueues
 from coordinator.core.instructions import QueueCopy
-from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import IndexRecord
 
@@ -42,17 +42,17 @@ class Trimmer:
 
     Args:
         builds: whose dictionary and rebuilds count.
-        core: with what nodes say.
+        stability: with what nodes say.
         limits: settings.
 
     Attributes:
         removed: records that were deleted in this term.
     """
 
-    def __init__(self, builds: Builds, core: StabilityCore, limits: StabilityLimits) -> None:
+    def __init__(self, builds: Builds, stability: TimestampIssuer, limits: StabilityLimits) -> None:
         self.removed = 0
-        self._book = builds.book
-        self._core = core
+        self._registry = builds.registry
+        self._stability = stability
         self._limits = limits
         self._awake_since = 0
         self._ticked_at = 0
@@ -73,18 +73,18 @@ class Trimmer:
         self._trimmed_at = now
         ready = {
             (index.id, index.version): index
-            for index in self._book.dictionary.catalog.indexes()
+            for index in self._registry.dictionary.catalog.indexes()
             if index.state == "READY"
         }
         made_anew = {
-            self._book.dictionary.topics.mutations(id_) for id_, _ in ready.keys() - self._ready_since
+            self._registry.dictionary.topics.mutations(id_) for id_, _ in ready.keys() - self._ready_since
         }
         self._reached = {key: low for key, low in self._reached.items() if key[0] not in made_anew}
         self._ready_since = {key: self._ready_since.get(key, now) for key in ready}
         limits: list[QueueLimit] = []
         for key, index in ready.items():
             since = self._ready_since[key] + SETTLING_MS
-            if now >= since and index.keyspace not in self._book.halted:
+            if now >= since and index.keyspace not in self._registry.halted:
                 limits += self._limits_of(index, since, now)
         if not limits:
             return []
@@ -92,9 +92,9 @@ class Trimmer:
         return [TrimQueues(tuple(limits))]
 
     def _limits_of(self, index: IndexRecord, since: int, now: int) -> list[QueueLimit]:
-        topic = self._book.dictionary.topics.mutations(index.id)
-        rebuilds = self._book.rebuilds(index.id)
-        incarnation = self._book.incarnation(index.keyspace)
+        topic = self._registry.dictionary.topics.mutations(index.id)
+        rebuilds = self._registry.rebuilds(index.id)
+        incarnation = self._registry.incarnation(index.keyspace)
         found: list[QueueLimit] = []
         for number, nodes in enumerate(index.placement):
             copies = [
@@ -120,7 +120,7 @@ class Trimmer:
 
     def _horizon(self, node: str, index: str, number: int, since: int, incarnation: int) -> int:
         """What a replica may still need, -1 when that is not known."""
-        known = self._core.nodes.by_id.get(node)
+        known = self._stability.nodes.by_id.get(node)
         status = known.slice(index, number) if known and known.heard_at >= since else None
         if known is None or status is None or status.incarnation != incarnation:
             return -1
@@ -128,13 +128,13 @@ class Trimmer:
 
     def _position(self, node: str, index: str, number: int) -> int:
         """What a replica has durably read: nothing, as far as is known, when it has not said so."""
-        known = self._core.nodes.by_id.get(node)
+        known = self._stability.nodes.by_id.get(node)
         status = known.slice(index, number) if known else None
         return status.queue_position if status else 0
 
     def _silent(self, node: str, now: int) -> bool:
         """Whether a node has been silent for longer than queues are kept."""
-        known = self._core.nodes.by_id.get(node)
+        known = self._stability.nodes.by_id.get(node)
         heard = known.heard_at if known else 0
         return now - max(heard, self._awake_since) > self._limits.queue_retention_ms
 

@@ -45,14 +45,14 @@ from coordinator.core.events import (
     Note,
     Reported,
     RollbackWritten,
-    SourceFacts,
     SourceSampled,
+    SourceStatus,
     Tick,
     TopicSeen,
 )
-from coordinator.rollback.unreached import begin_unsettled
+from coordinator.rollback.unreached import begin_unreached
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import LatenessWatch
-from coordinator.stability.rounds import StabilityCore
 from coordinator.stability.stream import StabilityStream
 from keytide.catalog.catalog import KeyspaceRecord, RollbackRecord
 from keytide.model.timestamp import Place, Timestamp
@@ -94,16 +94,16 @@ class Rollbacks:
 
     Args:
         dictionary: the leader's.
-        core: told what to halt.
+        stability: told what to halt.
         builds: those under way begin again.
         lateness: begins anew with another history.
     """
 
     def __init__(
-        self, dictionary: Dictionary, core: StabilityCore, builds: Builds, lateness: LatenessWatch
+        self, dictionary: Dictionary, stability: TimestampIssuer, builds: Builds, lateness: LatenessWatch
     ) -> None:
         self._dictionary = dictionary
-        self._core = core
+        self._stability = stability
         self._builds = builds
         self._lateness = lateness
         self._cases: dict[str, _Case] = {}
@@ -125,8 +125,8 @@ class Rollbacks:
                 return self._lost(message, now)
             case Reported(Progress() as message, now):
                 return self._reported(message, now)
-            case SourceSampled(facts, "", now):
-                return self._sampled(facts, now)
+            case SourceSampled(source, "", now):
+                return self._sampled(source, now)
             case TopicSeen():
                 return self._seen(event)
             case HistoryExamined():
@@ -142,7 +142,7 @@ class Rollbacks:
 
     def _affected(self, keyspace: str) -> tuple[KeyspaceRecord, StabilityStream] | None:
         """The keyspace, if any of its indexes has a history that can be lost."""
-        record, stream = self._dictionary.catalog.keyspace(keyspace), self._core.streams.get(keyspace)
+        record, stream = self._dictionary.catalog.keyspace(keyspace), self._stability.streams.get(keyspace)
         return (record, stream) if record and stream and stream.emitting else None
 
     def _lost(self, message: HistoryLost, now: int) -> list[Instruction]:
@@ -182,33 +182,33 @@ class Rollbacks:
             case.acknowledged.setdefault(line.partition, known.offset)
         return out
 
-    def _sampled(self, facts: SourceFacts, now: int) -> list[Instruction]:
+    def _sampled(self, source: SourceStatus, now: int) -> list[Instruction]:
         """A look at the source."""
-        affected = self._affected(facts.keyspace)
+        affected = self._affected(source.keyspace)
         if affected is None:
-            self._witnesses.pop(facts.keyspace, None)
+            self._witnesses.pop(source.keyspace, None)
             return []
         keyspace, stream = affected
-        if not facts.exists:
-            return self._gone(facts.keyspace)
-        self._missing.discard(facts.keyspace)
-        if _another(keyspace, facts.topic_id):
-            return self._made_anew(facts.keyspace, now)
+        if not source.exists:
+            return self._gone(source.keyspace)
+        self._missing.discard(source.keyspace)
+        if _another(keyspace, source.topic_id):
+            return self._made_anew(source.keyspace, now)
         # An end may only be held against a timestamp that is older than the look at it.
-        seen_at, content = self._witnesses.get(facts.keyspace, (0, Timestamp()))
-        self._witnesses[facts.keyspace] = (now, stream.content or Timestamp())
+        seen_at, content = self._witnesses.get(source.keyspace, (0, Timestamp()))
+        self._witnesses[source.keyspace] = (now, stream.content or Timestamp())
         short = {
             partition: place.offset
             for partition, place in content.places.items()
-            if place.offset > facts.stable.get(partition, place.offset)
+            if place.offset > source.stable.get(partition, place.offset)
         }
-        if not short or facts.sampled_at < seen_at:
+        if not short or source.sampled_at < seen_at:
             return []
         places = ", ".join(
-            f"partition {partition} ends at {facts.stable[partition]}, timestamps were at {offset}"
+            f"partition {partition} ends at {source.stable[partition]}, timestamps were at {offset}"
             for partition, offset in sorted(short.items())
         )
-        return self._suspect(facts.keyspace, places, now)
+        return self._suspect(source.keyspace, places, now)
 
     def _seen(self, event: TopicSeen) -> list[Instruction]:
         """Which topic has a keyspace's name. An answer to a question of before the last rollback says nothing
@@ -245,8 +245,8 @@ class Rollbacks:
         if case is None:
             pause = self._rolled_back_at.get(keyspace, -PAUSE_MS) + PAUSE_MS
             case = self._cases[keyspace] = _Case(ask_at=max(now, pause))
-            self._core.halt(keyspace)
-            self._builds.book.halted.add(keyspace)
+            self._stability.halt(keyspace)
+            self._builds.registry.halted.add(keyspace)
         case.certain = case.certain or certain
         for partition, place in (stood or {}).items():
             case.stood[partition] = min(place, case.stood.get(partition, place))
@@ -276,8 +276,8 @@ class Rollbacks:
         self._cases.pop(keyspace, None)
         self._witnesses.pop(keyspace, None)
         if keyspace not in self._unwritten:
-            self._builds.book.halted.discard(keyspace)
-            self._core.resume(keyspace)
+            self._builds.registry.halted.discard(keyspace)
+            self._stability.resume(keyspace)
 
     def _examined(self, event: HistoryExamined) -> list[Instruction]:
         case, affected = self._cases.get(event.keyspace), self._affected(event.keyspace)
@@ -341,7 +341,7 @@ class Rollbacks:
         )
         reason = "the source was made anew" if anew else "the source lost records, and was rolled back"
         out = self._builds.rolled_back(keyspace.name, reason, event.now)
-        out += begin_unsettled(self._builds, record, event.now)
+        out += begin_unreached(self._builds, record, event.now)
         self._lateness.forget(keyspace.name)
         self._looked_at = {key: epoch for key, epoch in self._looked_at.items() if key[0] != keyspace.name}
         self._rolled_back_at[keyspace.name] = event.now

@@ -16,16 +16,16 @@ from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord
 from keytide.catalog.history import History
 
 
-def begin_unsettled(builds: Builds, rollback: RollbackRecord, now: int) -> list[Instruction]:
+def begin_unreached(builds: Builds, rollback: RollbackRecord, now: int) -> list[Instruction]:
     """Queue READY indexes anew whose builds were over only past the timestamp of a rollback, which is in the
     dictionary already."""
-    dictionary = builds.book.dictionary
+    dictionary = builds.registry.dictionary
     catalog = dictionary.catalog
     history = History.of(catalog, rollback.keyspace)
     found = [
         index
         for index in catalog.indexes(rollback.keyspace)
-        if index.state == "READY" and _unsettled(index, catalog, history, rollback)
+        if index.state == "READY" and _unreached(index, catalog, history, rollback)
     ]
     out: list[Instruction] = []
     for index in found:
@@ -42,7 +42,7 @@ def begin_unsettled(builds: Builds, rollback: RollbackRecord, now: int) -> list[
     return out
 
 
-def _unsettled(index: IndexRecord, catalog: Catalog, history: History, rollback: RollbackRecord) -> bool:
+def _unreached(index: IndexRecord, catalog: Catalog, history: History, rollback: RollbackRecord) -> bool:
     """Whether what some slice's build left is no state of the source at the rollback's timestamp. Slices of
     which nothing holds begin from nothing, and read everything."""
     for name in {index.build or "", *index.slice_builds.values()}:

@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import BoundWritten, ConfirmBound, Event, Instruction, Note, SourceSampled, Tick
-from coordinator.core.source_facts import SourceFacts
+from coordinator.core.source_status import SourceStatus
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED
-from coordinator.stability.rounds import StabilityCore
 from coordinator.stability.stream import StabilityStream
 from keytide.model.timestamp import Timestamp
 
@@ -39,17 +39,17 @@ class Bounds:
     """Keeps the bounds of all keyspaces.
 
     Args:
-        core: its streams are told what is written.
+        stability: its streams are told what is written.
     """
 
-    def __init__(self, dictionary: Dictionary, core: StabilityCore) -> None:
+    def __init__(self, dictionary: Dictionary, stability: TimestampIssuer) -> None:
         self._dictionary = dictionary
-        self._core = core
+        self._stability = stability
 
     def recover(self) -> list[Instruction]:
         """At the start of a term, when the control topic was read: hold keyspaces of which it has nothing."""
         out: list[Instruction] = []
-        for name, stream in sorted(self._core.streams.items()):
+        for name, stream in sorted(self._stability.streams.items()):
             if stream.number >= 0 or not stream.emitting:
                 continue
             stream.floor, stream.content = UNTIL_JUDGED, None
@@ -64,26 +64,26 @@ class Bounds:
         """One event; what follows."""
         out: list[Instruction] = []
         match event:
-            case SourceSampled(facts, "", _) if facts.exists:
-                self._look(facts)
+            case SourceSampled(source, "", _) if source.exists:
+                self._look(source)
             case BoundWritten(name, bound, _):
-                stream, known = self._core.streams.get(name), self._dictionary.catalog.keyspace(name)
+                stream, known = self._stability.streams.get(name), self._dictionary.catalog.keyspace(name)
                 if stream is not None and known is not None and known.bound == bound:
                     stream.bound = Timestamp.of(bound)
             case Tick():
-                for name, stream in sorted(self._core.streams.items()):
+                for name, stream in sorted(self._stability.streams.items()):
                     out += self._renew(name, stream)
         return out
 
-    def _look(self, facts: SourceFacts) -> None:
+    def _look(self, source: SourceStatus) -> None:
         """What is on the source now: every timestamp of it lies below its end. (Looked at as long as that is
         waited for: records that nobody had read may be lost meanwhile.)"""
-        stream = self._core.streams.get(facts.keyspace)
-        if stream is None or stream.floor is None or facts.topic_id != stream.progress.keyspace.topic_id:
+        stream = self._stability.streams.get(source.keyspace)
+        if stream is None or stream.floor is None or source.topic_id != stream.progress.keyspace.topic_id:
             return
         bound = Timestamp.of(stream.progress.keyspace.bound)
         known = stream.floor if stream.floor is not UNTIL_JUDGED else bound if bound.places else None
-        end = Timestamp.of(facts.stable)
+        end = Timestamp.of(source.stable)
         stream.floor = end if known is None else end.merge_min(known)
 
     def _renew(self, name: str, stream: StabilityStream) -> list[Instruction]:
@@ -92,7 +92,7 @@ class Bounds:
         if known is None or not stream.emitting:
             return []
         fresh_at = stream.progress.fresh_at()
-        reserve = self._core.limits.reserve
+        reserve = self._stability.limits.reserve
         places = {partition: state.place.offset for partition, state in stream.progress.partitions.items()}
         near = any(offset + reserve // 2 > known.bound.get(p, 0) for p, offset in places.items())
         told = known.fresh_at or fresh_at - FRESH_EACH_MS

@@ -31,13 +31,15 @@ class Pacing:
 
     Args:
         limits: settings.
-        holdings: what slices hold.
+        acknowledgements: what slices hold.
         nodes: which slices serve.
     """
 
-    def __init__(self, limits: StabilityLimits, holdings: AcknowledgedNumbers, nodes: HeardNodes) -> None:
+    def __init__(
+        self, limits: StabilityLimits, acknowledgements: AcknowledgedNumbers, nodes: HeardNodes
+    ) -> None:
         self._limits = limits
-        self._holdings = holdings
+        self._acknowledgements = acknowledgements
         self._nodes = nodes
 
     def paced(self, stream: StabilityStream) -> bool:
@@ -45,7 +47,7 @@ class Pacing:
         number = stream.content_number
         if number is None:
             return stream.number < 0  # before the first delivery there is nothing to hold
-        newest = self._holdings.newest
+        newest = self._acknowledgements.newest
         return all(
             newest(node, index, slice_number) >= number
             for node, index, slice_number in self._serving(stream)
@@ -71,7 +73,7 @@ class Pacing:
         serving = set(self._serving(stream))
         stream.lagging &= serving  # one that does not serve is not waited for anyway
         for replica in sorted(serving):
-            held = self._holdings.newest(*replica)
+            held = self._acknowledgements.newest(*replica)
             node, index, number = replica
             where = f"slice {number} of {index} on node {node}"
             if replica in stream.lagging:

@@ -12,7 +12,7 @@ from keytide.wire.messages import PartitionProgress, Progress, StabilityTimestam
 
 
 def partition_subject(keyspace: str, partition: int) -> tuple[str, str, int]:
-    """The projector of a source partition, whichever it is, for the vigil."""
+    """The projector of a source partition, whichever it is, for the failure_detector."""
     return ("partition", keyspace, partition)
 
 
@@ -58,12 +58,12 @@ class Content(NamedTuple):
     fresh_at: dict[int, int]
 
 
-class Progresses:
+class KeyspaceProgress:
     """Progress of all partitions of a keyspace.
 
     Attributes:
         keyspace: its record as of now.
-        news: something is acknowledged that the last issued timestamp does not cover.
+        unissued: something is acknowledged that the last issued timestamp does not cover.
     """
 
     PROJECTORS_KEPT = 64
@@ -72,7 +72,7 @@ class Progresses:
         self.keyspace = keyspace
         self.partitions: dict[int, AcknowledgedPartition] = {}
         self.projectors: dict[str, ProjectorState] = {}
-        self.news = False
+        self.unissued = False
         self._known = False
 
     def belongs_to_another(self, keyspace: KeyspaceRecord) -> bool:
@@ -117,23 +117,23 @@ class Progresses:
         if state is None:
             state = self.partitions[report.partition] = AcknowledgedPartition(_place(report))
             state.fresh_at = report.fresh_at
-            self.news = True
+            self.unissued = True
         elif report.acked > state.place.offset:
             state.place = _place(report)
             state.fresh_at = max(state.fresh_at, report.fresh_at)
-            self.news = True
+            self.unissued = True
         elif report.acked == state.place.offset:
             state.fresh_at = max(state.fresh_at, report.fresh_at)
             if report.epoch > state.place.epoch:
                 state.place = _place(report)
-        if not self.news:  # the issued timestamp still is at `place`
+        if not self.unissued:  # the issued timestamp still is at `place`
             state.issued_fresh_at = state.fresh_at
         state.end = max(state.end, report.end)
         state.version = max(state.version, report.version)
         state.heard_at = now
         state.projector = projector
 
-    def begin(self, timestamp: Timestamp, before: Progresses | None) -> None:
+    def begin(self, timestamp: Timestamp, before: KeyspaceProgress | None) -> None:
         """Start from where a rollback went back to. Which catalog versions are activated is known from
         before."""
         for partition, place in sorted(timestamp.places.items()):
@@ -166,7 +166,7 @@ class Progresses:
         """The timestamp to issue; from now on only what was acknowledged after `content` is news."""
         for partition, fresh_at in content.fresh_at.items():
             self.partitions[partition].issued_fresh_at = fresh_at
-        self.news = not content.timestamp.covers(self.timestamp())
+        self.unissued = not content.timestamp.covers(self.timestamp())
         return content.timestamp
 
     def timestamp(self) -> Timestamp:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.core.events import SourceFacts
+from coordinator.core.events import SourceStatus
 from keytide.model.timestamp import Timestamp
 
 CLEANER_PAUSE_MS = 5_000
@@ -59,7 +59,7 @@ class LatenessWatch:
         self._watches: dict[str, _LagWatch] = {}
 
     def judge(
-        self, facts: SourceFacts, content: Timestamp, read: Timestamp, fresh_at: int, *, again: bool = False
+        self, source: SourceStatus, content: Timestamp, read: Timestamp, fresh_at: int, *, again: bool = False
     ) -> Lateness:
         """Take in a sample of the source.
 
@@ -70,25 +70,25 @@ class LatenessWatch:
                 unknown.
             again: the keyspace was rolled back, and no timestamp has covered the end since.
         """
-        end = Timestamp.of(facts.stable)
-        watch = self._watches.get(facts.keyspace)
-        if watch is None or watch.topic_id != facts.topic_id:
-            began = fresh_at or facts.sampled_at
-            watch = _LagWatch(facts.topic_id, began, facts.sampled_at, end, read, end if again else None)
-            self._watches[facts.keyspace] = watch
+        end = Timestamp.of(source.stable)
+        watch = self._watches.get(source.keyspace)
+        if watch is None or watch.topic_id != source.topic_id:
+            began = fresh_at or source.sampled_at
+            watch = _LagWatch(source.topic_id, began, source.sampled_at, end, read, end if again else None)
+            self._watches[source.keyspace] = watch
         if content.covers(watch.pending):
             watch.covered_at = max(watch.covered_at, watch.pending_at)
-            watch.pending_at, watch.pending = facts.sampled_at, end
-        if not facts.compacted:
+            watch.pending_at, watch.pending = source.sampled_at, end
+        if not source.compacted:
             return Lateness()
-        late = facts.sampled_at - max(watch.covered_at, fresh_at)
-        self._hold(watch, late > max(facts.min_compaction_lag_ms, CLEANER_PAUSE_MS), end, read)
-        if late <= facts.delete_retention_ms:
+        late = source.sampled_at - max(watch.covered_at, fresh_at)
+        self._hold(watch, late > max(source.min_compaction_lag_ms, CLEANER_PAUSE_MS), end, read)
+        if late <= source.delete_retention_ms:
             return Lateness(watch.hold)
         return Lateness(
             watch.hold,
-            f"projectors have been behind for {late // 1000} s, longer than topic {facts.keyspace} keeps "
-            f"tombstones ({facts.delete_retention_ms // 1000} s): deletions may have been missed; "
+            f"projectors have been behind for {late // 1000} s, longer than topic {source.keyspace} keeps "
+            f"tombstones ({source.delete_retention_ms // 1000} s): deletions may have been missed; "
             "build it again",
         )
 

@@ -32,9 +32,9 @@ class Publishing:
         indexes: their records by id.
     """
 
-    def __init__(self, holdings: AcknowledgedNumbers, nodes: HeardNodes, term: int) -> None:
+    def __init__(self, acknowledgements: AcknowledgedNumbers, nodes: HeardNodes, term: int) -> None:
         self.indexes: dict[str, IndexRecord] = {}
-        self._holdings = holdings
+        self._acknowledgements = acknowledgements
         self._nodes = nodes
         self._term = term
         self._rebuilt: dict[str, int] = {}
@@ -43,8 +43,8 @@ class Publishing:
     def catalog_changed(self, catalog: Catalog) -> None:
         """Take over what the dictionary says of indexes."""
         self.indexes = {record.id: record for record in catalog.indexes()}
-        for gone in [index for index in self._holdings.indexes() if index not in self.indexes]:
-            self._holdings.forget(gone)
+        for gone in [index for index in self._acknowledgements.indexes() if index not in self.indexes]:
+            self._acknowledgements.forget(gone)
         self._rebuilt = {}
         for index in self.indexes.values():
             for number, build in index.slice_builds.items():
@@ -72,7 +72,9 @@ class Publishing:
         out: list[Instruction | CommonSnapshot] = []
         for index in indexes:
             record = self.indexes[index]
-            if not self._holdings.holds(index, len(record.placement), number, self._out.get(index, 0)):
+            if not self._acknowledgements.holds(
+                index, len(record.placement), number, self._out.get(index, 0)
+            ):
                 continue
             if record.state == "READY":
                 complete.append(index)
@@ -85,7 +87,7 @@ class Publishing:
         ready = {record.id for record in stream.ready}
         stream.published = {index: n for index, n in stream.published.items() if index in ready}
         common = {
-            one.id: self._holdings.newest_common(one.id, len(one.placement), self._out.get(one.id, 0))
+            one.id: self._acknowledgements.newest_common(one.id, len(one.placement), self._out.get(one.id, 0))
             for one in stream.ready
         }
         known = {index: number for index, number in common.items() if number in stream.stamps}
@@ -101,12 +103,12 @@ class Publishing:
         for index, number in newer.items():
             lacking = [
                 one
-                for one in self._holdings.lacking(index, len(self.indexes[index].placement), number)
+                for one in self._acknowledgements.lacking(index, len(self.indexes[index].placement), number)
                 if not self._out.get(index, 0) >> one & 1
             ]
             invariant(not lacking, "Published", f"slices {lacking} of {index} do not hold {number}")
             stream.published[index] = number
-            self._holdings.passed(index, number)
+            self._acknowledgements.passed(index, number)
         return [self._message(stream, now)] if newer else []
 
     def _message(self, stream: StabilityStream, now: int) -> Broadcast:

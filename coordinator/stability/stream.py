@@ -1,4 +1,4 @@
-"""The stability timestamps of one keyspace: where they stand. Plain data; `coordinator.stability.rounds`
+"""The stability timestamps of one keyspace: where they stand. Plain data; `coordinator.stability.issuer`
 decides."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from coordinator.stability.progress import Content, Progresses
+from coordinator.stability.progress import Content, KeyspaceProgress
 from coordinator.unique.settlement import Settling
 from keytide.catalog.catalog import IndexRecord, KeyspaceRecord, RollbackRecord
 from keytide.catalog.history import History
@@ -72,7 +72,7 @@ class StabilityStream:
         settling: what its timestamps settle of suspicions against UNIQUE indexes (R35).
     """
 
-    progress: Progresses
+    progress: KeyspaceProgress
     history: History = field(default_factory=History)
     halted: bool = False
     marks: deque[tuple[int, int]] = field(default_factory=deque)
@@ -105,9 +105,9 @@ class StabilityStream:
         return free and bool(self.emitting) and self.progress.complete
 
     @property
-    def newsworthy(self) -> bool:
+    def issuable(self) -> bool:
         """Whether there is something to issue, once it is confirmed, that may be issued."""
-        return self.progress.news and self.open
+        return self.progress.unissued and self.open
 
     @property
     def open(self) -> bool:
@@ -136,7 +136,7 @@ def begin(
         rollbacks: of the keyspace.
         before: the stream of the incarnation before, if it was this leader's.
     """
-    stream = StabilityStream(Progresses(keyspace))
+    stream = StabilityStream(KeyspaceProgress(keyspace))
     if before is not None:  # (a late answer to a question of before is none to a question of now)
         stream.number, stream.ask = before.number, before.ask
     stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)

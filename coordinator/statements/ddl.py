@@ -1,7 +1,7 @@
 """CREATE, DROP and BUILD INDEX, and steering a build: what they may do and what follows. Pure.
 
 Each function checks first and changes the dictionary only when nothing is in the way; errors say what to do
-next. Source facts come from the caller, who has just looked them up.
+next. The state of a source comes from the caller, who has just looked them up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coordinator.builds.registry import FINAL
 from coordinator.builds.retirement import retire
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.core.events import Instruction, Note, SourceFacts
+from coordinator.core.events import Instruction, Note, SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from keytide.catalog.catalog import BuildRecord, IndexRecord, JobRecord, KeyspaceRecord, TableOrigin
 from keytide.definition import IndexDefinition
@@ -68,7 +68,7 @@ class Ddl:
         self._builds = builds
 
     def create(
-        self, definition: IndexDefinition, if_not_exists: bool, facts: SourceFacts, now: int
+        self, definition: IndexDefinition, if_not_exists: bool, source: SourceStatus, now: int
     ) -> StatementResult:
         """CREATE INDEX: write the definition; unless that is deferred, queue its build.
 
@@ -87,7 +87,7 @@ class Ddl:
                 next_step=f"choose another name, or DROP INDEX {definition.name} first",
             )
         self._check_name(definition.name)
-        self._take_keyspace(definition.keyspace, facts)
+        self._take_keyspace(definition.keyspace, source)
         index = IndexRecord(
             id=f"{definition.name}-{self._dictionary.number()}",
             definition=definition,
@@ -126,7 +126,7 @@ class Ddl:
                 next_step="choose a shorter name",
             )
 
-    def _take_keyspace(self, name: str, facts: SourceFacts) -> None:
+    def _take_keyspace(self, name: str, source: SourceStatus) -> None:
         """See that the topic can be a keyspace, and that the dictionary knows it."""
         topics = self._dictionary.topics
         own = (topics.metadata, topics.control, topics.reports)
@@ -134,16 +134,16 @@ class Ddl:
             raise NoSuchKeyspaceError(
                 f"{name} is a topic of Keytide's own", next_step="name a topic that holds your documents"
             )
-        if not facts.exists:
+        if not source.exists:
             raise NoSuchKeyspaceError(
                 f"there is no topic {name!r}; an index needs the topic that holds its documents",
-                next_step=(f"Did you mean {facts.meant}? Else " if facts.meant else "")
+                next_step=(f"Did you mean {source.meant}? Else " if source.meant else "")
                 + f"create it: kafka-topics.sh --create --topic {name} --partitions N",
             )
         known = self._dictionary.catalog.keyspace(name)
         if known is None:
-            self._dictionary.put(KeyspaceRecord(name, facts.topic_id, facts.partitions, version=0))
-        elif known.topic_id != facts.topic_id:
+            self._dictionary.put(KeyspaceRecord(name, source.topic_id, source.partitions, version=0))
+        elif known.topic_id != source.topic_id:
             others = [index.name for index in self._dictionary.catalog.indexes(name) if index.version]
             if others:
                 raise ConflictError(
@@ -151,7 +151,7 @@ class Ddl:
                     problem_type="topic-recreated",
                     next_step="they begin anew with the new topic in a moment; then try again",
                 )
-            self._dictionary.put(replace(known, topic_id=facts.topic_id, partitions=facts.partitions))
+            self._dictionary.put(replace(known, topic_id=source.topic_id, partitions=source.partitions))
 
     def drop(self, name: str, if_exists: bool, now: int) -> StatementResult:
         """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.
@@ -162,7 +162,7 @@ class Ddl:
         if if_exists and self._dictionary.catalog.index_by_name(name) is None:
             return StatementResult(f"there is no index {name}, nothing is done")
         index = self._dictionary.index_named(name)
-        left = self._builds.book.active(index)
+        left = self._builds.registry.active(index)
         out, wanted = self._builds.leave(index, now)
         index = self._dictionary.catalog.index(index.id) or index
         out = [*out, *retire(self._dictionary, index, "DROPPING")]
@@ -181,14 +181,14 @@ class Ddl:
         rate_limit: int,
         now: int,
         origin: TableOrigin | None = None,
-        facts: SourceFacts | None = None,
+        source: SourceStatus | None = None,
         verify: bool | None = None,
     ) -> StatementResult:
         """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
 
         Args:
             origin: a table to begin with, in place of the log's beginning.
-            facts: of the keyspace, looked up just now (a table needs them).
+            source: of the keyspace, looked up just now (a table needs them).
             verify: whether they are READY only verified; None for what the settings say.
 
         Raises:
@@ -206,7 +206,7 @@ class Ddl:
                     f"index {index.name} is on {index.keyspace}, not on {wanted}",
                     next_step="build the indexes of each keyspace in a build of their own",
                 )
-            active = self._builds.book.active(index)
+            active = self._builds.registry.active(index)
             if active is not None or index.state not in ("DEFERRED", "FAILED"):
                 doing = f"is in build {active.id}, {active.state}" if active else f"is {index.state}"
                 raise ConflictError(
@@ -214,24 +214,24 @@ class Ddl:
                     problem_type="index-not-buildable",
                     next_step="only DEFERRED and FAILED indexes can be built",
                 )
-        if origin is not None and facts is not None:
-            origin = self._accepted(origin, facts)
+        if origin is not None and source is not None:
+            origin = self._accepted(origin, source)
         build = self._builds.request(indexes, rate_limit, now, origin=origin, verify=verify)
         names_now = ", ".join(index.name for index in indexes)
         return StatementResult(f"build {build.id} of {names_now} begins", None, build)
 
-    def _accepted(self, origin: TableOrigin, facts: SourceFacts) -> TableOrigin:
+    def _accepted(self, origin: TableOrigin, source: SourceStatus) -> TableOrigin:
         """The origin, with the history that its offsets are of; whether it holds is looked at again when the
         build starts."""
-        if reason := refused(origin, facts):
+        if reason := refused(origin, source):
             raise CallerError(
                 reason,
                 problem_type="origin-unusable",
                 status=422,
                 next_step="docs/initial-state.md says what a build may begin with",
             )
-        incarnation = self._builds.book.incarnation(facts.keyspace)
-        return replace(origin, topic_id=facts.topic_id, incarnation=incarnation)
+        incarnation = self._builds.registry.incarnation(source.keyspace)
+        return replace(origin, topic_id=source.topic_id, incarnation=incarnation)
 
     def cancel(self, build: str, now: int) -> StatementResult:
         """Cancel a build.
@@ -240,7 +240,7 @@ class Ddl:
             NoSuchBuildError: there is none.
             ConflictError: it is over.
         """
-        record = self._builds.book.get(build)
+        record = self._builds.registry.get(build)
         if record.state in FINAL:
             raise ConflictError(
                 f"build {build} is over, it is {record.state}",
@@ -248,7 +248,9 @@ class Ddl:
                 next_step="there is nothing to cancel; DROP INDEX removes what it built",
             )
         out = self._builds.cancel(record, now)
-        return StatementResult(f"build {build} is cancelled", None, self._builds.book.get(build), tuple(out))
+        return StatementResult(
+            f"build {build} is cancelled", None, self._builds.registry.get(build), tuple(out)
+        )
 
     def pause(self, build: str, now: int) -> StatementResult:
         """Have a build pause until it is resumed; nothing happens to one that pauses on request already. One
@@ -262,7 +264,7 @@ class Ddl:
         if record.paused_by == "operator":
             return StatementResult(f"build {build} pauses already", None, record)
         out = self._builds.pausing.pause(record, "operator", BY_OPERATOR, now)
-        return StatementResult(f"build {build} pauses", None, self._builds.book.get(build), tuple(out))
+        return StatementResult(f"build {build} pauses", None, self._builds.registry.get(build), tuple(out))
 
     def resume(self, build: str, now: int) -> StatementResult:
         """Have a build go on; nothing happens to one that does not pause.
@@ -276,11 +278,11 @@ class Ddl:
             return StatementResult(f"build {build} does not pause", None, record)
         if record.state == "CATCHUP":
             record = replace(record, paused="", paused_by="")
-            self._builds.book.put(record)
+            self._builds.registry.put(record)
             told = f"build {build} goes on: its verification begins again"
             return StatementResult(told, None, record, (Note("info", "build-resumed", build, told),))
         out = self._builds.pausing.resume(record, now)
-        record = self._builds.book.get(build)
+        record = self._builds.registry.get(build)
         told = f"build {build} still pauses: {record.paused}" if record.paused else f"build {build} goes on"
         return StatementResult(told, None, record, tuple(out))
 
@@ -292,15 +294,15 @@ class Ddl:
             ConflictError: it reads nothing any more.
         """
         record = replace(self._reading(build, "throttle"), rate_limit=rate_limit)
-        self._builds.book.put(record)
-        self._builds.book.run(build).pace.forget()
+        self._builds.registry.put(record)
+        self._builds.registry.run(build).pace.forget()
         limit = f"at most {rate_limit:,} documents/s" if rate_limit else "as fast as it can"
         text = f"build {build} reads {limit} from now on"
         return StatementResult(text, None, record, (Note("info", "build-throttled", build, text),))
 
     def _reading(self, build: str, what: str) -> BuildRecord:
         """The record of a build that reads, or will: documents, or, while it verifies, the source again."""
-        record = self._builds.book.get(build)
+        record = self._builds.registry.get(build)
         if record.state in FINAL:
             raise ConflictError(
                 f"build {build} is over, it is {record.state}",

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import KafkaException, TopicPartition
 
-from coordinator.core.source_facts import SourceFacts
+from coordinator.core.source_status import SourceStatus
 from keytide.definition import IndexDefinition
 from keytide.definition.expression import Path, walk
 from keytide.definition.render import path_name
@@ -34,12 +34,12 @@ LIMIT_S: Final = 1.0
 _DEEPEST: Final = 8
 
 
-def notice(settings: Settings, definition: IndexDefinition, facts: SourceFacts) -> str:
+def notice(settings: Settings, definition: IndexDefinition, source: SourceStatus) -> str:
     """What is to be said of a definition, "" for nothing. Blocks, for `LIMIT_S` at most."""
     try:
-        values = _recent(settings, facts)
+        values = _recent(settings, source)
     except (KafkaException, KeytideError) as error:
-        log.info("no documents of %s are looked at: %s", facts.keyspace, error)
+        log.info("no documents of %s are looked at: %s", source.keyspace, error)
         return ""
     return unknown_fields(definition, values)
 
@@ -64,17 +64,17 @@ def unknown_fields(definition: IndexDefinition, values: Iterable[bytes]) -> str:
     return f"none of the {len(documents)} newest documents looked at has {', '.join(said)}{follows}"
 
 
-def _recent(settings: Settings, facts: SourceFacts) -> list[bytes]:
+def _recent(settings: Settings, source: SourceStatus) -> list[bytes]:
     """Values of the last records, some of each partition.
 
     Raises:
         KafkaException: Kafka does not give them.
     """
-    share = max(1, DOCUMENTS // max(1, facts.partitions))
+    share = max(1, DOCUMENTS // max(1, source.partitions))
     places = [
-        TopicPartition(facts.keyspace, partition, max(facts.earliest.get(partition, 0), end - share))
-        for partition, end in sorted(facts.stable.items())
-        if end > facts.earliest.get(partition, 0)
+        TopicPartition(source.keyspace, partition, max(source.earliest.get(partition, 0), end - share))
+        for partition, end in sorted(source.stable.items())
+        if end > source.earliest.get(partition, 0)
     ]
     found: list[bytes] = []
     if not places:

@@ -25,7 +25,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from coordinator.core.source_facts import SourceFacts
+from coordinator.core.source_status import SourceStatus
 from keytide.model.timestamp import Timestamp
 
 SAMPLES_KEPT: Final = 32
@@ -53,14 +53,14 @@ class Settling:
         """A timestamp was delivered under this number."""
         self._issued.append((issued_at, number))
 
-    def sampled(self, facts: SourceFacts) -> None:
+    def sampled(self, source: SourceStatus) -> None:
         """The source's ends were looked up."""
         before = -1
-        while self._issued and self._issued[0][0] < facts.sampled_at:
+        while self._issued and self._issued[0][0] < source.sampled_at:
             before = self._issued.popleft()[1]
-        if before < 0 or not facts.exists:
+        if before < 0 or not source.exists:
             return  # nothing new was issued since the last sample, which settles as much
-        self._samples.append((before, Timestamp.of(facts.high, facts.topic_id)))
+        self._samples.append((before, Timestamp.of(source.high, source.topic_id)))
         if len(self._samples) > SAMPLES_KEPT:
             self._samples = self._samples[::2]
 

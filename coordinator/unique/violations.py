@@ -4,7 +4,7 @@ Slices find and judge violations themselves (`indexer.unique.suspects`), by what
 (`coordinator.unique.settlement`); heartbeats tell how many there are, some of them, and up to which snapshot
 a slice has judged. That decides a build: from the first snapshot on that has everything the build was to
 bring (R25), it waits until every slice has judged that snapshot, which takes about one look at the source
-longer than for other indexes. One violation fails the index (`finishing`), when the slices had time to count
+longer than for other indexes. One violation fails the index (`completion`), when the slices had time to count
 theirs and to tell the first `KEPT_KEYS` of them: its slices go, and these stay, in its record. Of a READY
 index each key is told once, as an event, and again only after the index was without violations for some
 minutes or another leader took over: documents that are written all the time may go from the list and come

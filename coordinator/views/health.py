@@ -1,4 +1,4 @@
-"""The cluster's health: the leader's facts in, one verdict out. Pure.
+"""The cluster's health: what the leader knows in, one verdict out. Pure.
 
 Page, `keytide status`, `keytide doctor`, `/readyz` and metrics all show this verdict, so they cannot
 contradict each other. What is said of a subject that others depend on is said of them too: while a node is
@@ -32,7 +32,7 @@ def of(leader: Leader, now: int) -> Verdict:
 def _reasons(leader: Leader, now: int) -> Iterator[Reason]:
     yield from _kafka(leader)
     yield from _cluster(leader)
-    for name, stream in sorted(leader.core.streams.items()):
+    for name, stream in sorted(leader.stability.streams.items()):
         if stream.emitting:
             yield from _keyspace(leader, name, stream, now)
             yield from _projectors(leader, name, stream)
@@ -44,9 +44,9 @@ def _reasons(leader: Leader, now: int) -> Iterator[Reason]:
 
 
 def _kafka(leader: Leader) -> Iterator[Reason]:
-    vigil = leader.core.vigil
-    if vigil.kafka_suspected:
-        silence = _seconds(vigil.kafka_silence)
+    failure_detector = leader.stability.failure_detector
+    if failure_detector.kafka_suspected:
+        silence = _seconds(failure_detector.kafka_silence)
         yield Reason(
             "kafka",
             "Kafka",
@@ -56,7 +56,7 @@ def _kafka(leader: Leader) -> Iterator[Reason]:
             "see whether its brokers run and the coordinator reaches them (its log, `keytide doctor`)",
         )
     for keyspace, error in sorted(leader.builds.pausing.away.items()):
-        if keyspace in leader.core.streams and not vigil.kafka_suspected:
+        if keyspace in leader.stability.streams and not failure_detector.kafka_suspected:
             yield Reason(
                 "kafka",
                 f"topic {keyspace}",
@@ -94,8 +94,8 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
 
 def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> Iterator[Reason]:
     subject = f"keyspace {name}"
-    facts = leader.facts.get(name)
-    if facts is not None and not facts.exists:
+    source = leader.sources.get(name)
+    if source is not None and not source.exists:
         yield Reason(
             "keyspace",
             subject,
@@ -120,7 +120,7 @@ def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> I
             "projectors have read to where that may have been",
             "wait while projectors read; else look at their logs",
         )
-    for one in facts.open if facts is not None else ():
+    for one in source.open if source is not None else ():
         yield Reason(
             "keyspace",
             subject,
@@ -128,7 +128,7 @@ def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> I
             f"acknowledged records of topic {name} wait, and are in no snapshot: {one.in_words(now)}",
             one.remedy,
         )
-    fresh_at, limit = stream.progress.fresh_at(), leader.core.limits.stale_limit_ms
+    fresh_at, limit = stream.progress.fresh_at(), leader.stability.limits.stale_limit_ms
     stale = now - fresh_at if fresh_at else 0
     if stale > limit:
         behind = views.projector_lag(leader, name, stream)
@@ -152,8 +152,11 @@ def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> I
 
 
 def _projectors(leader: Leader, name: str, stream: StabilityStream) -> Iterator[Reason]:
-    vigil, partitions = leader.core.vigil, range(stream.progress.keyspace.partitions)
-    silent = [one for one in partitions if vigil.suspected(partition_subject(name, one))]
+    failure_detector, partitions = (
+        leader.stability.failure_detector,
+        range(stream.progress.keyspace.partitions),
+    )
+    silent = [one for one in partitions if failure_detector.suspected(partition_subject(name, one))]
     if not silent:
         return
     everyone = len(silent) == len(partitions)
@@ -168,7 +171,7 @@ def _projectors(leader: Leader, name: str, stream: StabilityStream) -> Iterator[
 
 
 def _nodes(leader: Leader) -> Iterator[Reason]:
-    vigil = leader.core.vigil
+    failure_detector = leader.stability.failure_detector
     placed = {
         name
         for record in leader.dictionary.catalog.indexes()
@@ -177,9 +180,9 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
         for name in names
     }
     for record in leader.dictionary.catalog.nodes():
-        name, known = record.id, leader.core.nodes.by_id.get(record.id)
-        if vigil.suspected(node_subject(name)) and not vigil.deaf:
-            silence = _seconds(vigil.silence(node_subject(name)))
+        name, known = record.id, leader.stability.nodes.by_id.get(record.id)
+        if failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
+            silence = _seconds(failure_detector.silence(node_subject(name)))
             holds = name in placed
             away = "has not been heard in this term" if known is None else f"has said nothing for {silence}"
             yield Reason(
@@ -202,11 +205,11 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
 
 
 def _builds(leader: Leader) -> Iterator[Reason]:
-    book = leader.builds.book
-    for record in book.all():
-        if record.state in FINAL or not book.indexes(record):
+    registry = leader.builds.registry
+    for record in registry.all():
+        if record.state in FINAL or not registry.indexes(record):
             continue  # (how one has failed is said of its index, while that is not built again)
-        run, subject = book.run(record.id), f"build {record.id} of {', '.join(book.names(record))}"
+        run, subject = registry.run(record.id), f"build {record.id} of {', '.join(registry.names(record))}"
         if record.paused_by == "operator":
             resume = f"`keytide build resume {record.id}`"
             yield Reason("build", subject, "ok", f"it pauses on request: {record.paused}", resume)

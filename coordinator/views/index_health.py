@@ -22,7 +22,7 @@ def index_reasons(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
         yield from _slices(leader, record)
         yield from _ways_back(leader, record)
         yield from _contents(leader, record)
-    elif record.state in ("FAILED", "DEFERRED") and leader.builds.book.active(record) is None:
+    elif record.state in ("FAILED", "DEFERRED") and leader.builds.registry.active(record) is None:
         yield from _not_built(record)
 
 
@@ -46,7 +46,7 @@ def _not_built(record: IndexRecord) -> Iterator[Reason]:
 def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """Slices that answer nothing, together when it is for the same reason."""
     found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    rebuilds = leader.builds.book.rebuilds(record.id)
+    rebuilds = leader.builds.registry.rebuilds(record.id)
     for number in range(len(record.placement)):
         if story := _story(leader, record, number):
             rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), "")
@@ -74,7 +74,7 @@ def _ways_back(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     given_up: defaultdict[str, list[int]] = defaultdict(list)
     for number, names in enumerate(record.placement):
         for name in names:
-            node = leader.core.nodes.by_id.get(name)
+            node = leader.stability.nodes.by_id.get(name)
             status = node.slice(record.id, number) if node else None
             if status is not None and status.undo_given_up:
                 given_up[name].append(number)
@@ -93,13 +93,13 @@ def _ways_back(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
 def _story(leader: Leader, record: IndexRecord, number: int) -> tuple[str, str] | None:
     """Why a slice answers nothing and what to do; None when some replica of it does answer."""
     stories: list[tuple[str, str]] = []
-    vigil = leader.core.vigil
+    failure_detector = leader.stability.failure_detector
     for name in record.placement[number]:
-        node = leader.core.nodes.by_id.get(name)
+        node = leader.stability.nodes.by_id.get(name)
         status = node.slice(record.id, number) if node else None
-        if vigil.deaf and status is not None and status.state == "LIVE":
+        if failure_detector.deaf and status is not None and status.state == "LIVE":
             return None  # as it was last heard: now nobody can be
-        if node is None or not node.live or vigil.suspected(node_subject(name)):
+        if node is None or not node.live or failure_detector.suspected(node_subject(name)):
             stories.append((f"node {name} is silent", f"see what is said of node {name}"))
         elif status is None:
             stories.append((f"node {name} does not have it", f"see the log of node {name}"))

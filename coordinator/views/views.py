@@ -26,10 +26,10 @@ Document = dict[str, Any]
 
 def index(leader: Leader, record: IndexRecord, now: int) -> Document:
     """One index."""
-    stream = leader.core.streams.get(record.keyspace)
+    stream = leader.stability.streams.get(record.keyspace)
     slices = slice_statuses(leader, record)
     known = [status for status in slices if status is not None]
-    active = leader.builds.book.active(record)
+    active = leader.builds.registry.active(record)
     state = "BUILDING" if active is not None and record.state in ("DEFERRED", "FAILED") else record.state
     definition = record.definition
     return {
@@ -59,7 +59,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "placement": [list(nodes) for nodes in record.placement],
         "slices_reporting": len(known),
         "lost": lost_slices(leader, record),
-        "rebuilds": [build.id for build in leader.builds.book.rebuilds(record.id)],
+        "rebuilds": [build.id for build in leader.builds.registry.rebuilds(record.id)],
         "verification": verification(leader, record),
         "created_at": record.created_at,
     }
@@ -75,11 +75,11 @@ def _violations(record: IndexRecord, known: list[SliceStatus]) -> int:
 def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
     """The slices of an index, each replica."""
     documents = []
-    rebuilds = leader.builds.book.rebuilds(record.id)
+    rebuilds = leader.builds.registry.rebuilds(record.id)
     for number, nodes in enumerate(record.placement):
         rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), None)
         for name in nodes:
-            node = leader.core.nodes.by_id.get(name)
+            node = leader.stability.nodes.by_id.get(name)
             status = node.slice(record.id, number) if node else None
             documents.append(
                 {
@@ -105,8 +105,8 @@ def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
 
 def lost_slices(leader: Leader, record: IndexRecord) -> list[int]:
     """Slices of an index whose data is lost or being rebuilt, ascending."""
-    lost = {number for id_, number in leader.core.nodes.lost if id_ == record.id}
-    rebuilt = (build.slices[record.id] for build in leader.builds.book.rebuilds(record.id))
+    lost = {number for id_, number in leader.stability.nodes.lost if id_ == record.id}
+    rebuilt = (build.slices[record.id] for build in leader.builds.registry.rebuilds(record.id))
     return sorted(lost.union(*rebuilt))
 
 
@@ -119,7 +119,7 @@ def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | No
     """The state of a slice: of its first replica that is heard, live ones first."""
     found: list[tuple[bool, SliceStatus]] = []
     for name in record.placement[number]:
-        node = leader.core.nodes.by_id.get(name)
+        node = leader.stability.nodes.by_id.get(name)
         status = node.slice(record.id, number) if node else None
         if node is not None and status is not None:
             found.append((node.live, status))
@@ -129,8 +129,8 @@ def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | No
 
 def _ends(leader: Leader, keyspace: str, stream: StabilityStream | None) -> Timestamp:
     """Ends of the source as last seen, by projectors or by the coordinator's own look."""
-    facts = leader.facts.get(keyspace)
-    ends = dict(facts.high) if facts else {}
+    source = leader.sources.get(keyspace)
+    ends = dict(source.high) if source else {}
     if stream is not None:
         for partition, state in stream.progress.partitions.items():
             ends[partition] = max(ends.get(partition, 0), state.end)
@@ -159,7 +159,7 @@ def _left_out(stream: StabilityStream | None, index_id: str) -> dict[str, int]:
 
 def _without_entries(leader: Leader, record: IndexRecord) -> dict[str, int]:
     """Documents that the last build of an index read and has no entries of, by reason."""
-    build = next((one for one in leader.builds.book.all() if one.id == record.build), None)
+    build = next((one for one in leader.builds.registry.all() if one.id == record.build), None)
     if build is None:
         return {}
     return {**build.left_out.get(record.id, {}), **build.skipped.get(record.id, {})}
@@ -169,7 +169,7 @@ def _by_name(
     leader: Leader, record: BuildRecord, counts: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, int]]:
     """Counts of a build by the names of its indexes."""
-    names = dict(zip(record.indexes, leader.builds.book.names(record), strict=True))
+    names = dict(zip(record.indexes, leader.builds.registry.names(record), strict=True))
     return {names[id_]: dict(sorted(found.items())) for id_, found in counts.items() if id_ in names}
 
 
@@ -190,7 +190,7 @@ def _timestamp(timestamp: Timestamp | None) -> Document | None:
 def build(leader: Leader, record: BuildRecord, now: int) -> Document:
     """One build. `documents_total` counts offsets from the earliest that there was to what the backfill must
     reach; `percent` and `eta_s` are of the way to READY, its verification included."""
-    run = leader.builds.book.run(record.id) if record.state not in FINAL else None
+    run = leader.builds.registry.run(record.id) if record.state not in FINAL else None
     total, done = record.documents_total, record.documents_done
     job = leader.jobs.find(record.verification) if record.phase == "verifying" else None
     rate = run.rate() if run and record.state == "BACKFILL" else 0.0
@@ -200,7 +200,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
     return {
         "id": record.id,
         "keyspace": record.keyspace,
-        "indexes": leader.builds.book.names(record),
+        "indexes": leader.builds.registry.names(record),
         "slices": _rebuilt_slices(leader, record),
         "attempt": record.attempt,
         "state": record.state,
@@ -240,7 +240,7 @@ def _concerns(leader: Leader, record: BuildRecord) -> bool:
     """Whether an index that there is still is as this build has made it, or will be."""
     if record.state not in FINAL:
         return True
-    indexes = leader.builds.book.indexes(record)
+    indexes = leader.builds.registry.indexes(record)
     return any(index.state != "DROPPING" and index.build == record.id for index in indexes)
 
 
@@ -248,13 +248,13 @@ def _rebuilt_slices(leader: Leader, record: BuildRecord) -> dict[str, list[int]]
     """Index name -> slices that a rebuild fills; null for a build of whole indexes."""
     if not record.rebuild:
         return None
-    return {index.name: record.slices_of(index) for index in leader.builds.book.indexes(record)}
+    return {index.name: record.slices_of(index) for index in leader.builds.registry.indexes(record)}
 
 
 def node(leader: Leader, name: str, now: int) -> Document:
     """One indexer node, also one that has not been heard in this term."""
     record = leader.dictionary.catalog.records[f"node/{name}"]
-    known = leader.core.nodes.by_id.get(name)
+    known = leader.stability.nodes.by_id.get(name)
     heartbeat = known.heartbeat if known else None
     statuses = heartbeat.slices if heartbeat else []
     return {
@@ -292,7 +292,7 @@ def topology(leader: Leader, now: int) -> Document:
 def stability(leader: Leader, now: int) -> Document:
     """The stability timestamps of each keyspace."""
     keyspaces = {}
-    for name, stream in sorted(leader.core.streams.items()):
+    for name, stream in sorted(leader.stability.streams.items()):
         fresh_at = stream.progress.fresh_at()
         published = stream.published.values()
         keyspaces[name] = {
@@ -326,7 +326,7 @@ def stability(leader: Leader, now: int) -> Document:
 
 def _open_transactions(leader: Leader, keyspace: str, now: int) -> list[Document]:
     """What holds the source up."""
-    facts = leader.facts.get(keyspace)
+    source = leader.sources.get(keyspace)
     return [
         {
             "partition": one.partition,
@@ -338,7 +338,7 @@ def _open_transactions(leader: Leader, keyspace: str, now: int) -> list[Document
             "text": one.in_words(now),
             "next_step": one.remedy,
         }
-        for one in (facts.open if facts else ())
+        for one in (source.open if source else ())
     ]
 
 

@@ -25,8 +25,8 @@ from coordinator.core.events import (
     Issued,
     Note,
     Reported,
-    SourceFacts,
     SourceSampled,
+    SourceStatus,
     Tick,
     TopicSeen,
 )
@@ -108,7 +108,7 @@ class Scene:
             future.set_exception(error)
         return future
 
-    def sample(self, keyspace: str) -> SourceFacts:
+    def sample(self, keyspace: str) -> SourceStatus:
         return self.facts(FLIGHTS)
 
     def pulse(self) -> None:
@@ -140,9 +140,9 @@ class Scene:
     def handle(self, event: Event) -> None:
         self.take(self.leader.handle(event))
 
-    def facts(self, end: int) -> SourceFacts:
+    def facts(self, end: int) -> SourceStatus:
         ends = dict.fromkeys(range(4), end // 4)
-        return SourceFacts("flights", "t1", dict.fromkeys(range(4), 0), ends, ends, False, 0, 0, now_ms())
+        return SourceStatus("flights", "t1", dict.fromkeys(range(4), 0), ends, ends, False, 0, 0, now_ms())
 
     def sql(self, text: str) -> None:
         self.take(self.leader.execute(parse_statement(text), self.facts(FLIGHTS), now_ms()).instructions)
@@ -230,8 +230,8 @@ def busy_day(**settings: Any) -> Scene:
         scene.progress(FLIGHTS)
     scene.sql("CREATE INDEX by_tail ON flights (tailnum) WITH (slices=4)")
     failed = scene.build("by_tail", "RUNNING", 40_000)
-    scene.handle(SourceSampled(SourceFacts("flights", "", {}, {}, {}, False, 0, 0, now_ms()), "", now_ms()))
-    assert scene.leader.builds.book.get(failed).state == "FAILED"
+    scene.handle(SourceSampled(SourceStatus("flights", "", {}, {}, {}, False, 0, 0, now_ms()), "", now_ms()))
+    assert scene.leader.builds.registry.get(failed).state == "FAILED"
     scene.handle(SourceSampled(scene.facts(FLIGHTS), "", now_ms()))
     scene.sql("CREATE INDEX by_carrier ON flights (carrier, flight) WITH (slices=8)")
     scene.running[scene.build("by_carrier", "RUNNING", 120_000)] = 120_000

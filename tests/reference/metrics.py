@@ -36,7 +36,7 @@ def processes() -> dict[str, list[Line]]:
     build_info("node", registry)
     create_app(World().views["n0"], load_settings(), registry)
     assert report.SUSPENDED in REGISTRY._collector_to_names
-    coordinator = metrics.collected(scene.leader, scene.leader.core.streams["flights"].issued_at)
+    coordinator = metrics.collected(scene.leader, scene.leader.stability.streams["flights"].issued_at)
     return {
         "Coordinator": _of(coordinator),
         "Projector": _of(REGISTRY),

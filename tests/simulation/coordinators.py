@@ -1,5 +1,5 @@
 """A coordinator process: the real leader, with the shell's two ways out: timestamps at once, everything else
-in order through a slow lane. One that was deposed does not know it until its next write is fenced."""
+in order through an executor. One that was deposed does not know it until its next write is fenced."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SimCoordinator:
         self.leader = Leader(reader.catalog, CLUSTER, self.term, LIMITS, BUILD_LIMITS)
         self._heard = len(kafka.reports)
         self._inbox: deque[Event] = deque()
-        self._lane: deque[Instruction] = deque()
+        self._executor: deque[Instruction] = deque()
         self._broadcasts: deque[StabilityTimestamp | Published] = deque()
         self._sampled_at = 0
         world.note("term", self.term)
@@ -118,7 +118,7 @@ class SimCoordinator:
     # --- its loops ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """The control loop for a moment, and the lane."""
+        """The control loop for a moment, and the executor."""
         world, chance = self.world, self.world.chance
         kafka, now = world.kafka, world.clock.now
         self._send_broadcasts()
@@ -134,9 +134,9 @@ class SimCoordinator:
             self._carry_out(self.leader.handle(SourceSampled(kafka.source.facts(now), "", now)))
         self._carry_out(self.leader.handle(Tick(now)))
         for _ in range(1 + chance.below(4) if world.storm else 1 << 30):
-            if not self._lane or not self.alive:
+            if not self._executor or not self.alive:
                 break
-            self._work(self._lane.popleft())
+            self._work(self._executor.popleft())
 
     def step_if_alive(self) -> None:
         if self.alive:
@@ -153,12 +153,12 @@ class SimCoordinator:
     def stop(self) -> None:
         """Its process ends."""
         self.alive = False
-        self._lane.clear()
+        self._executor.clear()
         self._broadcasts.clear()
 
     @property
     def idle(self) -> bool:
-        return not (self._lane or self._inbox or self._broadcasts)
+        return not (self._executor or self._inbox or self._broadcasts)
 
     # --- instructions -------------------------------------------------------------------------------------
 
@@ -176,9 +176,9 @@ class SimCoordinator:
                     self.world.seen[instruction.kind] += 1
                 case StopDriver(build):
                     self.world.stop_driver(build, self.term)
-                    self._lane.append(instruction)
+                    self._executor.append(instruction)
                 case _:
-                    self._lane.append(instruction)
+                    self._executor.append(instruction)
 
     def _confirm(self, question: ConfirmTopic) -> None:
         """Kafka looks at once; its answer may take a while, or not come in time."""

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from coordinator import leader
 from coordinator.builds import backfill as backfilling
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.stability import bounds
-from coordinator.stability import rounds as core
+from coordinator.stability import bounds, issuer
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from indexer.hosting import slice_runner as slices
 from indexer.hosting.node import ServingNode
@@ -117,11 +116,11 @@ def forget_the_queue_position(patches: Patches) -> None:
 @mutant("R7", "a timestamp is issued only when it has changed")
 def stamp_only_news(patches: Patches) -> None:
     def issue(self: Any, name: str, stream: Any, now: int) -> Any:
-        if stream.content is not None and not stream.newsworthy:
+        if stream.content is not None and not stream.issuable:
             return []
         return _issue(self, name, stream, now)
 
-    _issue = patches.put(core.StabilityCore, "_maybe_issue", issue)
+    _issue = patches.put(issuer.TimestampIssuer, "_maybe_issue", issue)
 
 
 @mutant("R8", "a number is acknowledged before its commit can be read")

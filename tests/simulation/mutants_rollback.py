@@ -14,7 +14,7 @@ from coordinator.builds.completion import BuildCompletion
 from coordinator.queues import trimming
 from coordinator.rollback import rollback
 from coordinator.stability import topic_confirmation as confirming
-from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.issuer import TimestampIssuer
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan.plan import agreement as agree
 from indexer.slice import mutation_queue as queue
@@ -162,12 +162,12 @@ def keep_commits(patches: Patches) -> None:
 
 @mutant("R31, progreset", "progress of before the rollback counts after it", faults=LOST)
 def keep_progress(patches: Patches) -> None:
-    from coordinator.stability.progress import Progresses
+    from coordinator.stability.progress import KeyspaceProgress
 
-    def begin(self: Progresses, timestamp: Timestamp, before: Progresses | None) -> None:
+    def begin(self: KeyspaceProgress, timestamp: Timestamp, before: KeyspaceProgress | None) -> None:
         _begin(self, timestamp.merge_max(before.timestamp()) if before else timestamp, before)
 
-    _begin = patches.put(Progresses, "begin", begin)
+    _begin = patches.put(KeyspaceProgress, "begin", begin)
 
 
 @mutant("R31", "a keyspace's partitions are not taken over again", faults=LOST)
@@ -265,4 +265,4 @@ def never_examine(patches: Patches) -> None:
 
 @mutant("R31", "timestamps go on while a history is examined", faults=LOST)
 def stamp_while_examined(patches: Patches) -> None:
-    patches.put(StabilityCore, "halt", lambda self, keyspace: None)
+    patches.put(TimestampIssuer, "halt", lambda self, keyspace: None)

@@ -183,8 +183,8 @@ def overlook_transactions(patches: Patches) -> None:
 )
 def load_what_is_stable(patches: Patches) -> None:
     def prepared(self: BuildAdmission, event: BuildPrepared) -> list[Any]:
-        stable = dataclasses.replace(event.facts, high=event.facts.stable)
-        return list(_prepared(self, dataclasses.replace(event, facts=stable)))
+        stable = dataclasses.replace(event.source, high=event.source.stable)
+        return list(_prepared(self, dataclasses.replace(event, source=stable)))
 
     _prepared = patches.put(BuildAdmission, "prepared", prepared)
 
@@ -197,10 +197,10 @@ def load_what_is_stable(patches: Patches) -> None:
 )
 def ready_at_the_load_timestamp(patches: Patches) -> None:
     def common(self: BuildCompletion, event: Any) -> Any:
-        for record in self._book.all():
+        for record in self._registry.all():
             if record.final_timestamp is not None:
                 early = record.load_timestamp
-                self._book.note_progress(msgspec.structs.replace(record, final_timestamp=early))
+                self._registry.note_progress(msgspec.structs.replace(record, final_timestamp=early))
         return _common(self, event)
 
     _common = patches.put(BuildCompletion, "common", common)

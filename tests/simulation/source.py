@@ -13,7 +13,7 @@ from typing import NamedTuple
 import xxhash
 from msgspec.structs import replace
 
-from coordinator.core.events import SourceFacts
+from coordinator.core.events import SourceStatus
 from keytide.catalog.partitioning import encode_splits
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
@@ -277,10 +277,10 @@ class Source:
         self.topic_id = f"topic-{number + 1}"
         self.logs = [Log(partition, self.topic_id) for partition in range(PARTITIONS)]
 
-    def facts(self, now: int) -> SourceFacts:
+    def facts(self, now: int) -> SourceStatus:
         """What the coordinator's samples say."""
         ends = self.ends()
-        return SourceFacts(
+        return SourceStatus(
             KEYSPACE,
             self.topic_id,
             dict.fromkeys(ends, 0),

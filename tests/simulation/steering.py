@@ -45,4 +45,4 @@ def settle(world: World) -> None:
 
 
 def _steered(world: World) -> list[BuildRecord]:
-    return [one for one in world.leader.leader.builds.book.all() if one.state in STEERED]
+    return [one for one in world.leader.leader.builds.registry.all() if one.state in STEERED]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from coordinator.core.events import DriverExited, DriverTask, SourceFacts
+from coordinator.core.events import DriverExited, DriverTask, SourceStatus
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.scan.gather.scatter import SnapshotMissingError
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
@@ -276,7 +276,7 @@ class World:
         for number, holders in enumerate(record.placement):
             states, live = [], []
             for node in holders:
-                known = leader.core.nodes.by_id.get(node)
+                known = leader.stability.nodes.by_id.get(node)
                 status = known.slice(index, number) if known else None
                 states.append(status.state if status else "")
                 live += states[-1:] if known and known.live else []
@@ -371,7 +371,7 @@ class World:
         except CallerError:
             self.seen["refused"] += 1
 
-    def _build_from_table(self, name: str, known: bool, facts: SourceFacts) -> None:
+    def _build_from_table(self, name: str, known: bool, facts: SourceStatus) -> None:
         leader, now = self.leader, self.clock.now
         if not known:
             deferred = creation(name, self.plan.ranged, deferred=True)
@@ -534,7 +534,7 @@ class World:
     def _told(self) -> set[int]:
         """Partitions of which the leader knows a leader epoch. (What is lost of another one, when only a
         build has read it, is noticed by nobody: a limit that docs/simulation.md names.)"""
-        stream = self.leader.leader.core.streams[KEYSPACE]
+        stream = self.leader.leader.stability.streams[KEYSPACE]
         return {p for p, state in stream.progress.partitions.items() if state.place.epoch >= 0}
 
     def _note_loss(self, what: str, partition: int | None) -> None:

@@ -20,8 +20,8 @@ from coordinator.core.events import (
     Reported,
     RollbackWritten,
     SendBuildEnd,
-    SourceFacts,
     SourceSampled,
+    SourceStatus,
     StartDriver,
     Tick,
     TopicSeen,
@@ -59,7 +59,7 @@ def facts(
     topic_id: str = "t1",
     at: int = 0,
     **other: Any,
-) -> SourceFacts:
+) -> SourceStatus:
     def by_partition(offsets: tuple[int, ...]) -> dict[int, int]:
         return dict(enumerate(offsets))
 
@@ -69,7 +69,7 @@ def facts(
         "min_compaction_lag_ms": 0,
         **other,
     }
-    return SourceFacts(
+    return SourceStatus(
         keyspace="people",
         topic_id=topic_id,
         earliest=by_partition(earliest),
@@ -142,7 +142,7 @@ class World:
         for name in names:
             self.handle(Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0), self.now))
 
-    def sql(self, text: str, source: SourceFacts | None = None) -> list[Instruction]:
+    def sql(self, text: str, source: SourceStatus | None = None) -> list[Instruction]:
         answer = self.leader.execute(parse_statement(text), source or facts(), self.now)
         return [one for one in self.take(answer.instructions) if not isinstance(one, Note)]
 
@@ -165,7 +165,7 @@ class World:
         assert isinstance(record, KeyspaceRecord)
         return record
 
-    def prepared(self, build: str, source: SourceFacts | None = None) -> list[Instruction]:
+    def prepared(self, build: str, source: SourceStatus | None = None) -> list[Instruction]:
         return self.handle(BuildPrepared(build, source or facts(at=self.now), self.now))
 
     def activate(self, version: int, *offsets: int) -> None:
@@ -209,7 +209,7 @@ class World:
         """A timestamp at `acked`, and its acknowledgement by all slices on these nodes."""
         self.progress(self.known().version, *acked)
         done = self.tick(300)
-        stream = self.leader.core.streams["people"]
+        stream = self.leader.stability.streams["people"]
         assert stream.content is not None
         assert stream.content.offsets() == dict(enumerate(acked))
         for node in nodes:

@@ -21,7 +21,7 @@ from coordinator.core.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.core.silence import SILENT_MS, START_MS
+from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.http import metrics
 from coordinator.statements.ddl import ConflictError
 from coordinator.views import views
@@ -47,7 +47,7 @@ def state(world: World) -> tuple[str, str, str, str]:
 
 
 def shown(world: World) -> dict[str, Any]:
-    return views.build(world.leader, world.leader.builds.book.get("b8"), world.now)
+    return views.build(world.leader, world.leader.builds.registry.get("b8"), world.now)
 
 
 RUNS = ("BACKFILL", "", "", "BUILDING")
@@ -191,7 +191,7 @@ def test_a_build_that_begins_again_while_it_pauses_still_pauses() -> None:
     steer(world, "pause")
     world.take(world.leader.builds.begin_again(world.build("b8"), "a slice lost it", world.now))
     world.tick()
-    (again,) = [one for one in world.leader.builds.book.all() if one.state == "QUEUED"]
+    (again,) = [one for one in world.leader.builds.registry.all() if one.state == "QUEUED"]
     assert (again.paused, again.paused_by) == ("on request", "operator")
 
 

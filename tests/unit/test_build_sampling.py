@@ -112,7 +112,7 @@ def test_a_sample_waits_for_kafka_and_its_build_does_not_fail() -> None:
         world.node("n1", "n2")
         ends(world, 1, "Kafka was away")
         assert world.tick() == []
-    build = world.leader.builds.book.get("b8")
+    build = world.leader.builds.registry.get("b8")
     shown = views.build(world.leader, build, world.now)
     assert (build.state, "Kafka does not answer" in shown["waiting_for"]) == ("QUEUED", True)
     world.handle(SourceSampled(facts(), "", world.now))

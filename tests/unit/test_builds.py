@@ -23,8 +23,8 @@ from coordinator.core.events import (
     Reported,
     SampleSource,
     SendBuildEnd,
-    SourceFacts,
     SourceSampled,
+    SourceStatus,
     StartDriver,
     StopDriver,
     TopicsDeleted,
@@ -58,7 +58,7 @@ def test_a_build_from_create_to_ready() -> None:
     assert world.sql(CREATE) == []
     assert (world.index("by_city").state, world.index("by_city").build) == ("DEFERRED", "b8")
     assert world.tick() == []
-    assert world.leader.builds.book.run("b8").waiting_for == "indexer nodes: no indexer node is live"
+    assert world.leader.builds.registry.run("b8").waiting_for == "indexer nodes: no indexer node is live"
 
     world.node("n1", "n2")
     assert world.tick() == [PrepareBuild("b8", "people", ((MUTATIONS, 3), (BACKFILL, 3)))]
@@ -151,7 +151,7 @@ def test_topics_that_cannot_be_made_are_tried_again() -> None:
         (facts(compacted=True, delete_retention_ms=1_000, at=9_000_000), "keeps tombstones"),
     ],
 )
-def test_a_build_that_can_never_be_right_fails_with_the_reason(later: SourceFacts, reason: str) -> None:
+def test_a_build_that_can_never_be_right_fails_with_the_reason(later: SourceStatus, reason: str) -> None:
     world = started(World())
     world.driver("b8", "RUNNING", 1, (30, 20), first_read_at=world.now)
     assert world.handle(SourceSampled(facts(earliest=(30, 20)), "", world.now)) == []
@@ -266,7 +266,7 @@ def test_an_index_that_failed_after_it_was_ready_does_not_keep_its_build_from_it
 def test_no_timestamp_falls_into_a_range_that_was_read_late() -> None:
     world = backfilled(World())
     world.common(130, 60)
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
 
     def sample(end: int) -> None:
         source = facts((end, 60), at=world.now, compacted=True, delete_retention_ms=10_000_000)
@@ -306,7 +306,7 @@ def test_a_new_leader_looks_at_the_source_before_it_issues_what_was_read_meanwhi
     before = backfilled(World())
     before.common(130, 60)
     world, _ = before.restart(((before.number, before.places[before.number]),))
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     world.now += away_ms
     assert looks_soon(world)
     world.progress(1, 210, 60)
@@ -341,7 +341,7 @@ def test_the_load_timestamp_is_the_end_behind_open_transactions() -> None:
     world.tick()
     world.prepared("b8", facts((100, 50), stable=(80, 50)))
     assert world.build("b8").load_timestamp.offsets() == {0: 100, 1: 50}
-    assert "partition 0 from offset 80" in world.leader.builds.book.run("b8").waiting_for
+    assert "partition 0 from offset 80" in world.leader.builds.registry.run("b8").waiting_for
 
 
 def test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit() -> None:
@@ -349,12 +349,12 @@ def test_an_open_transaction_is_shown_and_waited_for_up_to_the_limit() -> None:
     held = facts((140, 50), stable=(80, 50))
     world.now += MINUTE // 2
     assert world.handle(SourceSampled(held, "", world.now)) == []
-    assert world.leader.builds.book.run("b8").waiting_for == (
+    assert world.leader.builds.registry.run("b8").waiting_for == (
         "open transactions of producers: partition 0 from offset 80"
     )
     above = facts((140, 50), stable=(100, 50))
     world.handle(SourceSampled(above, "", world.now))
-    assert world.leader.builds.book.run("b8").waiting_for == ""
+    assert world.leader.builds.registry.run("b8").waiting_for == ""
     world.now += MINUTE
     assert StopDriver("b8") in world.handle(SourceSampled(held, "", world.now))
     assert "partition 0 from offset 80" in world.build("b8").error
@@ -396,7 +396,7 @@ def test_a_driver_that_has_read_what_is_lost_has_its_build_begun_again() -> None
     assert StopDriver("b8") in out
     assert world.build("b8").state == "CANCELLED"
     assert "records that the build has read" in world.build("b8").error
-    (again,) = [one for one in world.leader.builds.book.all() if one.state == "QUEUED"]
+    (again,) = [one for one in world.leader.builds.registry.all() if one.state == "QUEUED"]
     assert (again.attempt, again.indexes) == (1, world.build("b8").indexes)
     assert world.build("b8").error.startswith(f"begun again as {again.id}: ")
 
@@ -465,10 +465,10 @@ def test_documents_within_a_micro_batch_are_the_drivers_count() -> None:
     world = started(World())
     message = BuildProgress("b8", "r1", "RUNNING", 0, Timestamp(), Timestamp(), 70, {}, "", world.now)
     world.handle(Reported(message, world.now))
-    assert world.leader.builds.book.get("b8").documents_done == 70
+    assert world.leader.builds.registry.get("b8").documents_done == 70
     message = msgspec.structs.replace(message, documents=999_999, sent_at=world.now + 1)
     world.handle(Reported(message, world.now))
-    assert world.leader.builds.book.get("b8").documents_done == 150
+    assert world.leader.builds.registry.get("b8").documents_done == 150
 
 
 def test_rate_is_measured_over_a_window() -> None:
@@ -490,7 +490,7 @@ def test_builds_wait_for_their_turn() -> None:
     for name in ("a", "b", "c"):
         world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1)")
     assert [type(one) for one in world.tick()] == [PrepareBuild, PrepareBuild]
-    waiting = world.leader.builds.book.run("b12").waiting_for
+    waiting = world.leader.builds.registry.run("b12").waiting_for
     assert waiting == "its turn: 2 builds run (setting build.concurrent)"
     world.prepared("b8")
     assert world.tick() == []
@@ -507,7 +507,7 @@ def test_one_build_per_node() -> None:
     world.prepared("b8")
     # The second one's slice goes to the emptier node, where nothing is built; the third has to wait.
     assert [one.build for one in world.tick() if isinstance(one, PrepareBuild)] == ["b10"]
-    assert "its turn on node n" in world.leader.builds.book.run("b12").waiting_for
+    assert "its turn on node n" in world.leader.builds.registry.run("b12").waiting_for
 
 
 def test_catchup_does_not_hold_the_next_build_back() -> None:
@@ -627,7 +627,7 @@ def test_dropping_an_index_under_build_cancels_and_the_others_begin_again() -> N
     assert (world.build("b9").state, world.build("b10").indexes) == ("CANCELLED", ["b-8"])
     assert (world.index("a").state, world.index("b").state) == ("DROPPING", "DEFERRED")
     assert world.tick() == []
-    assert world.leader.builds.book.run("b10").waiting_for == "the removal of what an earlier build left"
+    assert world.leader.builds.registry.run("b10").waiting_for == "the removal of what an earlier build left"
     world.progress(2, 0, 0)
     assert world.tick() == [
         DeleteTopics(("kt.mutations.a-7",), "a-7"),
@@ -719,7 +719,7 @@ def test_a_restart_in_backfill_starts_the_driver_again_and_keeps_what_was_known(
     world.tick(1_100)
     other, out = world.restart()
     assert out == [StartDriver("b8")]
-    build = other.leader.builds.book.get("b8")
+    build = other.leader.builds.registry.get("b8")
     assert (build.low_watermark, build.batches, build.documents_done) == ({0: 120, 1: 40}, 1, 50)
     assert other.driver("b8", "PASSED", 2, (125, 60)) == [SampleSource("people", "b8")]
 

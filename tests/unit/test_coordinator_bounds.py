@@ -32,7 +32,7 @@ def forgotten(world: World) -> World:
 def test_a_leader_without_a_timestamp_waits_for_what_may_have_been_seen() -> None:
     world = serving()  # the last timestamp was 150, 62
     other = forgotten(world)
-    stream = other.leader.core.streams["people"]
+    stream = other.leader.stability.streams["people"]
     assert (stream.content, stream.floor, other.leader.looks_soon) == (None, UNTIL_JUDGED, True)
     assert [note.kind for note in other.notes].count("timestamps-held") == 1
 

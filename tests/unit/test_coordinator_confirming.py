@@ -15,7 +15,7 @@ from coordinator.core.events import (
     Tick,
     TopicSeen,
 )
-from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.topic_confirmation import LOST_MS, RETRY_MS
 from keytide.catalog.catalog import RollbackRecord
 from keytide.model.timestamp import Timestamp
@@ -26,8 +26,8 @@ from tests.unit.test_coordinator_core import LIMITS, TERM, catalog, index_record
 Out = list[Instruction | CommonSnapshot]
 
 
-def core() -> StabilityCore:
-    made = StabilityCore(LIMITS, TERM)
+def core() -> TimestampIssuer:
+    made = TimestampIssuer(LIMITS, TERM)
     made.catalog_changed(catalog(index_record()), 0)
     return made
 
@@ -40,7 +40,7 @@ def seen(question: ConfirmTopic, now: int, topic_id: str = "topic-1", error: str
     return TopicSeen(question.keyspace, question.ask, topic_id, error, now)
 
 
-def begun(made: StabilityCore, *acked: int, now: int = 1_000) -> StabilityTimestamp:
+def begun(made: TimestampIssuer, *acked: int, now: int = 1_000) -> StabilityTimestamp:
     """A first timestamp, number 1."""
     (question,) = questions(made.handle(progress(now, *acked)))
     (stamp,) = stamps(made.handle(seen(question, now)))
@@ -166,7 +166,7 @@ def test_records_of_a_topic_made_anew_never_come_into_a_timestamp() -> None:
     world.progress(1, 3, 4)
     world.tick(300)  # writes how far timestamps may go
     world.tick()
-    content = world.leader.core.streams["people"].content
+    content = world.leader.stability.streams["people"].content
     assert content is not None
     assert (content.offsets(), content.topic_id) == ({0: 3, 1: 4}, "t2")
 
@@ -189,6 +189,6 @@ def test_an_answer_to_a_question_of_before_a_rollback_counts_for_nothing() -> No
     ] == []
     world.tick(2_000)
     assert world.keyspace().incarnation == 1
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     assert stream.confirmed is None
     assert not stream.halted

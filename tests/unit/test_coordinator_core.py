@@ -23,7 +23,7 @@ from coordinator.core.events import (
     TopicSeen,
 )
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
-from coordinator.stability.rounds import StabilityCore
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition import CreateIndex, parse_statement
@@ -69,7 +69,7 @@ def catalog(*indexes: IndexRecord, partitions: int = 2, incarnation: int = 0) ->
     return result
 
 
-class Core(StabilityCore):
+class Core(TimestampIssuer):
     """A core beside a Kafka that answers at once which topic a keyspace is: the one that it is known as."""
 
     def handle(self, event: Event) -> list[Instruction | CommonSnapshot]:
@@ -83,7 +83,7 @@ class Core(StabilityCore):
         return out
 
 
-def core_with(*indexes: IndexRecord, partitions: int = 2) -> StabilityCore:
+def core_with(*indexes: IndexRecord, partitions: int = 2) -> TimestampIssuer:
     core = Core(LIMITS, TERM)
     core.catalog_changed(catalog(*indexes, partitions=partitions), 0)
     return core
@@ -125,14 +125,14 @@ def published(instructions: list[Instruction | CommonSnapshot]) -> list[Publishe
     ]
 
 
-def issue(core: StabilityCore, event: Reported | Tick, number: int) -> StabilityTimestamp:
+def issue(core: TimestampIssuer, event: Reported | Tick, number: int) -> StabilityTimestamp:
     """Hand in an event that must lead to exactly one timestamp; deliver that under `number`."""
     (stamp,) = stamps(core.handle(event))
     core.handle(Issued(stamp, number, event.now))
     return stamp
 
 
-def serving(core: StabilityCore, number: int = 1) -> StabilityTimestamp:
+def serving(core: TimestampIssuer, number: int = 1) -> StabilityTimestamp:
     """Two live nodes that hold the first timestamp, number 1."""
     stamp = issue(core, progress(1_000, 5, 7), number)
     core.handle(heartbeat(1_000, "a", ("by_city-1", 0, number)))
@@ -214,7 +214,7 @@ def test_a_dead_node_leaves_pacing_at_once() -> None:
     core = core_with(index_record())
     serving(core)
     for now in range(1_000, 4_000, 100):
-        core.vigil.tick(min(now, 3_900))
+        core.failure_detector.tick(min(now, 3_900))
     issue(core, progress(3_900, 6, 7), 2)
     core.handle(ack(3_901, "a", 2, ("by_city-1", 0)))
     core.handle(heartbeat(3_902, "a", ("by_city-1", 0, 2)))
@@ -460,17 +460,17 @@ def random_history(rng: random.Random) -> None:
 
 
 def test_a_replicas_oldest_numbers_are_forgotten_but_for_landmarks() -> None:
-    holdings = AcknowledgedNumbers(newest=4, landmarks=4)
+    acknowledged = AcknowledgedNumbers(newest=4, landmarks=4)
     for number in range(1_000):
-        holdings.acknowledge("a", "x", [0], number)
+        acknowledged.acknowledge("a", "x", [0], number)
         if number % 7 == 0:
-            holdings.acknowledge("b", "x", [1], number)
-    kept = [number for number in range(1_000) if not holdings.lacking("x", 1, number)]
+            acknowledged.acknowledge("b", "x", [1], number)
+    kept = [number for number in range(1_000) if not acknowledged.lacking("x", 1, number)]
     assert set(range(996, 1_000)) <= set(kept)
     assert len(kept) <= 3 * 8
     best = max(range(900), key=lambda number: (landmarks.rank(number), number))
     assert best in kept
-    common = holdings.newest_common("x", 2)
+    common = acknowledged.newest_common("x", 2)
     assert common == -1 or (common in kept and common % 7 == 0)
-    holdings.reset("a")
-    assert holdings.newest_common("x", 2) == -1
+    acknowledged.reset("a")
+    assert acknowledged.newest_common("x", 2) == -1

@@ -178,7 +178,7 @@ def test_a_rebuild_does_not_wait_for_builds_of_new_indexes() -> None:
     assert isinstance(prepare, PrepareBuild)
     rebuild = queued(world, {1: "LOST"})
     assert world.build(rebuild).rebuild
-    waiting = world.leader.builds.book.run(world.index("second").build or "").waiting_for
+    waiting = world.leader.builds.registry.run(world.index("second").build or "").waiting_for
     assert waiting == "its turn: 2 builds run (setting build.concurrent)"
 
 
@@ -192,7 +192,7 @@ def test_a_slice_with_a_replica_that_serves_is_not_rebuilt() -> None:
 
 def test_numbers_are_published_without_slices_that_are_lost_or_rebuilt() -> None:
     world = serving()
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     index = "by_city-7"
 
     def published() -> int:
@@ -214,7 +214,7 @@ def test_numbers_are_published_without_slices_that_are_lost_or_rebuilt() -> None
     world.handle(SourceSampled(facts((210, 90)), build, world.now))
     other, _ = world.restart(tuple(world.places.items()), (Published("people", 1, 0, {index: rebuilding}),))
     other.node("n1", "n2")
-    assert other.leader.core.streams["people"].published == {index: rebuilding}
+    assert other.leader.stability.streams["people"].published == {index: rebuilding}
     beat(world, {}, (210, 90))
     world.tick(500)
     assert world.build(build).state == "READY"
@@ -268,14 +268,14 @@ def test_it_waits_for_the_node_that_lost_it() -> None:
     beat(world, {1: "LOST"})
     world.tick(500)
     world.tick(1_000)
-    (build,) = [one for one in world.leader.builds.book.all() if one.rebuild]
+    (build,) = [one for one in world.leader.builds.registry.all() if one.rebuild]
     for _ in range(8):
         world.tick(500)
     message = NodeHeartbeat("n1", "", 1, world.now, [], 0, 0, 0)
     world.handle(Reported(message, world.now))  # n2 is silent
-    world.leader.builds.book.run(build.id).preparing = False
+    world.leader.builds.registry.run(build.id).preparing = False
     assert world.tick() == []
-    assert world.leader.builds.book.run(build.id).waiting_for == "indexer nodes: n2 are not live"
+    assert world.leader.builds.registry.run(build.id).waiting_for == "indexer nodes: n2 are not live"
 
 
 def test_a_slice_that_loses_its_data_again_begins_its_build_again() -> None:
@@ -307,7 +307,7 @@ def test_a_rollback_begins_a_rebuild_again() -> None:
     in_catchup(world, build)
     out = world.leader.builds.rolled_back("people", "the source lost records", world.now)
     assert StopDriver(build) in out
-    (again,) = [one for one in world.leader.builds.book.all() if one.state == "QUEUED"]
+    (again,) = [one for one in world.leader.builds.registry.all() if one.state == "QUEUED"]
     assert (again.slices, again.attempt) == ({"by_city-7": [1]}, 1)
 
 

@@ -90,7 +90,7 @@ def serving(world: World | None = None) -> World:
 
 def stamp_of(world: World, end: int) -> tuple[int, Timestamp]:
     """The newest number of the content whose first offset is `end`."""
-    stamps = world.leader.core.streams["people"].stamps
+    stamps = world.leader.stability.streams["people"].stamps
     return max((number, stamp) for number, stamp in stamps.items() if stamp.offset(0) == end)
 
 
@@ -219,7 +219,7 @@ def test_the_last_index_may_be_dropped_meanwhile() -> None:
     world.sql("DROP INDEX by_city")
     world.tick()
     assert examined(world, -1, Timestamp()) == []
-    assert world.leader.builds.book.halted == set()
+    assert world.leader.builds.registry.halted == set()
 
 
 def test_nothing_is_doubted_where_no_index_is() -> None:
@@ -235,7 +235,7 @@ def test_nothing_is_doubted_where_no_index_is() -> None:
 def test_one_write_has_the_rollback_and_the_new_incarnation() -> None:
     world = serving()
     number, stamp = stamp_of(world, 140)
-    published = world.leader.core.streams["people"].published["by_city-7"]
+    published = world.leader.stability.streams["people"].published["by_city-7"]
     assert published > number
     lost(world)
     out = world.leader.handle(
@@ -256,11 +256,11 @@ def test_one_write_has_the_rollback_and_the_new_incarnation() -> None:
     )
     assert "its place is not on the log" in record.detail
     assert world.keyspace().incarnation == 1
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     assert all(known <= number for known in stream.stamps)
     assert stream.content == stamp
     assert stream.published == {}
-    assert world.leader.core.holdings.newest("n1", "by_city-7", 0) <= number
+    assert world.leader.stability.acknowledgements.newest("n1", "by_city-7", 0) <= number
 
 
 def test_timestamps_go_on_at_what_was_gone_back_to_once_it_is_written() -> None:
@@ -360,10 +360,10 @@ def test_reports_of_another_incarnation_do_not_count() -> None:
     lost(world)
     examined(world, number, stamp)
     world.tick()
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     void = stream.number - 1
     world.handle(Reported(Acknowledged("n1", "people", 0, stream.number, [("by_city-7", 0)]), world.now))
-    assert world.leader.core.holdings.newest("n1", "by_city-7", 0) < void
+    assert world.leader.stability.acknowledgements.newest("n1", "by_city-7", 0) < void
     assert lost(world, incarnation=0) == []  # from before the rollback
 
     def beat(node: str, incarnation: int, *slices: int) -> None:
@@ -393,7 +393,7 @@ def test_reports_of_another_incarnation_do_not_count() -> None:
     beat("n2", 0, 1)
     assert stream.published == {}
     # A slice that has not rolled back holds no timestamp of the new history, and none waits for it.
-    assert not world.leader.core.nodes.slice_serves("n1", "by_city-7", 0, 1)
+    assert not world.leader.stability.nodes.slice_serves("n1", "by_city-7", 0, 1)
     beat("n1", 1, 0, 2)
     beat("n2", 1, 1)
     assert stream.published == {"by_city-7": stream.number}
@@ -414,7 +414,7 @@ def test_a_timestamp_that_was_on_its_way_is_void() -> None:
     number, before = stamp_of(world, 150)
     examined(world, number, before)
     world.handle(Issued(stamp, world.number + 1, world.now))
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     assert world.number + 1 not in stream.stamps
     assert stream.content == before
 
@@ -488,7 +488,7 @@ def test_after_it_is_written_the_next_leader_goes_on_from_it() -> None:
     lost(world)
     examined(world, number, stamp, lost={0: Place(145, 4)})
     other, _ = world.restart()
-    stream = other.leader.core.streams["people"]
+    stream = other.leader.stability.streams["people"]
     assert stream.stamps == {number: stamp}
     assert stream.content is None, "it cannot know what was issued since"
     # Void timestamps in the tail of the control topic do not count, those up to the cut and new ones do.
@@ -501,7 +501,7 @@ def test_after_it_is_written_the_next_leader_goes_on_from_it() -> None:
         Published("people", 1, 0, {"by_city-7": number - 1}),
     )
     other, _ = world.restart(tail, common)
-    stream = other.leader.core.streams["people"]
+    stream = other.leader.stability.streams["people"]
     assert stream.content is not None
     assert stream.content.offsets() == {0: 142, 1: 61}
     assert number + 1 not in stream.stamps
@@ -593,7 +593,7 @@ def test_a_queued_build_is_prepared_again_when_its_sample_is_of_another_history(
     number, stamp = stamp_of(world, 150)
     assert world.handle(BuildPrepared(build, facts((500, 500)), world.now)) == []  # while it is examined
     assert world.tick() == []
-    assert "examination" in world.leader.builds.book.run(build).waiting_for
+    assert "examination" in world.leader.builds.registry.run(build).waiting_for
     examined(world, number, stamp)
     assert [type(one) for one in world.tick()] == [PrepareBuild]
     world.prepared(build)
@@ -669,7 +669,7 @@ def random_history(rng: random.Random) -> None:
             case 2:
                 node = rng.choice(("n1", "n2"))
                 incarnation = rng.choice((world.known().incarnation, max(0, world.known().incarnation - 1)))
-                known = sorted(world.leader.core.streams["people"].stamps)
+                known = sorted(world.leader.stability.streams["people"].stamps)
                 number = rng.choice([*known[-3:], world.number])
                 acked.add((node, incarnation, number))
                 slices = [("by_city-7", n) for n in ((0, 2) if node == "n1" else (1,))]
@@ -700,7 +700,7 @@ def recovered(world: World) -> tuple[World, list[Instruction]]:
 
 
 def answer(world: World, log: list[int], rng: random.Random) -> None:
-    known = sorted(world.leader.core.streams["people"].stamps.items(), reverse=True)
+    known = sorted(world.leader.stability.streams["people"].stamps.items(), reverse=True)
     found = newest_on_log(
         known,
         {},
@@ -727,7 +727,7 @@ def check(world: World, acked: set[tuple[str, int, int]], ends: dict[int, list[i
     for told in world.broadcasts:
         if isinstance(told, Published):
             assert all(where[number] <= told.incarnation for number in told.numbers.values())
-    stream = world.leader.core.streams["people"]
+    stream = world.leader.stability.streams["people"]
     for number in stream.published.values():
         assert history.number_holds(number, where[number])
         assert history.holds(world.places[number].timestamp, where[number])
@@ -741,17 +741,17 @@ def test_a_rollback_is_confirmed_only_by_its_own_write() -> None:
     lost(world)
     world.leader.handle(HistoryExamined("people", "t1", 2, number, stamp, {0: Place(145, 4)}, "", world.now))
     world.leader.handle(RollbackWritten("people", 0, world.now))
-    assert world.leader.core.streams["people"].halted
+    assert world.leader.stability.streams["people"].halted
     # A false alarm meanwhile does not set it free.
     world.handle(SourceSampled(facts((140, 61), at=world.now), "", world.now))
     world.now += 1_000
     world.handle(SourceSampled(facts((130, 61), at=world.now), "", world.now))
     examined(world, number, stamp)
     assert world.notes[-1].kind == "history-whole"
-    assert world.leader.core.streams["people"].halted
-    assert world.leader.builds.book.halted == {"people"}
+    assert world.leader.stability.streams["people"].halted
+    assert world.leader.builds.registry.halted == {"people"}
     world.leader.handle(RollbackWritten("people", 1, world.now))
-    assert not world.leader.core.streams["people"].halted
+    assert not world.leader.stability.streams["people"].halted
 
 
 def test_a_created_index_waits_for_the_new_topic() -> None:

@@ -108,9 +108,9 @@ def test_words_from_before_a_rollback_do_not_count() -> None:
     world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, stale, 0, 0, 0), world.now))
     assert trims(world.tick(1_000)) == {}
     beat(world, {1: 40}, ("n2",))
-    world.leader.builds.book.halted.add("people")
+    world.leader.builds.registry.halted.add("people")
     assert trims(world.tick(1_000)) == {}
-    world.leader.builds.book.halted.clear()
+    world.leader.builds.registry.halted.clear()
     assert trims(world.tick(1_000)) == {1: (40, 0)}
 
 

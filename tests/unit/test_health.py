@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.core.events import Instruction, KafkaAnswered, Reported, RoomSeen, SourceAway, SourceSampled
-from coordinator.core.silence import BEATS, GRACE_MS, SilenceWatch
+from coordinator.core.failure_detector import BEATS, GRACE_MS, FailureDetector
 from coordinator.http import metrics
 from coordinator.views import health
 from indexer.hosting.node import ServingNode
@@ -134,7 +134,7 @@ def test_a_leader_that_stood_still_accuses_nobody() -> None:
     day.world.now += 60_000
     day.world.tick()
     assert {one.kind for one in day.verdict().reasons} <= {"keyspace"}, "what was heard last is a minute old"
-    assert day.world.leader.core.nodes.live() == ["n1", "n2"]
+    assert day.world.leader.stability.nodes.live() == ["n1", "n2"]
     day.live(500)
     assert day.verdict().status == "ok"
 
@@ -144,7 +144,7 @@ def test_while_kafka_is_away_only_kafka_is_accused_and_others_may_take_their_tim
     day.silent.add("kafka")
     day.live(60_000)
     assert {one.kind for one in day.verdict().reasons} <= {"kafka", "keyspace"}
-    assert day.world.leader.core.nodes.live() == ["n1", "n2"]
+    assert day.world.leader.stability.nodes.live() == ["n1", "n2"]
     day.silent = {"n1", "n2", "projector"}  # their clients find Kafka a little later
     day.live(GRACE_MS - 1_000)
     assert {one.kind for one in day.verdict().reasons} <= {"keyspace"}
@@ -153,32 +153,32 @@ def test_while_kafka_is_away_only_kafka_is_accused_and_others_may_take_their_tim
 
 
 def test_one_late_word_does_not_clear_a_suspicion() -> None:
-    vigil = SilenceWatch(2_000)
-    vigil.tick(0)
-    vigil.heard("n1")
+    detector = FailureDetector(2_000)
+    detector.tick(0)
+    detector.heard("n1")
     for now in range(250, 3_000, 250):
-        vigil.tick(now)
-    assert vigil.suspected("n1")
+        detector.tick(now)
+    assert detector.suspected("n1")
     for _ in range(BEATS - 1):
-        vigil.heard("n1")
-        assert vigil.suspected("n1")
-    vigil.heard("n1")
-    assert not vigil.suspected("n1")
+        detector.heard("n1")
+        assert detector.suspected("n1")
+    detector.heard("n1")
+    assert not detector.suspected("n1")
 
 
 def test_heartbeats_that_are_late_by_less_than_the_limit_alarm_nobody() -> None:
     """A busy machine: every beat is late by up to a second, and so are the leader's own rounds."""
-    chance, vigil = random.Random(7), SilenceWatch(2_000)
+    chance, detector = random.Random(7), FailureDetector(2_000)
     now, beat_at = 0, 0
-    vigil.tick(0)
-    vigil.heard("n1")
+    detector.tick(0)
+    detector.heard("n1")
     for _ in range(5_000):
         now += chance.randint(1, 1_000)
         while beat_at <= now:
-            vigil.heard("n1")
+            detector.heard("n1")
             beat_at += 500 + chance.randint(0, 1_000)
-        vigil.tick(now)
-        assert not vigil.suspected("n1")
+        detector.tick(now)
+        assert not detector.suspected("n1")
 
 
 def test_a_failed_index_is_told_until_it_is_dropped_and_then_its_build_is_not() -> None:
@@ -186,7 +186,9 @@ def test_a_failed_index_is_told_until_it_is_dropped_and_then_its_build_is_not() 
     world = day.world
     world.sql("CREATE INDEX by_name ON people (name)")
     build = str(world.index("by_name").build)
-    world.take(world.leader.builds.book.fail(world.leader.builds.book.get(build), "no room", world.now))
+    world.take(
+        world.leader.builds.registry.fail(world.leader.builds.registry.get(build), "no room", world.now)
+    )
     world.tick()
     assert world.build(build).state == "FAILED"
     found = day.story("index")
@@ -195,7 +197,7 @@ def test_a_failed_index_is_told_until_it_is_dropped_and_then_its_build_is_not() 
     assert "keytide index build by_name" in found.next_step
     world.take(world.leader.drop("by_name", world.now).instructions)
     assert day.verdict().status == "ok", day.verdict()
-    assert [one.state for one in world.leader.builds.book.all() if one.id == build] == ["FAILED"]
+    assert [one.state for one in world.leader.builds.registry.all() if one.id == build] == ["FAILED"]
 
 
 def test_builds_that_pause_are_told_by_whom() -> None:
@@ -230,7 +232,7 @@ def test_snapshots_that_are_too_far_behind() -> None:
             )
         day.world.handle(KafkaAnswered(day.world.now))
         for partition in (0, 1):
-            day.world.leader.core.vigil.heard(("partition", "people", partition))
+            day.world.leader.stability.failure_detector.heard(("partition", "people", partition))
         day.world.tick(0)
     assert "behind the source" in day.story("keyspace").reason
 

@@ -24,7 +24,7 @@ from coordinator.core.events import (
     StartDriver,
     StopDriver,
 )
-from coordinator.core.silence import SILENT_MS, START_MS
+from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.jobs.jobs import NOT_STARTED
 from coordinator.jobs.registry import (
     FINAL,
@@ -73,7 +73,7 @@ def report(world: World, job: str, state: str = "RUNNING", **other: Any) -> list
 
 
 def shown(world: World, build: str = "b8") -> dict[str, Any]:
-    return views.build(world.leader, world.leader.builds.book.get(build), world.now)
+    return views.build(world.leader, world.leader.builds.registry.get(build), world.now)
 
 
 def waits_for(world: World, job: str) -> str:
@@ -332,7 +332,7 @@ def test_a_build_is_ready_when_its_verification_found_nothing() -> None:
     assert world.common(132, 60) == []
     report(world, job, percent=40.0, detail="reading the source")
     assert world.common(133, 60) == []
-    waits = world.leader.builds.book.run("b8").waiting_for
+    waits = world.leader.builds.registry.run("b8").waiting_for
     assert waits == f"verification {job} (40 %: reading the source)"
     report(world, job, "DONE", counts={"UNPROVABLE": 12})
     assert world.common(134, 60) == [DeleteTopics((BACKFILL,)), RemoveBuildFolder("b8")]
@@ -365,13 +365,13 @@ def test_what_was_found_of_a_history_that_is_void_fails_no_build() -> None:
     world, job = arrived()
     keyspace = world.leader.dictionary.catalog.keyspace("people")
     assert keyspace is not None
-    book = world.leader.builds.book
-    book.halted.add("people")  # the source has lost records: that is what the job sees
+    registry = world.leader.builds.registry
+    registry.halted.add("people")  # the source has lost records: that is what the job sees
     report(world, job, "DONE", counts={"EXTRA": 3})
     world.tick(300)
     assert world.build("b8").state == "CATCHUP"
     world.leader.dictionary.put(replace(keyspace, incarnation=keyspace.incarnation + 1))
-    book.halted.discard("people")
+    registry.halted.discard("people")
     world.tick(300)
     build = world.build("b8")
     assert build.state == "CATCHUP"

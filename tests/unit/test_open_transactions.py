@@ -11,7 +11,7 @@ from kafka import TopicPartition
 from kafka.errors import ClusterAuthorizationFailedError
 
 from coordinator.core.events import SourceSampled
-from coordinator.core.source_facts import SourceFacts
+from coordinator.core.source_status import SourceStatus
 from coordinator.kafka import pending_transactions as open_transactions
 from coordinator.kafka.pending_transactions import PATIENCE_MS, TransactionWatch
 from coordinator.views import views
@@ -58,7 +58,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> TransactionWatch:
     return TransactionWatch(load_settings(kafka={"bootstrap": "broker:9092"}))
 
 
-def held(at: int, stable: int = 100) -> SourceFacts:
+def held(at: int, stable: int = 100) -> SourceStatus:
     return facts((150, 60), stable=(stable, 60), at=at)
 
 

@@ -167,9 +167,9 @@ def test_the_age_of_the_table_fails_it_until_the_load_timestamp_is_reached() -> 
 
 def test_it_begins_again_with_its_table() -> None:
     world = begun()
-    record = world.leader.builds.book.get("b8")
+    record = world.leader.builds.registry.get("b8")
     world.take(world.leader.builds.begin_again(record, "test", world.now))
-    (again,) = [one for one in world.leader.builds.book.all() if one.id != "b8"]
+    (again,) = [one for one in world.leader.builds.registry.all() if one.id != "b8"]
     assert (again.origin, again.attempt) == (record.origin, 1)
 
 
@@ -180,10 +180,10 @@ def test_others_of_a_build_that_an_index_leaves_keep_the_table() -> None:
     world.node("n1")
     world.take(world.leader.build(["by_city", "by_name"], 0, world.now, ORIGIN, facts()).instructions)
     world.tick()
-    (first,) = world.leader.builds.book.all()
+    (first,) = world.leader.builds.registry.all()
     world.prepared(first.id)
     world.sql("DROP INDEX by_name")
-    (again,) = [one for one in world.leader.builds.book.all() if one.id != first.id]
+    (again,) = [one for one in world.leader.builds.registry.all() if one.id != first.id]
     assert again.indexes == ["by_city-7"]
     assert again.origin == world.build(first.id).origin
 
@@ -197,7 +197,7 @@ def test_its_slices_are_rebuilt_from_the_same_table() -> None:
     world.common(130, 60)
     assert world.index("by_city").state == "READY"
     live(world, {1: "LOST"}, 2_000)
-    (rebuild,) = [one for one in world.leader.builds.book.all() if one.rebuild]
+    (rebuild,) = [one for one in world.leader.builds.registry.all() if one.rebuild]
     assert (rebuild.slices, rebuild.origin) == ({"by_city-7": [1]}, origin)
     ends = {MUTATIONS: {0: 5, 1: 6, 2: 7}}
     lost = facts((200, 90), earliest=(41, 0), at=world.now)

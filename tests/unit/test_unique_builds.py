@@ -70,7 +70,7 @@ def test_a_build_waits_until_every_slice_has_judged_its_end(world: World) -> Non
     say(world, first - 1)
     world.common(130, 61)
     assert world.index("by_city").state == "BUILDING"
-    assert "equal keys of by_city" in world.leader.builds.book.run("b8").waiting_for
+    assert "equal keys of by_city" in world.leader.builds.registry.run("b8").waiting_for
     say(world, first, nodes=("n1",))
     world.common(130, 62)
     assert world.index("by_city").state == "BUILDING"

@@ -1,13 +1,13 @@
 """Which number a timestamp settles (R35)."""
 
-from coordinator.core.source_facts import SourceFacts
+from coordinator.core.source_status import SourceStatus
 from coordinator.unique.settlement import ISSUES_KEPT, SAMPLES_KEPT, Settling
 from keytide.model.timestamp import Timestamp
 
 
-def facts(at: int, **high: int) -> SourceFacts:
+def facts(at: int, **high: int) -> SourceStatus:
     ends = {int(name[1:]): end for name, end in high.items()}
-    return SourceFacts("ks", "t", {}, dict.fromkeys(ends, 0), ends, False, 0, 0, at)
+    return SourceStatus("ks", "t", {}, dict.fromkeys(ends, 0), ends, False, 0, 0, at)
 
 
 def at(*offsets: int) -> Timestamp:
@@ -55,7 +55,7 @@ def test_a_partition_that_the_timestamp_does_not_know_yet_is_not_covered() -> No
 def test_a_source_that_does_not_exist_settles_nothing() -> None:
     settling = Settling()
     settling.issued(100, 7)
-    settling.sampled(SourceFacts("ks", "", {}, {}, {}, False, 0, 0, 101))
+    settling.sampled(SourceStatus("ks", "", {}, {}, {}, False, 0, 0, 101))
     assert settling.by(at(5)) == -1
 
 

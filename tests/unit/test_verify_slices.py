@@ -184,12 +184,12 @@ def test_where_the_table_was_taken_that_an_index_began_with() -> None:
 
 def test_the_record_that_says_so_is_kept_as_long_as_the_index() -> None:
     made = begun()
-    book, first = made.leader.builds.book, replace(made.build("b8"), state="READY")
-    book.put(first)
+    registry, first = made.leader.builds.registry, replace(made.build("b8"), state="READY")
+    registry.put(first)
     for number in range(FINISHED_KEPT + 1):
-        book.put(replace(first, id=f"b{100 + number}", state="CANCELLED"))
-    book.finish(first)
-    kept = {one.id for one in book.all()}
+        registry.put(replace(first, id=f"b{100 + number}", state="CANCELLED"))
+    registry.finish(first)
+    kept = {one.id for one in registry.all()}
     assert "b8" in kept
     assert "b100" not in kept
 

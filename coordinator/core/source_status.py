@@ -37,7 +37,7 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFacts:
+class SourceStatus:
     """What Kafka says of a source topic at one moment.
 
     Attributes:

@@ -4,9 +4,10 @@ A driver reports twice a second from its start on; one that says nothing for lon
 reports come through Kafka, and to a coordinator that may itself stand still: only time in which somebody was
 heard counts, and no more of it than one step from look to look.
 
-Nodes and projectors say something several times a second too, and `SilenceWatch` counts their silence alike:
-by a clock that goes on by one step from tick to tick at most, so that a leader which itself stood still holds
-nothing against the others, and that stands while Kafka confirms nothing of what the leader itself says.
+Nodes and projectors say something several times a second too, and `FailureDetector` counts their silence
+alike: by a clock that goes on by one step from tick to tick at most, so that a leader which itself stood
+still holds nothing against the others, and that stands while Kafka confirms nothing of what the leader itself
+says.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ReportWatch:
         return min(now - since, STEP_MS) if now - self._heard_at <= HEARING_MS else 0
 
 
-VIGIL_STEP_MS: Final = 500
+DETECTOR_STEP_MS: Final = 500
 """No more than this from tick to tick counts as silence of nodes and projectors."""
 DEAF_MS: Final = 1_000
 """While Kafka has confirmed nothing for this long (the leader says something every 300 ms), nobody can be
@@ -52,7 +53,7 @@ BEATS: Final = 2
 """Words after which one who was suspected is trusted again: a single one may have been long on its way."""
 
 
-class SilenceWatch:
+class FailureDetector:
     """Who was not heard for how long.
 
     Args:
@@ -86,7 +87,7 @@ class SilenceWatch:
     def tick(self, now: int) -> None:
         """Time has passed; `now` in milliseconds, by a clock that may jump."""
         before, self._ticked_at = self._ticked_at, now
-        step = 0 if before is None else max(0, min(now - before, VIGIL_STEP_MS))
+        step = 0 if before is None else max(0, min(now - before, DETECTOR_STEP_MS))
         if self._confirmed:
             self.kafka_silence += step
         if self.deaf:

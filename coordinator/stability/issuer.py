@@ -47,8 +47,8 @@ from coordinator.core.events import (
     Tick,
     TopicSeen,
 )
+from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.nodes import HeardNodes
-from coordinator.core.silence import SilenceWatch
 from coordinator.stability import topic_confirmation as confirming
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.pacing import Pacing
@@ -61,7 +61,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Acknowledged, NodeHeartbeat, Progress, SliceStatus, StabilityTimestamp
 
 
-class StabilityCore:
+class TimestampIssuer:
     """Merges progress, paces and numbers timestamps, finds common snapshots, for all keyspaces of a cluster.
 
     Args:
@@ -73,11 +73,11 @@ class StabilityCore:
         self.limits = limits
         self.term = term
         self.streams: dict[str, StabilityStream] = {}
-        self.vigil = SilenceWatch(limits.suspect_ms)
-        self.nodes = HeardNodes(limits.node_timeout_ms, self.vigil)
-        self.holdings = AcknowledgedNumbers(limits.newest_held, limits.landmarks_held)
-        self._pacing = Pacing(limits, self.holdings, self.nodes)
-        self._publishing = Publishing(self.holdings, self.nodes, term)
+        self.failure_detector = FailureDetector(limits.suspect_ms)
+        self.nodes = HeardNodes(limits.node_timeout_ms, self.failure_detector)
+        self.acknowledgements = AcknowledgedNumbers(limits.newest_held, limits.landmarks_held)
+        self._pacing = Pacing(limits, self.acknowledgements, self.nodes)
+        self._publishing = Publishing(self.acknowledgements, self.nodes, term)
 
     def catalog_changed(self, catalog: Catalog, now: int) -> list[Instruction | CommonSnapshot]:
         """Take over what the dictionary says of keyspaces and indexes."""
@@ -102,7 +102,7 @@ class StabilityCore:
             stream = begin(keyspace, catalog.rollbacks(keyspace.name), stream)
             self.streams[keyspace.name] = stream
             for record in indexes:
-                self.holdings.void(record.id, max(stream.stamps, default=-1))
+                self.acknowledgements.void(record.id, max(stream.stamps, default=-1))
         stream.progress.keyspace = keyspace
         return stream
 
@@ -132,15 +132,15 @@ class StabilityCore:
             case ControlTail():
                 return self._recovered(event)
             case KafkaAnswered():
-                self.vigil.confirmed()
+                self.failure_detector.confirmed()
                 return []
             case TopicSeen(now=now):
                 confirming.answered(self.streams.get(event.keyspace), event)
                 out = []
-            case SourceSampled(facts, "", _):
-                stream = self.streams.get(facts.keyspace)
-                if stream is not None and facts.topic_id == stream.progress.keyspace.topic_id:
-                    stream.settling.sampled(facts)
+            case SourceSampled(source, "", _):
+                stream = self.streams.get(source.keyspace)
+                if stream is not None and source.topic_id == stream.progress.keyspace.topic_id:
+                    stream.settling.sampled(source)
                 return []
             case BoundWritten(now=now):
                 out = []  # (what waited for it may be issued)
@@ -160,7 +160,7 @@ class StabilityCore:
         for stream in self.streams.values():
             if stream.may_issue:
                 due = min(due, self._beat_at(stream))
-                if stream.newsworthy and stream.ready:
+                if stream.issuable and stream.ready:
                     allowed = stream.issued_at + self.limits.interval_ms
                     if not self._pacing.paced(stream):
                         allowed = max(allowed, stream.content_since + self.limits.pacing_limit_ms)
@@ -180,7 +180,7 @@ class StabilityCore:
         since = now - stream.issued_at
         interval = self.limits.interval_ms if stream.ready else self.limits.heartbeat_ms
         wanted = (stream.content is None and stream.open) or (
-            stream.newsworthy
+            stream.issuable
             and since >= interval
             and (self._pacing.paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
         )
@@ -271,7 +271,7 @@ class StabilityCore:
         return []
 
     def _tick(self, now: int) -> list[Instruction | CommonSnapshot]:
-        self.vigil.tick(now)
+        self.failure_detector.tick(now)
         lost = self.nodes.lost
         out: list[Instruction | CommonSnapshot] = [*self.nodes.tick()]
         if self.nodes.lost != lost:
@@ -288,7 +288,7 @@ class StabilityCore:
         if stream is not None:
             stream.progress.merge(message, now)
             for one in message.partitions:
-                self.vigil.heard(partition_subject(message.keyspace, one.partition))
+                self.failure_detector.heard(partition_subject(message.keyspace, one.partition))
         return []
 
     def _heartbeat(self, message: NodeHeartbeat, now: int) -> list[Instruction | CommonSnapshot]:
@@ -297,12 +297,12 @@ class StabilityCore:
         if self.nodes.lost != lost:
             self._publishing.slices_changed()
         if restarted:
-            self.holdings.reset(message.node)
+            self.acknowledgements.reset(message.node)
         out: list[Instruction | CommonSnapshot] = [*notes]
         held: dict[int, list[tuple[str, int]]] = {}
         for status in message.slices:
             if status.number < 0:
-                self.holdings.reset(message.node, status.index, status.slice)
+                self.acknowledgements.reset(message.node, status.index, status.slice)
             elif self._of_this_history(status):
                 held.setdefault(status.number, []).append((status.index, status.slice))
         for number, slices in sorted(held.items()):
@@ -337,7 +337,7 @@ class StabilityCore:
         out: list[Instruction | CommonSnapshot] = []
         touched: dict[str, list[str]] = {}
         for index, mine in by_index.items():
-            self.holdings.acknowledge(node, index, mine, number)
+            self.acknowledgements.acknowledge(node, index, mine, number)
             touched.setdefault(self._publishing.indexes[index].keyspace, []).append(index)
         for keyspace, indexes in touched.items():
             if keyspace in self.streams:

@@ -21,7 +21,7 @@ from coordinator.core.events import (
     TopicsDeleted,
 )
 from coordinator.process import executor as lane_module
-from coordinator.process.executor import BlockingExecutor, ReplyWhenDone
+from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from keytide.kafka.topics import KafkaUnavailableError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
@@ -67,7 +67,7 @@ class Rig:
         self.failures: list[BaseException] = []
         nothing: Any = _Nothing()
         settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-        self.lane = BlockingExecutor(settings, nothing, nothing, self.events.put, self.failures.append)
+        self.lane = InstructionExecutor(settings, nothing, nothing, self.events.put, self.failures.append)
         self.work = _Work()
         self.lane._work = self.work  # type: ignore[assignment]
         self.lane.open()
