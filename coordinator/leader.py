@@ -8,7 +8,6 @@ before the instructions that follow from it. Parts speak to each other only thro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -37,20 +36,10 @@ from coordinator.stability.bounds import Bounds
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
 from coordinator.stability.stream import StabilityLimits, StabilityStream
-from coordinator.statements.ddl import Ddl, StatementResult
-from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, JobKind, NodeRecord, TableOrigin
-from keytide.definition import BuildIndex, CreateIndex, DropIndex, Statement
+from coordinator.statements.commands import Commands
+from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """What a command did, and what is to be done for it (the answer goes out when the first `Write` is
-    committed)."""
-
-    outcome: StatementResult
-    instructions: list[Instruction]
 
 
 class Leader:
@@ -83,7 +72,7 @@ class Leader:
         self._lateness = LatenessWatch()
         self._bounds = Bounds(self.dictionary, self.stability)
         self.rollbacks = Rollbacks(self.dictionary, self.stability, self.builds, self._lateness)
-        self._ddl = Ddl(self.dictionary, self.builds)
+        self.commands = Commands(self.dictionary, self.builds, self._settle)
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -242,83 +231,6 @@ class Leader:
         self.dictionary.put(replace(known, partitions=source.partitions))
         text = f"topic {known.name} has {source.partitions} partitions now, it had {known.partitions}"
         return [Note("info", "partitions-added", known.name, text)]
-
-    # --- commands -------------------------------------------------------------------------------------------
-
-    def execute(self, statement: Statement, source: SourceStatus | None, now: int) -> CommandResult:
-        """CREATE, DROP or BUILD INDEX.
-
-        Args:
-            source: of the keyspace, looked up just now (CREATE INDEX needs them).
-
-        Raises:
-            CallerError: it cannot be done; nothing is changed.
-        """
-        match statement:
-            case CreateIndex(definition, if_not_exists):
-                if source is None:
-                    raise ValueError("CREATE INDEX needs its source")
-                outcome = self._ddl.create(definition, if_not_exists, source, now)
-            case DropIndex(name, if_exists):
-                outcome = self._ddl.drop(name, if_exists, now)
-            case BuildIndex(keyspace, names):
-                outcome = self._ddl.build(list(names), keyspace, 0, now)
-        return self._answer(outcome, now)
-
-    def build(
-        self,
-        names: list[str],
-        rate_limit: int,
-        now: int,
-        origin: TableOrigin | None = None,
-        source: SourceStatus | None = None,
-        verify: bool | None = None,
-    ) -> CommandResult:
-        """Queue one build of several indexes.
-
-        Args:
-            origin: a table to begin with.
-            source: of the keyspace, looked up just now (a table needs them).
-            verify: whether they are READY only verified; None for what the settings say.
-        """
-        return self._answer(self._ddl.build(names, None, rate_limit, now, origin, source, verify), now)
-
-    def start_job(self, kind: JobKind, name: str, now: int, *, dry_run: bool = False) -> CommandResult:
-        """Queue a verification or repair of an index."""
-        job = self.jobs.request(kind, [self.dictionary.index_named(name)], now, dry_run=dry_run)
-        return self._answer(StatementResult(f"{kind} {job.id} of {name} is queued", job=job), now)
-
-    def cancel_job(self, id_: str, now: int) -> CommandResult:
-        """Cancel a job."""
-        job = self.jobs.get(id_)
-        out = self.jobs.cancel(job, "on request", now)
-        done = StatementResult(
-            f"{job.kind} {id_} is cancelled", instructions=tuple(out), job=self.jobs.get(id_)
-        )
-        return self._answer(done, now)
-
-    def drop(self, name: str, now: int) -> CommandResult:
-        """Drop an index."""
-        return self._answer(self._ddl.drop(name, False, now), now)
-
-    def cancel(self, build: str, now: int) -> CommandResult:
-        """Cancel a build."""
-        return self._answer(self._ddl.cancel(build, now), now)
-
-    def pause(self, build: str, now: int) -> CommandResult:
-        """Have a build pause."""
-        return self._answer(self._ddl.pause(build, now), now)
-
-    def resume(self, build: str, now: int) -> CommandResult:
-        """Have a build go on."""
-        return self._answer(self._ddl.resume(build, now), now)
-
-    def throttle(self, build: str, rate_limit: int, now: int) -> CommandResult:
-        """Change the limit of a build's rate; 0 for none."""
-        return self._answer(self._ddl.throttle(build, rate_limit), now)
-
-    def _answer(self, outcome: StatementResult, now: int) -> CommandResult:
-        return CommandResult(outcome, self._settle(outcome.instructions, now))
 
 
 def _again(stream: StabilityStream) -> bool:

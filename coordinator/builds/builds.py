@@ -100,7 +100,7 @@ class Builds:
         origin: TableOrigin | None = None,
         verify: bool | None = None,
     ) -> BuildRecord:
-        """Queue a build of indexes of one keyspace (`ddl` has checked that they can be built).
+        """Queue a build of indexes of one keyspace (`commands` has checked that they can be built).
 
         Args:
             verify: whether they are READY only verified; None for what the settings say.

@@ -24,7 +24,7 @@ from coordinator.http.list_routes import add_lists
 from coordinator.http.problems import add_error_handlers
 from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
-from coordinator.statements.ddl import StatementResult
+from coordinator.statements.commands import CommandResult
 from coordinator.statements.field_notices import notice
 from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
@@ -110,7 +110,7 @@ def _needs(method: str, path: str) -> Need:
     return "read" if method in ("GET", "HEAD") else "admin"
 
 
-def _described(outcome: StatementResult) -> dict[str, Any]:
+def _described(outcome: CommandResult) -> dict[str, Any]:
     return {
         "message": outcome.message,
         "index": outcome.index.name if outcome.index else None,
@@ -130,11 +130,11 @@ def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
             query.extra["nodes"] = [node["url"] for node in nodes if node["live"] and node["url"]]
             raise
         if not isinstance(statement, CreateIndex):
-            outcome = await access.change(lambda leader, now: leader.execute(statement, None, now))
+            outcome = await access.change(lambda commands, now: commands.execute(statement, None, now))
             return {**_described(outcome), "notice": None}
         definition = statement.definition
         source = await asyncio.to_thread(access.service.sample, definition.keyspace)
-        outcome = await access.change(lambda leader, now: leader.execute(statement, source, now))
+        outcome = await access.change(lambda commands, now: commands.execute(statement, source, now))
         said = await asyncio.to_thread(notice, access.service.settings, definition, source)
         return {**_described(outcome), "notice": said or None}
 
@@ -164,7 +164,7 @@ def _add_indexes(app: FastAPI, access: LeaderAccess) -> None:
         summary="Drop an index",
     )
     async def drop(name: str) -> Any:
-        outcome = await access.change(lambda leader, now: leader.drop(name, now))
+        outcome = await access.change(lambda commands, now: commands.drop(name, now))
         return _described(outcome)
 
 
@@ -185,7 +185,7 @@ def _add_builds(app: FastAPI, access: LeaderAccess) -> None:
             source = await asyncio.to_thread(access.service.sample, keyspace)
             origin = await asyncio.to_thread(access.service.with_epochs, origin, keyspace)
         outcome = await access.change(
-            lambda leader, now: leader.build(body.indexes, rate_limit, now, origin, source, body.verify)
+            lambda commands, now: commands.build(body.indexes, rate_limit, now, origin, source, body.verify)
         )
         return await access.look(_shown(outcome.build.id if outcome.build else ""))
 
@@ -202,26 +202,26 @@ def _add_builds(app: FastAPI, access: LeaderAccess) -> None:
     @app.post("/v1/builds/{build}/cancel", tags=["builds"], summary="Cancel a build")
     async def cancel(build: str) -> Any:
         """Its indexes are DEFERRED again."""
-        await access.change(lambda leader, now: leader.cancel(build, now))
+        await access.change(lambda commands, now: commands.cancel(build, now))
         return await access.look(_shown(build))
 
     @app.post("/v1/builds/{build}/pause", tags=["builds"], summary="Pause a build")
     async def pause(build: str) -> Any:
         """Its driver is stopped; what is done is kept, but for the micro-batch under way. One that waits for
         its turn does not start."""
-        await access.change(lambda leader, now: leader.pause(build, now))
+        await access.change(lambda commands, now: commands.pause(build, now))
         return await access.look(_shown(build))
 
     @app.post("/v1/builds/{build}/resume", tags=["builds"], summary="Resume a build")
     async def resume(build: str) -> Any:
         """It goes on from its checkpoint, unless `paused` says what is in the way."""
-        await access.change(lambda leader, now: leader.resume(build, now))
+        await access.change(lambda commands, now: commands.resume(build, now))
         return await access.look(_shown(build))
 
     @app.patch("/v1/builds/{build}", tags=["builds"], summary="Change its rate")
     async def throttle(build: str, body: RateBody) -> Any:
         """Takes effect within seconds, also in the middle of a micro-batch."""
-        await access.change(lambda leader, now: leader.throttle(build, body.rate_limit or 0, now))
+        await access.change(lambda commands, now: commands.throttle(build, body.rate_limit or 0, now))
         return await access.look(_shown(build))
 
 

@@ -38,7 +38,7 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
     )
     async def verify(name: str) -> Any:
         """In both directions, at one snapshot; writes and scans go on. Answers with the job."""
-        outcome = await access.change(lambda leader, now: leader.start_job("verify", name, now))
+        outcome = await access.change(lambda commands, now: commands.start_job("verify", name, now))
         return await access.look(_shown(outcome.job.id if outcome.job else ""))
 
     @app.post(
@@ -53,7 +53,7 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
         the job."""
         dry_run = body.dry_run if body is not None else False
         outcome = await access.change(
-            lambda leader, now: leader.start_job("repair", name, now, dry_run=dry_run)
+            lambda commands, now: commands.start_job("repair", name, now, dry_run=dry_run)
         )
         return await access.look(_shown(outcome.job.id if outcome.job else ""))
 
@@ -68,7 +68,7 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
     @app.post("/v1/jobs/{job}/cancel", tags=["jobs"], summary="Cancel a job")
     async def cancel(job: str) -> Any:
         """A build that waits for it fails: it is not verified."""
-        await access.change(lambda leader, now: leader.cancel_job(job, now))
+        await access.change(lambda commands, now: commands.cancel_job(job, now))
         return await access.look(_shown(job))
 
     @app.get(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from coordinator.leader import CommandResult, Leader
+from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
-from coordinator.statements.ddl import StatementResult
+from coordinator.statements.commands import CommandResult, Commands
 from keytide.errors import RetryableError
 
 _T = TypeVar("_T")
@@ -27,7 +27,7 @@ class LeaderAccess:
         """What `at` sees of the leader."""
         return await self._answer(self.service.ask(at))
 
-    async def change(self, command: Callable[[Leader, int], CommandResult]) -> StatementResult:
+    async def change(self, command: Callable[[Commands, int], CommandResult]) -> CommandResult:
         """What `command` did, committed."""
         return await self._answer(self.service.change(command))
 

@@ -46,7 +46,7 @@ from coordinator.election.claim import FencedError, MetadataWriter, claim_term
 from coordinator.election.standby import SAY_MS, Standby, this_process
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.topic_ids import TopicIds
-from coordinator.leader import CommandResult, Leader
+from coordinator.leader import Leader
 from coordinator.process.driver_supervisor import DriverSupervisor
 from coordinator.process.event_log import EventRing, read_control_tail
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
@@ -54,7 +54,7 @@ from coordinator.process.limits import limits_of
 from coordinator.process.maintenance import Maintenance
 from coordinator.process.source_watcher import SourceWatcher
 from coordinator.queues.orphaned_topics import foreign_note, orphans
-from coordinator.statements.ddl import StatementResult
+from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import RollbackRecord, TableOrigin, TermRecord
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.identity import KafkaIdentity
@@ -248,20 +248,20 @@ class CoordinatorService:
         (reason,) = self.verdict_of_standby().reasons
         future.set_exception(RetryableError(reason.reason, next_step=reason.next_step))
 
-    def change(self, command: Callable[[Leader, int], CommandResult]) -> Future[StatementResult]:
+    def change(self, command: Callable[[Commands, int], CommandResult]) -> Future[CommandResult]:
         """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
-        future: Future[StatementResult] = Future()
+        future: Future[CommandResult] = Future()
 
         def work() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                answer = command(self._owned(), now_ms())
+                answer = command(self._owned().commands, now_ms())
             except KeytideError as error:
                 future.set_exception(error)
                 return
             self._carry_out(answer.instructions)
-            self._executor.put(ReplyWhenDone(future, answer.outcome))
+            self._executor.put(ReplyWhenDone(future, answer))
 
         self._put(work, future)
         return future

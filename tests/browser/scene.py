@@ -31,11 +31,11 @@ from coordinator.core.events import (
     TopicSeen,
 )
 from coordinator.http.api import create_app
-from coordinator.leader import CommandResult, Leader
+from coordinator.leader import Leader
 from coordinator.process.event_log import EventRing
 from coordinator.process.service import CoordinatorService
 from coordinator.stability.stream import StabilityLimits
-from coordinator.statements.ddl import StatementResult
+from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import Catalog, TermRecord
 from keytide.definition import parse_statement
 from keytide.model.timestamp import Timestamp
@@ -97,13 +97,13 @@ class Scene:
             future.set_exception(error)
         return future
 
-    def change(self, command: Callable[[Leader, int], CommandResult]) -> Future[StatementResult]:
+    def change(self, command: Callable[[Commands, int], CommandResult]) -> Future[CommandResult]:
         """What is written is committed at once."""
-        future: Future[StatementResult] = Future()
+        future: Future[CommandResult] = Future()
         try:
-            answer = command(self.leader, now_ms())
+            answer = command(self.leader.commands, now_ms())
             self.take(answer.instructions)
-            future.set_result(answer.outcome)
+            future.set_result(answer)
         except Exception as error:  # noqa: BLE001 - belongs to whoever asked
             future.set_exception(error)
         return future
@@ -145,7 +145,9 @@ class Scene:
         return SourceStatus("flights", "t1", dict.fromkeys(range(4), 0), ends, ends, False, 0, 0, now_ms())
 
     def sql(self, text: str) -> None:
-        self.take(self.leader.execute(parse_statement(text), self.facts(FLIGHTS), now_ms()).instructions)
+        self.take(
+            self.leader.commands.execute(parse_statement(text), self.facts(FLIGHTS), now_ms()).instructions
+        )
 
     def beat(self, reached: int, number: int | None = None, nodes: tuple[str, ...] = NODES) -> None:
         """Heartbeats: every slice has applied `reached` documents and holds the snapshot `number`."""

@@ -43,9 +43,10 @@ from coordinator.core.events import (
     Write,
 )
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
-from coordinator.leader import CommandResult, Leader
+from coordinator.leader import Leader
 from coordinator.queues.bounds import stays_from
 from coordinator.stability.stream import StabilityLimits
+from coordinator.statements.commands import CommandResult
 from keytide.catalog.catalog import TermRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp, encode

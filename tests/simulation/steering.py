@@ -30,9 +30,11 @@ def steer(world: World) -> None:
     world.note(what, build)
     world.seen[f"{what} of a build"] += 1
     if what == "throttle":
-        world.leader.ask(leader.throttle(build, world.chance.below(1_000), now))
+        world.leader.ask(leader.commands.throttle(build, world.chance.below(1_000), now))
     else:
-        world.leader.ask(leader.pause(build, now) if what == "pause" else leader.resume(build, now))
+        world.leader.ask(
+            leader.commands.pause(build, now) if what == "pause" else leader.commands.resume(build, now)
+        )
 
 
 def settle(world: World) -> None:
@@ -41,7 +43,7 @@ def settle(world: World) -> None:
     world.leader.tell(RoomSeen("builds", MUCH, now))
     for build in _steered(world):
         if build.paused_by == "operator":
-            world.leader.ask(world.leader.leader.resume(build.id, now))
+            world.leader.ask(world.leader.leader.commands.resume(build.id, now))
 
 
 def _steered(world: World) -> list[BuildRecord]:

@@ -364,9 +364,9 @@ class World:
             if self.plan.tables and self.chance.happens(TABLE_SHARE):
                 self._build_from_table(name, name in known, facts)
             elif name not in known:
-                leader.ask(leader.leader.execute(creation(name, self.plan.ranged), facts, now))
+                leader.ask(leader.leader.commands.execute(creation(name, self.plan.ranged), facts, now))
             else:
-                leader.ask(leader.leader.build([name], 0, now))
+                leader.ask(leader.leader.commands.build([name], 0, now))
             self.checkers.asked[name] = self.kafka.source.ends()
         except CallerError:
             self.seen["refused"] += 1
@@ -375,9 +375,9 @@ class World:
         leader, now = self.leader, self.clock.now
         if not known:
             deferred = creation(name, self.plan.ranged, deferred=True)
-            leader.ask(leader.leader.execute(deferred, facts, now))
+            leader.ask(leader.leader.commands.execute(deferred, facts, now))
         origin = self.tables.take(self.chance, now)
-        leader.ask(leader.leader.build([name], 0, now, origin, facts))
+        leader.ask(leader.leader.commands.build([name], 0, now, origin, facts))
         self.seen["table"] += 1
 
     def _origin(self, build: str) -> TableOrigin | None:
@@ -388,7 +388,7 @@ class World:
 
     def _drop(self) -> None:
         try:
-            self.leader.ask(self.leader.leader.drop(self.chance.pick(INDEXES), self.clock.now))
+            self.leader.ask(self.leader.leader.commands.drop(self.chance.pick(INDEXES), self.clock.now))
         except CallerError:
             self.seen["refused"] += 1
 

@@ -143,7 +143,7 @@ class World:
             self.handle(Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0), self.now))
 
     def sql(self, text: str, source: SourceStatus | None = None) -> list[Instruction]:
-        answer = self.leader.execute(parse_statement(text), source or facts(), self.now)
+        answer = self.leader.commands.execute(parse_statement(text), source or facts(), self.now)
         return [one for one in self.take(answer.instructions) if not isinstance(one, Note)]
 
     def index(self, name: str) -> IndexRecord:

@@ -23,7 +23,7 @@ from coordinator.core.events import (
 )
 from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.http import metrics
-from coordinator.statements.ddl import ConflictError
+from coordinator.statements.commands import ConflictError
 from coordinator.views import views
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 def steer(world: World, what: str, *more: Any) -> list[Instruction]:
     """Pause, resume or throttle build b8; what follows, notes left out."""
-    answer = getattr(world.leader, what)("b8", *more, world.now)
+    answer = getattr(world.leader.commands, what)("b8", *more, world.now)
     return [one for one in world.take(answer.instructions) if not isinstance(one, Note)]
 
 
@@ -146,19 +146,19 @@ def test_what_cannot_be_steered_any_more_is_refused() -> None:
             steer(world, what, *more)
         assert (caught.value.problem_type, caught.value.status) == ("build-has-read", 409)
         assert caught.value.next_step
-    world.take(world.leader.cancel("b8", world.now).instructions)
+    world.take(world.leader.commands.cancel("b8", world.now).instructions)
     for what, more in (("pause", ()), ("resume", ()), ("throttle", (5,))):
         with pytest.raises(ConflictError) as caught:
             steer(world, what, *more)
         assert caught.value.problem_type == "build-over"
         with pytest.raises(NoSuchBuildError):
-            getattr(world.leader, what)("b99", *more, world.now)
+            getattr(world.leader.commands, what)("b99", *more, world.now)
 
 
 def test_a_paused_build_can_be_cancelled_dropped_and_fail() -> None:
     world = started(World())
     steer(world, "pause")
-    out = world.take(world.leader.cancel("b8", world.now).instructions)
+    out = world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert StopDriver("b8") in out
     assert (world.build("b8").state, world.build("b8").paused) == ("CANCELLED", "")
     assert world.index("by_city").state == "DEFERRED"
@@ -451,7 +451,7 @@ def test_a_build_that_is_resumed_waits_for_its_turn() -> None:
     assert state(world)[:2] == ("PAUSED", "system")
     assert "waits for its turn" in world.build("b8").paused
     assert later(world, 10 * SECOND) == []
-    world.take(world.leader.cancel(other, world.now).instructions)
+    world.take(world.leader.commands.cancel(other, world.now).instructions)
     assert StartDriver("b8") in later(world, 2 * SECOND)
 
 
@@ -489,7 +489,7 @@ def test_the_counter_of_documents_does_not_fall_with_a_pause() -> None:
     world.driver("b8", "RUNNING", 2, (90, 20), documents=130)
     assert counted().endswith(b" 130.0")
     steer(world, "pause")
-    world.take(world.leader.cancel("b8", world.now).instructions)
+    world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert world.build("b8").documents_done == 110
     assert counted().endswith(b" 130.0")
 

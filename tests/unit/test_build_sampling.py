@@ -142,7 +142,7 @@ def test_a_driver_that_ends_without_a_word_is_started_again() -> None:
 
 def test_a_cancelled_build_stops_its_sample() -> None:
     world = waiting()
-    out = world.take(world.leader.cancel("b8", world.now).instructions)
+    out = world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert StopDriver("b8") in out
     assert reports(world) == []
     assert world.index("by_age").splits == ()
@@ -150,17 +150,17 @@ def test_a_cancelled_build_stops_its_sample() -> None:
 
 def test_what_a_pause_stops_is_sampled_again() -> None:
     world = waiting()
-    assert StopDriver("b8") in world.take(world.leader.pause("b8", world.now).instructions)
+    assert StopDriver("b8") in world.take(world.leader.commands.pause("b8", world.now).instructions)
     assert world.tick() == []
-    world.take(world.leader.resume("b8", world.now).instructions)
+    world.take(world.leader.commands.resume("b8", world.now).instructions)
     assert world.tick() == [StartDriver("b8", 0, "sample")]
 
 
 def test_a_pause_that_is_over_at_once_does_not_forget_the_sample() -> None:
     world = waiting()
-    world.take(world.leader.pause("b8", world.now).instructions)
+    world.take(world.leader.commands.pause("b8", world.now).instructions)
     assert world.build("b8").phase == "", "nothing is sampled while it pauses"
-    world.take(world.leader.resume("b8", world.now).instructions)
+    world.take(world.leader.commands.resume("b8", world.now).instructions)
     assert world.tick() == [StartDriver("b8", 0, "sample")], "its driver was stopped"
 
 

@@ -32,7 +32,7 @@ from coordinator.core.events import (
 from coordinator.leader import Leader
 from coordinator.queues.orphaned_topics import orphans
 from coordinator.stability.stream import StabilityLimits
-from coordinator.statements.ddl import ConflictError, NoSuchKeyspaceError
+from coordinator.statements.commands import ConflictError, NoSuchKeyspaceError
 from keytide.catalog.catalog import Catalog
 from keytide.definition import parse_statement
 from keytide.errors import CallerError
@@ -494,7 +494,7 @@ def test_builds_wait_for_their_turn() -> None:
     assert waiting == "its turn: 2 builds run (setting build.concurrent)"
     world.prepared("b8")
     assert world.tick() == []
-    world.take(world.leader.cancel("b8", world.now).instructions)
+    world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert isinstance(world.tick()[0], PrepareBuild)
 
 
@@ -643,11 +643,11 @@ def test_the_others_begin_again_as_their_build_was_steered() -> None:
     world.node("n1")
     for name in ("a", "b"):
         world.sql(f"CREATE INDEX {name} ON people ({name}) WITH (slices=1, defer_build=true)")
-    world.take(world.leader.build(["a", "b"], 0, world.now, verify=True).instructions)
+    world.take(world.leader.commands.build(["a", "b"], 0, world.now, verify=True).instructions)
     world.tick()
     world.prepared("b9")
-    world.take(world.leader.throttle("b9", 500, world.now).instructions)
-    world.take(world.leader.pause("b9", world.now).instructions)
+    world.take(world.leader.commands.throttle("b9", 500, world.now).instructions)
+    world.take(world.leader.commands.pause("b9", world.now).instructions)
     world.sql("DROP INDEX a")
     made = world.build("b10")
     assert (made.indexes, made.rate_limit, made.verify) == (["b-8"], 500, True)
@@ -681,7 +681,7 @@ def test_an_index_leaves_a_queued_build_alone() -> None:
 
 def test_cancel_makes_indexes_deferred_and_free_to_be_built_again() -> None:
     world = started(World())
-    out = world.take(world.leader.cancel("b8", world.now).instructions)
+    out = world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert [one for one in out if not isinstance(one, Note)] == [
         StopDriver("b8"),
         DeleteTopics((BACKFILL,)),
@@ -689,7 +689,7 @@ def test_cancel_makes_indexes_deferred_and_free_to_be_built_again() -> None:
     ]
     assert (world.index("by_city").state, world.index("by_city").placement) == ("DEFERRED", [])
     with pytest.raises(ConflictError, match="is over"):
-        world.leader.cancel("b8", world.now)
+        world.leader.commands.cancel("b8", world.now)
     world.progress(2, 0, 0)
     assert world.tick() == [DeleteTopics((MUTATIONS,), "by_city-7")]
     world.handle(TopicsDeleted("by_city-7", world.now))
@@ -703,7 +703,7 @@ def test_cancel_while_topics_are_being_made() -> None:
     world.sql(CREATE)
     world.node("n1")
     world.tick()
-    out = world.take(world.leader.cancel("b8", world.now).instructions)
+    out = world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert DeleteTopics((MUTATIONS,), "by_city-7") in out
     assert world.prepared("b8") == []
     assert world.build("b8").state == "CANCELLED"
@@ -759,7 +759,7 @@ def test_topics_that_nobody_needs_are_found_at_the_start_of_a_term() -> None:
     assert found.own == ["kt.backfill.by_city-7.b2", "kt.mutations.old-3"]
     assert orphans(catalog.copy(), "kt", others).own == found.own
     assert found.foreign == []
-    world.take(world.leader.cancel("b8", world.now).instructions)
+    world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert orphans(catalog, "kt", [MUTATIONS, BACKFILL]).own == [BACKFILL]  # projectors still write there
 
 
@@ -788,12 +788,12 @@ def test_names_that_make_topics_too_long_are_refused() -> None:
     for length, fits in ((96, True), (97, False)):
         statement = parse_statement(f"CREATE INDEX {'i' * length} ON people (a) WITH (defer_build=true)")
         if fits:
-            leader.execute(statement, facts(), 1)
+            leader.commands.execute(statement, facts(), 1)
             names = Topics("c" * 120).backfill("i" * length + "-9999999999", "b9999999999")
             assert len(names) == 249
         else:
             with pytest.raises(CallerError, match="too long by 1 characters"):
-                leader.execute(statement, facts(), 1)
+                leader.commands.execute(statement, facts(), 1)
 
 
 def test_old_finished_builds_are_forgotten() -> None:
@@ -801,11 +801,11 @@ def test_old_finished_builds_are_forgotten() -> None:
     world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
     made, forgotten = list[str](), list[str]()
     for _ in range(60):
-        answer = world.leader.build(["a"], 0, world.now)
+        answer = world.leader.commands.build(["a"], 0, world.now)
         world.take(answer.instructions)
-        assert answer.outcome.build is not None
-        made.append(answer.outcome.build.id)
-        out = world.take(world.leader.cancel(made[-1], world.now).instructions)
+        assert answer.build is not None
+        made.append(answer.build.id)
+        out = world.take(world.leader.commands.cancel(made[-1], world.now).instructions)
         assert RemoveBuildFolder(made[-1]) in out
         forgotten += [one.build for one in out if isinstance(one, RemoveBuildFolder) and one.forgotten]
     kept = [key.removeprefix("build/") for key in world.written if key.startswith("build/")]

@@ -258,7 +258,7 @@ def test_a_rebuild_that_fails_is_tried_again_with_growing_pauses_and_then_the_in
 def test_a_rebuild_that_is_cancelled_is_tried_again_later() -> None:
     world = serving()
     build = queued(world, {1: "LOST"})
-    world.take(world.leader.cancel(build, world.now).instructions)
+    world.take(world.leader.commands.cancel(build, world.now).instructions)
     assert [one for one in live(world, {1: "LOST"}, 9_000) if isinstance(one, PrepareBuild)] == []
     assert [one for one in live(world, {1: "LOST"}, 4_000) if isinstance(one, PrepareBuild)]
 
@@ -381,10 +381,10 @@ def test_its_backfill_queue_is_no_orphan_and_its_record_is_kept_while_it_is_used
     world.tick(500)
     world.sql("CREATE INDEX a ON people (a) WITH (defer_build=true)")
     for _ in range(60):
-        answer = world.leader.build(["a"], 0, world.now)
+        answer = world.leader.commands.build(["a"], 0, world.now)
         world.take(answer.instructions)
-        assert answer.outcome.build is not None
-        world.take(world.leader.cancel(answer.outcome.build.id, world.now).instructions)
+        assert answer.build is not None
+        world.take(world.leader.commands.cancel(answer.build.id, world.now).instructions)
     assert world.build(build).state == "READY"
 
 

@@ -33,7 +33,7 @@ from coordinator.core.events import (
 )
 from coordinator.http import metrics
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
-from coordinator.statements.ddl import ConflictError
+from coordinator.statements.commands import ConflictError
 from coordinator.views import views
 from keytide.catalog.catalog import RollbackRecord, decode_record
 from keytide.catalog.history import History

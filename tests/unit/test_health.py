@@ -195,7 +195,7 @@ def test_a_failed_index_is_told_until_it_is_dropped_and_then_its_build_is_not() 
     assert (found.subject, found.status) == ("index by_name", "failing")
     assert "no room" in found.reason
     assert "keytide index build by_name" in found.next_step
-    world.take(world.leader.drop("by_name", world.now).instructions)
+    world.take(world.leader.commands.drop("by_name", world.now).instructions)
     assert day.verdict().status == "ok", day.verdict()
     assert [one.state for one in world.leader.builds.registry.all() if one.id == build] == ["FAILED"]
 
@@ -205,7 +205,7 @@ def test_builds_that_pause_are_told_by_whom() -> None:
     world = day.world
     world.sql("CREATE INDEX by_name ON people (name)")
     build = str(world.index("by_name").build)
-    world.take(world.leader.pause(build, world.now).instructions)
+    world.take(world.leader.commands.pause(build, world.now).instructions)
     assert (day.story("build").status, "on request" in day.story("build").reason) == ("ok", True)
     assert day.verdict().status == "ok"
 

@@ -35,7 +35,7 @@ from coordinator.jobs.registry import (
     NoSuchJobError,
     faults_of,
 )
-from coordinator.statements.ddl import ConflictError
+from coordinator.statements.commands import ConflictError
 from coordinator.views import jobs as job_views
 from coordinator.views import views
 from keytide.catalog.catalog import JobRecord
@@ -108,10 +108,10 @@ def ready(limits: BuildLimits | None = None) -> World:
 
 
 def verify(world: World) -> str:
-    answer = world.leader.start_job("verify", "by_city", world.now)
+    answer = world.leader.commands.start_job("verify", "by_city", world.now)
     assert world.take(answer.instructions) == []
-    assert answer.outcome.job is not None
-    return answer.outcome.job.id
+    assert answer.job is not None
+    return answer.job.id
 
 
 def test_every_state_has_its_ways() -> None:
@@ -126,7 +126,7 @@ def test_a_job_from_request_to_report() -> None:
     job = verify(world)
     assert written(world, job).state == "QUEUED"
     with pytest.raises(JobConflictError, match=f"verify {job} of by_city is under way"):
-        world.leader.start_job("verify", "by_city", world.now)
+        world.leader.commands.start_job("verify", "by_city", world.now)
     assert world.tick(300) == [StartDriver(job, 0, "verify")]
     assert written(world, job).state == "RUNNING"
     assert report(world, job, counts={"EXTRA": 1}) == []
@@ -148,24 +148,24 @@ def test_a_job_from_request_to_report() -> None:
 def test_only_a_ready_index_and_only_what_there_is() -> None:
     world = backfilled(World())
     with pytest.raises(JobConflictError, match="is BUILDING; only a READY index can be repaired"):
-        world.leader.start_job("repair", "by_city", world.now)
+        world.leader.commands.start_job("repair", "by_city", world.now)
     with pytest.raises(NoSuchIndexError):
-        world.leader.start_job("verify", "nothing", world.now)
+        world.leader.commands.start_job("verify", "nothing", world.now)
     with pytest.raises(NoSuchJobError):
-        world.leader.cancel_job("j1", world.now)
+        world.leader.commands.cancel_job("j1", world.now)
 
 
 def test_jobs_wait_for_their_turn_and_too_many_are_refused() -> None:
     world = ready(BuildLimits(jobs=JobLimits(waiting=1)))
     verify(world)
     with pytest.raises(JobConflictError, match="1 jobs are queued or under way"):
-        world.leader.start_job("repair", "by_city", world.now)
+        world.leader.commands.start_job("repair", "by_city", world.now)
     world = ready()
     first = verify(world)
-    answer = world.leader.start_job("repair", "by_city", world.now, dry_run=True)
+    answer = world.leader.commands.start_job("repair", "by_city", world.now, dry_run=True)
     world.take(answer.instructions)
-    assert answer.outcome.job is not None
-    second = answer.outcome.job.id
+    assert answer.job is not None
+    second = answer.job.id
     assert world.tick(300) == [StartDriver(first, 0, "verify")]
     assert world.leader.jobs.waiting_for(world.leader.jobs.get(second)).startswith("its turn")
     report(world, first, "DONE")
@@ -236,14 +236,14 @@ def test_cancelled_by_hand_and_when_its_index_goes() -> None:
     world = ready()
     job = verify(world)
     world.tick(300)
-    assert world.take(world.leader.cancel_job(job, world.now).instructions)[0] == StopDriver(job)
+    assert world.take(world.leader.commands.cancel_job(job, world.now).instructions)[0] == StopDriver(job)
     assert written(world, job).state == "CANCELLED"
     with pytest.raises(JobConflictError, match="it is CANCELLED"):
-        world.leader.cancel_job(job, world.now)
+        world.leader.commands.cancel_job(job, world.now)
     assert exited(world, job, -15) == []
     other = verify(world)
     world.tick(300)
-    world.take(world.leader.drop("by_city", world.now).instructions)
+    world.take(world.leader.commands.drop("by_city", world.now).instructions)
     assert StopDriver(other) in world.tick(300)
     assert written(world, other).error.startswith("index by_city is DROPPING")
 
@@ -279,14 +279,14 @@ def test_a_job_that_took_long_is_not_forgotten_when_it_ends() -> None:
     world = ready(BuildLimits(jobs=JobLimits(kept=1, concurrent=2)))
     long = verify(world)
     world.tick(300)
-    repair = world.leader.start_job("repair", "by_city", world.now)
+    repair = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(repair.instructions)
-    assert repair.outcome.job is not None
-    short = repair.outcome.job.id
+    assert repair.job is not None
+    short = repair.job.id
     world.tick(300)
     report(world, short, "DONE")
     world.now += 1
-    world.take(world.leader.cancel_job(long, world.now).instructions)
+    world.take(world.leader.commands.cancel_job(long, world.now).instructions)
     assert [one.id for one in world.leader.jobs.all()] == [long]
 
 
@@ -356,7 +356,7 @@ def test_a_build_whose_verification_fails_or_is_cancelled_fails() -> None:
     world.tick(300)
     assert "is FAILED: no Java" in world.build("b8").error
     world, job = arrived()
-    world.take(world.leader.cancel_job(job, world.now).instructions)
+    world.take(world.leader.commands.cancel_job(job, world.now).instructions)
     world.tick(300)
     assert "is CANCELLED: on request" in world.build("b8").error
 
@@ -396,7 +396,7 @@ def test_a_verification_ends_with_its_build_and_survives_a_leader() -> None:
     again.common(140, 60)
     assert again.build("b8").state == "READY"
     assert again.build("b8").verification == job
-    world.take(world.leader.cancel("b8", world.now).instructions)
+    world.take(world.leader.commands.cancel("b8", world.now).instructions)
     assert world.tick(300)[0] == StopDriver(job)
     assert written(world, job).state == "CANCELLED"
 
@@ -406,10 +406,10 @@ def test_all_indexes_of_a_build_are_verified_by_one_job() -> None:
     world.sql("CREATE INDEX a ON people (city) WITH (slices=1, defer_build=true)")
     world.sql("CREATE INDEX b ON people (age) WITH (slices=1, defer_build=true)")
     world.node("n1")
-    answer = world.leader.build(["a", "b"], 0, world.now)
+    answer = world.leader.commands.build(["a", "b"], 0, world.now)
     world.take(answer.instructions)
-    assert answer.outcome.build is not None
-    build = answer.outcome.build.id
+    assert answer.build is not None
+    build = answer.build.id
     world.tick()
     world.prepared(build)
     world.activate(1, 100, 50)
@@ -427,9 +427,9 @@ def test_all_indexes_of_a_build_are_verified_by_one_job() -> None:
 def test_the_build_says_whether_it_is_verified() -> None:
     world = World(VERIFIED)
     world.sql("CREATE INDEX a ON people (city) WITH (slices=1, defer_build=true)")
-    answer = world.leader.build(["a"], 0, world.now, verify=False)
-    assert answer.outcome.build is not None
-    assert not answer.outcome.build.verify
+    answer = world.leader.commands.build(["a"], 0, world.now, verify=False)
+    assert answer.build is not None
+    assert not answer.build.verify
     assert not any(isinstance(one, Note) and one.kind == "job-started" for one in answer.instructions)
 
 
@@ -487,10 +487,10 @@ def test_a_job_that_waits_gives_its_place_away() -> None:
         exited(world, held, 1)
         world.tick(10_000)
     exited(world, held, 1)
-    answer = world.leader.start_job("repair", "by_city", world.now)
+    answer = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(answer.instructions)
-    assert answer.outcome.job is not None
-    other = answer.outcome.job.id
+    assert answer.job is not None
+    other = answer.job.id
     assert world.tick(300) == [StartDriver(other, 0, "repair")]
     assert world.tick(60_000) == [], "one at once"
     again, out = world.restart()
@@ -566,14 +566,14 @@ def test_a_driver_that_could_not_be_started_did_not_die() -> None:
 
 def test_a_build_that_verifies_can_be_throttled() -> None:
     world, _ = arrived()
-    world.take(world.leader.throttle("b8", 500, world.now).instructions)
+    world.take(world.leader.commands.throttle("b8", 500, world.now).instructions)
     assert (world.build("b8").rate_limit, shown(world)["rate_limit"]) == (500, 500)
 
 
 def test_a_pause_while_verifying_stops_the_driver_and_its_end_starts_another() -> None:
     world, job = arrived()
     report(world, job, percent=40.0)
-    world.take(world.leader.pause("b8", world.now).instructions)
+    world.take(world.leader.commands.pause("b8", world.now).instructions)
     assert world.tick(300) == [StopDriver(job)]
     assert (world.build("b8").state, world.build("b8").paused_by) == ("CATCHUP", "operator")
     assert (written(world, job).state, shown(world)["paused"]) == ("RUNNING", "on request")
@@ -586,7 +586,7 @@ def test_a_pause_while_verifying_stops_the_driver_and_its_end_starts_another() -
     assert again.tick(300_000) == []
     again.handle(SourceSampled(facts((130, 60)), "", again.now))
     for one in (again, world):
-        one.take(one.leader.resume("b8", one.now).instructions)
+        one.take(one.leader.commands.resume("b8", one.now).instructions)
         assert one.build("b8").paused == ""
         assert one.tick(300) == [StartDriver(job, 0, "verify")]
         report(one, job, "DONE")
@@ -602,9 +602,9 @@ def test_a_pause_in_a_wait_and_a_resume_that_tries_at_once() -> None:
         exited(world, job, 1)
         world.tick(60_000)
     exited(world, job, 1)
-    world.take(world.leader.pause("b8", world.now).instructions)
+    world.take(world.leader.commands.pause("b8", world.now).instructions)
     assert world.tick(5_000) == []
-    world.take(world.leader.resume("b8", world.now).instructions)
+    world.take(world.leader.commands.resume("b8", world.now).instructions)
     assert world.tick(300) == [StartDriver(job, 0, "verify")]
 
 
@@ -621,7 +621,7 @@ def test_a_build_whose_verification_waits_for_its_turn_pauses_too() -> None:
 def test_what_is_verified_reads_nothing_any_more() -> None:
     world, job = arrived()
     report(world, job, "DONE")
-    for steer in (world.leader.pause, world.leader.resume):
+    for steer in (world.leader.commands.pause, world.leader.commands.resume):
         with pytest.raises(ConflictError, match="reads nothing now"):
             steer("b8", world.now)
 
@@ -664,10 +664,10 @@ def watching(world: World, name: str, *, watching: bool = True) -> list[Instruct
 
 def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
     world = ready()
-    answer = world.leader.start_job("repair", "by_city", world.now)
+    answer = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(answer.instructions)
-    assert answer.outcome.job is not None
-    job = answer.outcome.job.id
+    assert answer.job is not None
+    job = answer.job.id
     first, second = f"{job}-4711-1", f"{job}-4712-2"
 
     def end(name: str) -> SendBuildEnd:
@@ -688,7 +688,7 @@ def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
     report(world, job, run="4712-2")
     assert watching(world, second) == []
     assert watching(world, first) == [end(first)], "another driver works"
-    world.take(world.leader.cancel_job(job, world.now).instructions)
+    world.take(world.leader.commands.cancel_job(job, world.now).instructions)
     assert watching(world, second) == [], "the driver may say so itself"
     world.now += 6_000
     assert watching(world, second, watching=False) == []
@@ -700,10 +700,10 @@ def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
 
 def test_a_round_goes_on_while_its_driver_lives_beside_one_of_an_old_leader() -> None:
     world = ready()
-    answer = world.leader.start_job("repair", "by_city", world.now)
+    answer = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(answer.instructions)
-    assert answer.outcome.job is not None
-    job = answer.outcome.job.id
+    assert answer.job is not None
+    job = answer.job.id
     world.tick(300)
     for _ in range(30):
         for run in ("1-1", "2-2"):

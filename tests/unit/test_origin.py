@@ -104,7 +104,7 @@ def begun(limits: BuildLimits | None = None, source: Any = None) -> World:
     world = World(limits)
     world.sql(CREATE)
     world.node("n1", "n2")
-    world.take(world.leader.build(["by_city"], 0, world.now, ORIGIN, facts()).instructions)
+    world.take(world.leader.commands.build(["by_city"], 0, world.now, ORIGIN, facts()).instructions)
     assert any(isinstance(one, PrepareBuild) for one in world.tick())
     world.prepared("b8", source)
     return world
@@ -127,7 +127,7 @@ def test_a_request_that_cannot_be_is_refused_at_once() -> None:
     world = World()
     world.sql(CREATE)
     with pytest.raises(CallerError, match="ends at 19") as error:
-        world.leader.build(["by_city"], 0, world.now, ORIGIN, facts((100, 19)))
+        world.leader.commands.build(["by_city"], 0, world.now, ORIGIN, facts((100, 19)))
     assert (error.value.status, error.value.problem_type) == (422, "origin-unusable")
     assert world.index("by_city").build is None
 
@@ -178,7 +178,9 @@ def test_others_of_a_build_that_an_index_leaves_keep_the_table() -> None:
     world.sql(CREATE)
     world.sql(CREATE.replace("by_city", "by_name"))
     world.node("n1")
-    world.take(world.leader.build(["by_city", "by_name"], 0, world.now, ORIGIN, facts()).instructions)
+    world.take(
+        world.leader.commands.build(["by_city", "by_name"], 0, world.now, ORIGIN, facts()).instructions
+    )
     world.tick()
     (first,) = world.leader.builds.registry.all()
     world.prepared(first.id)
@@ -411,7 +413,7 @@ def test_a_pause_keeps_the_rows_of_a_table_that_is_read() -> None:
     world = begun()
     world.driver("b8", "RUNNING", 1, (40, 20), documents=1_000, table_documents=1_000, bytes=5_000)
     world.driver("b8", "RUNNING", 1, (40, 20), documents=1_040, table_documents=1_000, bytes=5_200)
-    world.take(world.leader.pause("b8", world.now).instructions)
+    world.take(world.leader.commands.pause("b8", world.now).instructions)
     build = world.build("b8")
     assert (build.documents_done, build.documents_total, build.bytes_done) == (1_000, 1_090, 5_000)
 

@@ -1,11 +1,12 @@
-"""CREATE, DROP and BUILD INDEX, and steering a build: what they may do and what follows. Pure.
+"""CREATE, DROP and BUILD INDEX, steering builds, starting jobs: what they may do and what follows. Pure.
 
-Each function checks first and changes the dictionary only when nothing is in the way; errors say what to do
+Each command checks first and changes the dictionary only when nothing is in the way; errors say what to do
 next. The state of a source comes from the caller, who has just looked them up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +20,15 @@ from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import Instruction, Note, SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
-from keytide.catalog.catalog import BuildRecord, IndexRecord, JobRecord, KeyspaceRecord, TableOrigin
-from keytide.definition import IndexDefinition
+from keytide.catalog.catalog import (
+    BuildRecord,
+    IndexRecord,
+    JobKind,
+    JobRecord,
+    KeyspaceRecord,
+    TableOrigin,
+)
+from keytide.definition import BuildIndex, CreateIndex, DropIndex, IndexDefinition, Statement
 from keytide.errors import CallerError
 from keytide.model.topics import LONGEST_TOPIC, QUEUES
 
@@ -43,33 +51,71 @@ class NoSuchKeyspaceError(CallerError):
 
 
 @dataclass(frozen=True, slots=True)
-class StatementResult:
-    """What a statement did.
+class CommandResult:
+    """What a command did.
 
     Attributes:
         message: in words.
         index: the index that it was about, as it is now; None when there is none.
         build: the build that it started.
         job: the job that it started.
+        instructions: what is to be done for it (the answer goes out when the first `Write` is committed).
     """
 
     message: str
-    index: IndexRecord | None = None
-    build: BuildRecord | None = None
-    instructions: tuple[Instruction, ...] = ()
-    job: JobRecord | None = None
+    index: IndexRecord | None
+    build: BuildRecord | None
+    job: JobRecord | None
+    instructions: list[Instruction]
 
 
-class Ddl:
-    """Statements on the dictionary."""
+class Commands:
+    """What users order. Each raises `CallerError` when it cannot be done; nothing is changed then.
 
-    def __init__(self, dictionary: Dictionary, builds: Builds) -> None:
+    Args:
+        settle: puts the writes of a change before what follows from it.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        builds: Builds,
+        settle: Callable[[Sequence[Instruction], int], list[Instruction]],
+    ) -> None:
         self._dictionary = dictionary
         self._builds = builds
+        self._settle = settle
+
+    def _done(
+        self,
+        now: int,
+        message: str,
+        index: IndexRecord | None = None,
+        build: BuildRecord | None = None,
+        job: JobRecord | None = None,
+        out: Sequence[Instruction] = (),
+    ) -> CommandResult:
+        return CommandResult(message, index, build, job, self._settle(out, now))
+
+    def execute(self, statement: Statement, source: SourceStatus | None, now: int) -> CommandResult:
+        """CREATE, DROP or BUILD INDEX.
+
+        Args:
+            source: of the keyspace, looked up just now (CREATE INDEX needs it).
+        """
+        match statement:
+            case CreateIndex(definition, if_not_exists):
+                if source is None:
+                    raise ValueError("CREATE INDEX needs its source")
+                return self.create(definition, if_not_exists, source, now)
+            case DropIndex(name, if_exists):
+                return self.drop(name, now, if_exists)
+            case BuildIndex(keyspace, names):
+                return self.build(list(names), 0, now, keyspace=keyspace)
 
     def create(
         self, definition: IndexDefinition, if_not_exists: bool, source: SourceStatus, now: int
-    ) -> StatementResult:
+    ) -> CommandResult:
         """CREATE INDEX: write the definition; unless that is deferred, queue its build.
 
         Raises:
@@ -80,7 +126,7 @@ class Ddl:
         existing = self._dictionary.catalog.index_by_name(definition.name)
         if existing is not None:
             if if_not_exists:
-                return StatementResult(f"index {definition.name} exists, nothing is done", existing)
+                return self._done(now, f"index {definition.name} exists, nothing is done", existing)
             raise ConflictError(
                 f"there is an index {definition.name!r} already, on {existing.keyspace}",
                 problem_type="index-exists",
@@ -101,10 +147,10 @@ class Ddl:
         note = Note("info", "index-created", index.name, f"index {index.name} on {index.keyspace} is defined")
         if definition.defer_build:
             text = f"index {index.name} is defined; BUILD INDEX ON {index.keyspace} ({index.name}) builds it"
-            return StatementResult(text, index, None, (note,))
+            return self._done(now, text, index, out=[note])
         build = self._builds.request([index], 0, now)
         text = f"index {index.name} is defined; build {build.id} begins"
-        return StatementResult(text, self._dictionary.catalog.index(index.id), build, (note,))
+        return self._done(now, text, self._dictionary.catalog.index(index.id), build, out=[note])
 
     def _check_name(self, name: str) -> None:
         """See that queues can be named after an index (those that there are keep their names)."""
@@ -153,14 +199,14 @@ class Ddl:
                 )
             self._dictionary.put(replace(known, topic_id=source.topic_id, partitions=source.partitions))
 
-    def drop(self, name: str, if_exists: bool, now: int) -> StatementResult:
+    def drop(self, name: str, now: int, if_exists: bool = False) -> CommandResult:
         """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.
 
         Raises:
             NoSuchIndexError: there is none, and `if_exists` was not said.
         """
         if if_exists and self._dictionary.catalog.index_by_name(name) is None:
-            return StatementResult(f"there is no index {name}, nothing is done")
+            return self._done(now, f"there is no index {name}, nothing is done")
         index = self._dictionary.index_named(name)
         left = self._builds.registry.active(index)
         out, wanted = self._builds.leave(index, now)
@@ -172,24 +218,26 @@ class Ddl:
             build = self._builds.build_anew(left, wanted, now)
             names = ", ".join(other.name for other in wanted)
             message += f"; the build of {names} starts again without it, as {build.id}"
-        return StatementResult(message, None, build, (*out, Note("info", "index-dropping", name, message)))
+        out.append(Note("info", "index-dropping", name, message))
+        return self._done(now, message, build=build, out=out)
 
     def build(
         self,
         names: list[str],
-        keyspace: str | None,
         rate_limit: int,
         now: int,
         origin: TableOrigin | None = None,
         source: SourceStatus | None = None,
         verify: bool | None = None,
-    ) -> StatementResult:
+        keyspace: str | None = None,
+    ) -> CommandResult:
         """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
 
         Args:
             origin: a table to begin with, in place of the log's beginning.
             source: of the keyspace, looked up just now (a table needs them).
             verify: whether they are READY only verified; None for what the settings say.
+            keyspace: the one that they must be of; None for that of the first.
 
         Raises:
             NoSuchIndexError: one of them does not exist.
@@ -218,7 +266,7 @@ class Ddl:
             origin = self._accepted(origin, source)
         build = self._builds.request(indexes, rate_limit, now, origin=origin, verify=verify)
         names_now = ", ".join(index.name for index in indexes)
-        return StatementResult(f"build {build.id} of {names_now} begins", None, build)
+        return self._done(now, f"build {build.id} of {names_now} begins", build=build)
 
     def _accepted(self, origin: TableOrigin, source: SourceStatus) -> TableOrigin:
         """The origin, with the history that its offsets are of; whether it holds is looked at again when the
@@ -233,7 +281,7 @@ class Ddl:
         incarnation = self._builds.registry.incarnation(source.keyspace)
         return replace(origin, topic_id=source.topic_id, incarnation=incarnation)
 
-    def cancel(self, build: str, now: int) -> StatementResult:
+    def cancel(self, build: str, now: int) -> CommandResult:
         """Cancel a build.
 
         Raises:
@@ -247,12 +295,10 @@ class Ddl:
                 problem_type="build-over",
                 next_step="there is nothing to cancel; DROP INDEX removes what it built",
             )
-        out = self._builds.cancel(record, now)
-        return StatementResult(
-            f"build {build} is cancelled", None, self._builds.registry.get(build), tuple(out)
-        )
+        out = self._builds.registry.cancel(record, now)
+        return self._done(now, f"build {build} is cancelled", build=self._builds.registry.get(build), out=out)
 
-    def pause(self, build: str, now: int) -> StatementResult:
+    def pause(self, build: str, now: int) -> CommandResult:
         """Have a build pause until it is resumed; nothing happens to one that pauses on request already. One
         that verifies keeps its state: its job is held (`coordinator.jobs.jobs`).
 
@@ -262,11 +308,11 @@ class Ddl:
         """
         record = self._reading(build, "pause")
         if record.paused_by == "operator":
-            return StatementResult(f"build {build} pauses already", None, record)
+            return self._done(now, f"build {build} pauses already", build=record)
         out = self._builds.pausing.pause(record, "operator", BY_OPERATOR, now)
-        return StatementResult(f"build {build} pauses", None, self._builds.registry.get(build), tuple(out))
+        return self._done(now, f"build {build} pauses", build=self._builds.registry.get(build), out=out)
 
-    def resume(self, build: str, now: int) -> StatementResult:
+    def resume(self, build: str, now: int) -> CommandResult:
         """Have a build go on; nothing happens to one that does not pause.
 
         Raises:
@@ -275,18 +321,18 @@ class Ddl:
         """
         record = self._reading(build, "resume")
         if not record.paused:
-            return StatementResult(f"build {build} does not pause", None, record)
+            return self._done(now, f"build {build} does not pause", build=record)
         if record.state == "CATCHUP":
             record = replace(record, paused="", paused_by="")
             self._builds.registry.put(record)
             told = f"build {build} goes on: its verification begins again"
-            return StatementResult(told, None, record, (Note("info", "build-resumed", build, told),))
+            return self._done(now, told, build=record, out=[Note("info", "build-resumed", build, told)])
         out = self._builds.pausing.resume(record, now)
         record = self._builds.registry.get(build)
         told = f"build {build} still pauses: {record.paused}" if record.paused else f"build {build} goes on"
-        return StatementResult(told, None, record, tuple(out))
+        return self._done(now, told, build=record, out=out)
 
-    def throttle(self, build: str, rate_limit: int) -> StatementResult:
+    def throttle(self, build: str, rate_limit: int, now: int) -> CommandResult:
         """Change how many documents a build may read per second (0: no limit).
 
         Raises:
@@ -298,7 +344,20 @@ class Ddl:
         self._builds.registry.run(build).pace.forget()
         limit = f"at most {rate_limit:,} documents/s" if rate_limit else "as fast as it can"
         text = f"build {build} reads {limit} from now on"
-        return StatementResult(text, None, record, (Note("info", "build-throttled", build, text),))
+        return self._done(now, text, build=record, out=[Note("info", "build-throttled", build, text)])
+
+    def start_job(self, kind: JobKind, name: str, now: int, *, dry_run: bool = False) -> CommandResult:
+        """Queue a verification or repair of an index."""
+        index = self._dictionary.index_named(name)
+        job = self._builds.jobs.request(kind, [index], now, dry_run=dry_run)
+        return self._done(now, f"{kind} {job.id} of {name} is queued", job=job)
+
+    def cancel_job(self, id_: str, now: int) -> CommandResult:
+        """Cancel a job."""
+        jobs = self._builds.jobs
+        job = jobs.get(id_)
+        out = jobs.cancel(job, "on request", now)
+        return self._done(now, f"{job.kind} {id_} is cancelled", job=jobs.get(id_), out=out)
 
     def _reading(self, build: str, what: str) -> BuildRecord:
         """The record of a build that reads, or will: documents, or, while it verifies, the source again."""
