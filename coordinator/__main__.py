@@ -12,6 +12,7 @@ from types import FrameType
 from coordinator.election.claim import FencedError
 from coordinator.http.api import create_app
 from coordinator.process.service import CoordinatorService
+from coordinator.process.worker import Worker
 from keytide.errors import KeytideError
 from keytide.process.private_files import private_folder
 from keytide.process.program import no_arguments, spare_collections
@@ -72,23 +73,18 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
 
     def lead() -> None:
         """Stand by, lead, and say so once requests are answered too."""
-        try:
-            service.start()
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
-            failed(error)
+        service.start()
         spare_collections()
         if service.leads and serving.wait(SERVING_LIMIT_S):
             print(f"ready {url}", flush=True)
 
     _end_on_signals(server)
-    leading = threading.Thread(target=lead, name="leading", daemon=True)
-    leading.start()
+    leading = Worker("leading", failed, lead)
+    leading.open()
     server.run(sockets=[listener])
     service.give_up()
-    if not service.leads:
-        leading.join(END_LIMIT_S)
-    if service.leads or not leading.is_alive():
-        leading.join()
+    if leading.close(None if service.leads else END_LIMIT_S) or service.leads:
+        leading.close()
         service.stop()
     if not failures:
         return 0

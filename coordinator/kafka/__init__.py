@@ -1,4 +1,4 @@
-"""What the coordinator asks of Kafka: topics, the state of sources, ids, open transactions, the log's
+"""What the coordinator asks of Kafka: topics, the state of sources, open transactions, the log's
 past, deletion of records.
 
 Blocks: called from threads of `coordinator.process`, never from the control loop.

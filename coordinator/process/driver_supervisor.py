@@ -20,12 +20,10 @@ import functools
 import json
 import logging
 import os
-import queue
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from typing import Final
 from coordinator.builds.registry import FINAL
 from coordinator.core.events import NO_ROOM, DriverExited, DriverTask
 from coordinator.jobs.jobs import NOT_STARTED
+from coordinator.process.worker import QueueWorker
 from keytide.catalog.catalog import Catalog
 from keytide.http.tls import AUTHORITY_VARIABLE
 from keytide.process.clock import now_ms
@@ -79,12 +78,13 @@ class _Due:
     task: DriverTask
 
 
-class DriverSupervisor:
+class DriverSupervisor(QueueWorker[Callable[[], None]]):
     """Starts and watches the drivers of builds and jobs.
 
     Args:
         settings: handed on to drivers through their environment; `data_dir` has their folders.
         post: takes `DriverExited`, from the supervisor's thread.
+        failed: told of an error that ends the coordinator.
         command: what runs the driver of a backfill, before `--build ID`.
         commands: the same for any task (before `--build ID` or `--job ID`); others run as
             `python -m streaming.<task>`.
@@ -94,38 +94,34 @@ class DriverSupervisor:
         self,
         settings: Settings,
         post: Callable[[DriverExited], None],
+        failed: Callable[[BaseException], None],
         command: Sequence[str] | None = None,
         commands: Mapping[DriverTask, Sequence[str]] | None = None,
     ) -> None:
+        super().__init__("drivers", failed)
         self._settings = settings
         self._post = post
         self._commands: dict[DriverTask, Sequence[str]] = dict(commands or {})
         if command:
             self._commands.setdefault("backfill", command)
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._drivers: dict[str, _Driver] = {}
         self._due: dict[str, _Due] = {}
         self._to_remove: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="drivers", daemon=True)
-
-    def open(self) -> None:
-        """Begin to carry out orders."""
-        self._thread.start()
 
     def start(self, build: str, delay_ms: int, task: DriverTask = "backfill") -> None:
         """Start the driver of a build or job after a delay, unless one of it runs; one with another task has
         to end first."""
         due = _Due(time.monotonic() + delay_ms / 1000, task)
-        self._orders.put(lambda: self._due.__setitem__(build, due))
+        self.put(lambda: self._due.__setitem__(build, due))
 
     def stop(self, build: str) -> None:
         """End a build's driver, and forget that it was to be started."""
-        self._orders.put(lambda: self._stop(build))
+        self.put(lambda: self._stop(build))
 
     def remove_folder(self, build: str, *, forgotten: bool = False) -> None:
         """Remove a build's checkpoint, after its driver's end; the log stays, unless nobody knows the build
         any more."""
-        self._orders.put(lambda: self._remove_folder(build, forgotten))
+        self.put(lambda: self._remove_folder(build, forgotten))
 
     def clean(self, catalog: Catalog) -> None:
         """Remove what an earlier term did not come to: folders of builds and jobs that are forgotten,
@@ -136,13 +132,13 @@ class DriverSupervisor:
             if build is None or build.state in FINAL:
                 self.remove_folder(name, forgotten=build is None)
             else:
-                self._orders.put(functools.partial(self._clear, name))
+                self.put(functools.partial(self._clear, name))
         for name in self._folders("jobs"):
             job = catalog.job(name)
             if job is None:
                 self.remove_job(name)
             elif job.state != "RUNNING":
-                self._orders.put(functools.partial(self._clear, name))
+                self.put(functools.partial(self._clear, name))
 
     def _folders(self, kind: str) -> list[str]:
         with contextlib.suppress(OSError):
@@ -151,13 +147,7 @@ class DriverSupervisor:
 
     def remove_job(self, job: str) -> None:
         """Remove the folder of a job that is over, its report and its log."""
-        self._orders.put(lambda: shutil.rmtree(self.job_folder(job), ignore_errors=True))
-
-    def close(self) -> None:
-        """End all drivers, then the thread."""
-        if self._thread.is_alive():
-            self._orders.put(None)
-            self._thread.join()
+        self.put(lambda: shutil.rmtree(self.job_folder(job), ignore_errors=True))
 
     def folder(self, build: str) -> Path:
         """The folder of a build: checkpoint and log."""
@@ -177,19 +167,28 @@ class DriverSupervisor:
 
     # --- in the thread --------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                order = self._orders.get(timeout=POLL_S if self._drivers or self._due else None)
-                if order is None:
-                    break
-                order()
-            for build, due in list(self._due.items()):
-                if time.monotonic() >= due.at:
-                    del self._due[build]
-                    self._start(build, due.task)
-            for build in list(self._drivers):
-                self._watch(build)
+    def close(self, limit_s: float | None = None) -> bool:
+        """Carry out what is ordered, end all drivers, then the thread."""
+        if self._thread.is_alive():
+            self.put(self.stopping.set)
+            self._thread.join(limit_s)
+        return super().close(limit_s)
+
+    def _carry_out(self, job: Callable[[], None]) -> None:
+        job()
+
+    def _patience_s(self) -> float | None:
+        return POLL_S if self._drivers or self._due else None
+
+    def _look_around(self) -> None:
+        for build, due in list(self._due.items()):
+            if time.monotonic() >= due.at:
+                del self._due[build]
+                self._start(build, due.task)
+        for build in list(self._drivers):
+            self._watch(build)
+
+    def _end(self) -> None:
         for build in list(self._drivers):
             self._stop(build)
 

@@ -15,8 +15,6 @@ queue without a leader must not hold everything up for what the next heartbeat a
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,6 +47,7 @@ from coordinator.core.events import (
 from coordinator.election.claim import MetadataWriter
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.process.driver_supervisor import DriverSupervisor
+from coordinator.process.worker import QueueWorker
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.clients import Producer
 from keytide.kafka.topics import KafkaUnavailableError, producer
@@ -73,8 +72,9 @@ class ReplyWhenDone:
     result: Any
 
 
-class InstructionExecutor:
-    """Carries instructions out, one after the other.
+class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
+    """Carries instructions out, one after the other. What waits when it is closed is dropped: the next term
+    finds it by the dictionary.
 
     Args:
         writer: of the metadata topic, under the leader's term.
@@ -90,63 +90,43 @@ class InstructionExecutor:
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
     ) -> None:
+        super().__init__("executor", failed)
         self._writer = writer
         self._work = KafkaAdminWork(settings)
         self._supervisor = supervisor
         self._post = post
-        self._failed = failed
         self._producer: Producer = producer(settings)
         # One of its own, for `_send` waits until everything of its producer has arrived.
         self._round_ends: Producer = producer(settings, message_timeout_ms=ROUND_END_MS)
         self._timeout = float(settings.coordinator.request_timeout_s)
-        self._jobs: queue.SimpleQueue[Instruction | ReplyWhenDone | None] = queue.SimpleQueue()
         self._removals: list[DeleteTopics] = []
         self._removals_at = 0.0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
 
-    def open(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def put(self, job: Instruction | ReplyWhenDone) -> None:
-        """Carry this out after everything before it."""
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """Finish the job at hand and stop; what waits is dropped (the next term finds it by the
-        dictionary)."""
-        self._stopping.set()
+    def close(self, limit_s: float | None = None) -> bool:
         self._writer.stop()
-        self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
+        return super().close(limit_s)
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    job = self._jobs.get(timeout=RETRY_PAUSE_S if self._removals else None)
-                except queue.Empty:
-                    job = None
-                if job is not None:
-                    self._until_done(job)
-                if self._removals and time.monotonic() >= self._removals_at:
-                    removals, self._removals = self._removals, []
-                    for removal in removals:
-                        self._until_done(removal)
-            self._work.close()
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
-            self._failed(error)
+    def _patience_s(self) -> float | None:
+        return RETRY_PAUSE_S if self._removals else None
 
-    def _until_done(self, job: Instruction | ReplyWhenDone) -> None:
+    def _look_around(self) -> None:
+        if self._removals and time.monotonic() >= self._removals_at:
+            removals, self._removals = self._removals, []
+            for removal in removals:
+                self._carry_out(removal)
+
+    def _end(self) -> None:
+        self._work.close()
+
+    def _carry_out(self, job: Instruction | ReplyWhenDone) -> None:
+        """Until it is done."""
         if isinstance(job, PrepareBuild) and (left := self._to_be_removed(job)):
-            self._stopping.wait(RETRY_PAUSE_S)  # the next tick asks again
+            self.stopping.wait(RETRY_PAUSE_S)  # the next tick asks again
             self._post(PrepareFailed(job.build, f"{', '.join(left)} cannot be removed yet", now_ms()))
             return
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
-                self._carry_out(job)
+                self._try(job)
                 return
             except RetryableError as error:
                 log.warning("%s is tried again: %s", type(job).__name__, error)
@@ -154,7 +134,7 @@ class InstructionExecutor:
                     self._removals.append(job)
                     self._removals_at = time.monotonic() + REMOVAL_PAUSE_S
                     return
-                self._stopping.wait(RETRY_PAUSE_S)
+                self.stopping.wait(RETRY_PAUSE_S)
                 if isinstance(job, PrepareBuild):  # the build may be cancelled while Kafka is away
                     self._post(PrepareFailed(job.build, error.message, now_ms()))
                     return
@@ -164,7 +144,7 @@ class InstructionExecutor:
         doomed = {topic for removal in self._removals for topic in removal.topics}
         return [topic for topic, _ in job.topics if topic in doomed]
 
-    def _carry_out(self, job: Instruction | ReplyWhenDone) -> None:
+    def _try(self, job: Instruction | ReplyWhenDone) -> None:
         match job:
             case Write(records):
                 reach("coordinator-before-write")

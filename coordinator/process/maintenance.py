@@ -7,13 +7,12 @@ that fails is not tried again here: its event says so, and the leader asks again
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable
 
 from coordinator.core.events import Event, ExamineHistory, HistoryExamined, QueuesTrimmed, TrimQueues
 from coordinator.kafka.log_examination import examine
 from coordinator.kafka.queue_trimming import QueueWork
+from coordinator.process.worker import QueueWorker
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
@@ -21,10 +20,8 @@ from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-Job = ExamineHistory | TrimQueues
 
-
-class Maintenance:
+class Maintenance(QueueWorker[ExamineHistory | TrimQueues]):
     """Carries jobs out, one after the other.
 
     Args:
@@ -35,38 +32,18 @@ class Maintenance:
     def __init__(
         self, settings: Settings, post: Callable[[Event], None], failed: Callable[[BaseException], None]
     ) -> None:
+        super().__init__("maintenance", failed)
         self._settings = settings
         self._post = post
-        self._failed = failed
         self._queues = QueueWork(settings)
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
 
-    def open(self) -> None:
-        """Begin."""
-        self._thread.start()
+    def _end(self) -> None:
+        self._queues.close()
 
-    def put(self, job: Job) -> None:
-        """Carry this out after what was put before it."""
-        self._jobs.put(job)
+    def _carry_out(self, job: ExamineHistory | TrimQueues) -> None:
+        self._post(self._event(job))
 
-    def close(self) -> None:
-        """Finish the job at hand and stop."""
-        self._stopping.set()
-        self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while (job := self._jobs.get()) is not None and not self._stopping.is_set():
-                self._post(self._carry_out(job))
-            self._queues.close()
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
-            self._failed(error)
-
-    def _carry_out(self, job: Job) -> Event:
+    def _event(self, job: ExamineHistory | TrimQueues) -> Event:
         match job:
             case ExamineHistory():
                 try:

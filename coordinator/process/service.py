@@ -45,7 +45,6 @@ from coordinator.core.events import (
 from coordinator.election.claim import FencedError, MetadataWriter, claim_term
 from coordinator.election.standby import SAY_MS, Standby, this_process
 from coordinator.kafka.admin import KafkaAdminWork
-from coordinator.kafka.topic_ids import TopicIds
 from coordinator.leader import Leader
 from coordinator.process.driver_supervisor import DriverSupervisor
 from coordinator.process.event_log import EventRing, read_control_tail
@@ -53,6 +52,8 @@ from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from coordinator.process.limits import limits_of
 from coordinator.process.maintenance import Maintenance
 from coordinator.process.source_watcher import SourceWatcher
+from coordinator.process.topic_ids import TopicIds
+from coordinator.process.worker import Worker
 from coordinator.queues.orphaned_topics import foreign_note, orphans
 from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import RollbackRecord, TableOrigin, TermRecord
@@ -94,21 +95,20 @@ class CoordinatorService:
         self.topics = Topics(settings.cluster)
         self.events = EventRing()
         self.started_at = now_ms()
-        self._failed = failed
         self._holder = this_process()
         self._stopping = threading.Event()
         self._inbox: deque[Event | Callable[[], None]] = deque()
         self._writer = MetadataWriter(settings)
-        self._supervisor = DriverSupervisor(settings, self._inbox.append, driver_command)
+        self._supervisor = DriverSupervisor(settings, self._inbox.append, failed, driver_command)
         self._executor = InstructionExecutor(
             settings, self._writer, self._supervisor, self._inbox.append, failed
         )
         self._maintenance = Maintenance(settings, self._inbox.append, failed)
-        self._topic_ids = TopicIds(settings, self._inbox.append)
+        self._topic_ids = TopicIds(settings, self._inbox.append, failed)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
-        self._loop = threading.Thread(target=self._run, name="control", daemon=True)
-        self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append)
+        self._loop = Worker("control", failed, self._run, self._stopping)
+        self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append, failed)
         self._identity = KafkaIdentity(settings)
         self._standby = Standby(settings, self._stopping, self._identity.check)
         self._leader: Leader | None = None
@@ -197,7 +197,7 @@ class CoordinatorService:
         self._control.poll(0)
         for client in (self._reports, self._control):
             client.hand_over()
-        self._loop.start()
+        self._loop.open()
         self._sources.open()
 
     def give_up(self) -> None:
@@ -208,9 +208,7 @@ class CoordinatorService:
     def stop(self) -> None:
         """Stop the loop, drivers and threads, and say so. Builds go on from their checkpoints when a
         coordinator starts again."""
-        self._stopping.set()
-        if self._loop.is_alive():
-            self._loop.join()
+        self._loop.close()
         self._sources.close()
         self._executor.close()
         self._maintenance.close()
@@ -290,25 +288,22 @@ class CoordinatorService:
     def _run(self) -> None:
         leader = self._owned()
         ticked = said = 0
-        try:
-            while not self._stopping.is_set():
-                self._identity.check()
-                wait = 0 if self._inbox else min(leader.next_due(now_ms()), LONGEST_POLL_MS)
-                for message in drain(self._reports, REPORTS_PER_TURN, wait / 1000):
-                    self._hear(leader, message)
-                self._control.poll(0)
-                while self._inbox:
-                    self._take(leader, self._inbox.popleft())
-                now = now_ms()
-                if now - ticked >= TICK_MS or leader.next_due(now) == 0:
-                    ticked = now
-                    self._sources.watch(leader.keyspaces(), soon=leader.looks_soon)
-                    self._carry_out(leader.handle(Tick(now)))
-                if now - said >= SAY_MS:
-                    said = now
-                    self._say(leader)
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
-            self._failed(error)
+        while not self._stopping.is_set():
+            self._identity.check()
+            wait = 0 if self._inbox else min(leader.next_due(now_ms()), LONGEST_POLL_MS)
+            for message in drain(self._reports, REPORTS_PER_TURN, wait / 1000):
+                self._hear(leader, message)
+            self._control.poll(0)
+            while self._inbox:
+                self._take(leader, self._inbox.popleft())
+            now = now_ms()
+            if now - ticked >= TICK_MS or leader.next_due(now) == 0:
+                ticked = now
+                self._sources.watch(leader.keyspaces(), soon=leader.looks_soon)
+                self._carry_out(leader.handle(Tick(now)))
+            if now - said >= SAY_MS:
+                said = now
+                self._say(leader)
 
     def _hear(self, leader: Leader, message: Message) -> None:
         error = message.error()
@@ -346,7 +341,7 @@ class CoordinatorService:
                 case Broadcast(message):
                     self._broadcast(message)
                 case ConfirmTopic():
-                    self._topic_ids.ask(instruction)
+                    self._topic_ids.put(instruction)
                 case Note():
                     self.events.add(instruction, now_ms())
                 case StopDriver(build):

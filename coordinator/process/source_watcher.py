@@ -4,7 +4,6 @@ wait for it."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,6 +11,7 @@ from coordinator.core.events import Event, RoomSeen, SourceAway, SourceSampled
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.pending_transactions import TransactionWatch
 from coordinator.process.driver_supervisor import DriverSupervisor
+from coordinator.process.worker import Worker
 from keytide.errors import RetryableError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
@@ -23,43 +23,37 @@ SOON_S = 0.1
 """Between samples that timestamps wait for."""
 
 
-class SourceWatcher:
+class SourceWatcher(Worker):
     """Samples until it is closed.
 
     Args:
         supervisor: knows the room on its disk.
         post: takes what is seen, from this thread.
+        failed: told of an error that ends the coordinator.
     """
 
     def __init__(
-        self, settings: Settings, supervisor: DriverSupervisor, post: Callable[[Event], None]
+        self,
+        settings: Settings,
+        supervisor: DriverSupervisor,
+        post: Callable[[Event], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
+        super().__init__("sources", failed, self._watch)
         self._settings = settings
         self._supervisor = supervisor
         self._post = post
         self._transactions = TransactionWatch(settings)
         self._wanted: tuple[Sequence[str], bool] = ((), False)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sources", daemon=True)
-
-    def open(self) -> None:
-        """Begin."""
-        self._thread.start()
 
     def watch(self, keyspaces: Sequence[str], *, soon: bool) -> None:
         """Look at these from now on; `soon`: timestamps wait for it."""
         self._wanted = (keyspaces, soon)
 
-    def close(self) -> None:
-        """Finish the look at hand and stop."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
+    def _watch(self) -> None:
         with KafkaAdminWork(self._settings) as work:
             sampled = 0.0
-            while not self._stopping.wait(SOON_S):
+            while not self.stopping.wait(SOON_S):
                 keyspaces, soon = self._wanted
                 if soon or time.monotonic() - sampled >= SAMPLE_INTERVAL_S:
                     sampled = time.monotonic()

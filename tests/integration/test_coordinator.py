@@ -20,7 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from coordinator.core.events import ConfirmTopic, ExamineHistory, TopicSeen
 from coordinator.kafka.log_examination import examine
-from coordinator.kafka.topic_ids import TopicIds
+from coordinator.process.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildProcess, free_ports, is_free
 from keytide.catalog.catalog import Catalog
@@ -510,12 +510,12 @@ def test_a_topic_that_is_deleted_and_made_anew_begins_from_nothing(coordinator: 
 def test_which_topic_has_a_name_is_told_at_once_and_always(kafka: EmbeddedKafka, topic: TopicFactory) -> None:
     settings = load_settings(kafka={"bootstrap": kafka.bootstrap})
     answers: list[TopicSeen] = []
-    ids, asked = TopicIds(settings, answers.append), itertools.count(1)
+    ids, asked = TopicIds(settings, answers.append, print), itertools.count(1)
     ids.open()
 
     def ask(name: str) -> TopicSeen:
         number = next(asked)
-        ids.ask(ConfirmTopic(name, number))
+        ids.put(ConfirmTopic(name, number))
         wait_for(lambda: answers and answers[-1].ask == number, "the answer")
         return answers[-1]
 
@@ -531,9 +531,9 @@ def test_which_topic_has_a_name_is_told_at_once_and_always(kafka: EmbeddedKafka,
     client.create_topics([NewTopic(name, num_partitions=2)])[name].result(30)
     wait_for(lambda: ask(name).topic_id not in ("", first.topic_id), "the new topic")
     ids.close()
-    away = TopicIds(load_settings(kafka={"bootstrap": "127.0.0.1:1"}), answers.append)
+    away = TopicIds(load_settings(kafka={"bootstrap": "127.0.0.1:1"}), answers.append, print)
     away.open()
-    away.ask(ConfirmTopic(name, next(asked)))
+    away.put(ConfirmTopic(name, next(asked)))
     wait_for(lambda: answers[-1].error, "an answer without Kafka")
 
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coordinator.core.events import ConfirmTopic, TopicSeen
-from coordinator.kafka.topic_ids import TopicIds
+from coordinator.process.topic_ids import TopicIds
 from keytide.kafka.admin import KafkaUnavailableError, admin, delete_topic, describe_topics
 from keytide.kafka.history import diverging, log_history
 from keytide.model.timestamp import Place
@@ -247,13 +247,13 @@ def test_a_controller_that_is_gone_is_not_waited_for(
     """Clients know one broker as the controller, and do not look for another one by themselves."""
     brokers.create(topic, [[1, 2, 3]])
     client, answers = admin(settings), list[TopicSeen]()
-    ids = TopicIds(settings, answers.append)
+    ids = TopicIds(settings, answers.append, print)
     ids.open()
     known = describe_topics(client, [topic])[topic].id
 
     def confirmed() -> bool:
         answers.clear()
-        ids.ask(ConfirmTopic(topic, 1))
+        ids.put(ConfirmTopic(topic, 1))
         eventually(lambda: bool(answers), "the question is answered, if only by an error")
         return answers[0].topic_id == known
 

@@ -1,4 +1,4 @@
-"""The coordinator's slow lane: order, and what may wait without holding up the rest."""
+"""The coordinator's executor: order, and what may wait without holding up the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coordinator.core.events import (
     SourceSampled,
     TopicsDeleted,
 )
-from coordinator.process import executor as lane_module
+from coordinator.process import executor as executor_module
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from keytide.kafka.topics import KafkaUnavailableError
 from keytide.model.timestamp import Place, Timestamp
@@ -31,7 +31,7 @@ LIMIT_S = 10.0
 
 
 class _Work:
-    """Kafka's admin side, as far as the lane uses it; refuses to delete topics for as long as it is told."""
+    """Kafka's admin side, as far as the executor uses it; refuses to delete topics while it is told to."""
 
     def __init__(self) -> None:
         self.refuses = True
@@ -60,22 +60,22 @@ class _Work:
 
 
 class Rig:
-    """A lane that runs, what it posted, and a way to wait until it has done all that it was given."""
+    """An executor that runs, what it posted, and a way to wait until it has done all that it was given."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.failures: list[BaseException] = []
         nothing: Any = _Nothing()
         settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-        self.lane = InstructionExecutor(settings, nothing, nothing, self.events.put, self.failures.append)
+        self.executor = InstructionExecutor(settings, nothing, nothing, self.events.put, self.failures.append)
         self.work = _Work()
-        self.lane._work = self.work  # type: ignore[assignment]
-        self.lane.open()
+        self.executor._work = self.work  # type: ignore[assignment]
+        self.executor.open()
 
     def settle(self) -> None:
         """Wait until everything before this is done."""
         future: Future[str] = Future()
-        self.lane.put(ReplyWhenDone(future, "done"))
+        self.executor.put(ReplyWhenDone(future, "done"))
         assert future.result(LIMIT_S) == "done"
 
 
@@ -85,17 +85,17 @@ class _Nothing:
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(lane_module, "RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(lane_module, "REMOVAL_PAUSE_S", 0.01)
+    monkeypatch.setattr(executor_module, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(executor_module, "REMOVAL_PAUSE_S", 0.01)
     rig = Rig()
     yield rig
-    rig.lane.close()
+    rig.executor.close()
     assert rig.failures == []
 
 
 def test_a_sample_for_a_build_tells_what_it_has_read_and_the_log_has_no_more(rig: Rig) -> None:
     read = Timestamp({0: Place(7, 0)}, "t1")
-    rig.lane.put(SampleSource("people", "b8", read))
+    rig.executor.put(SampleSource("people", "b8", read))
     rig.settle()
     event = rig.events.get_nowait()
     assert isinstance(event, SourceSampled)
@@ -104,7 +104,7 @@ def test_a_sample_for_a_build_tells_what_it_has_read_and_the_log_has_no_more(rig
 
 
 def test_a_topic_that_cannot_be_deleted_holds_nothing_up(rig: Rig) -> None:
-    rig.lane.put(DeleteTopics(("m.a-1",), "a-1"))
+    rig.executor.put(DeleteTopics(("m.a-1",), "a-1"))
     rig.settle()
     rig.work.refuses = False
     assert isinstance(rig.events.get(timeout=LIMIT_S), TopicsDeleted)
@@ -113,14 +113,14 @@ def test_a_topic_that_cannot_be_deleted_holds_nothing_up(rig: Rig) -> None:
 
 def test_a_build_waits_for_the_removal_of_its_topics(rig: Rig) -> None:
     prepare = PrepareBuild("b2", "people", (("m.a-1", 2), ("f.a-1", 2)))
-    rig.lane.put(DeleteTopics(("m.a-1",), "a-1"))
-    rig.lane.put(prepare)
+    rig.executor.put(DeleteTopics(("m.a-1",), "a-1"))
+    rig.executor.put(prepare)
     first = rig.events.get(timeout=LIMIT_S)
     assert isinstance(first, PrepareFailed)
     assert "m.a-1" in first.error
     rig.work.refuses = False
     assert isinstance(rig.events.get(timeout=LIMIT_S), TopicsDeleted)
-    rig.lane.put(prepare)
+    rig.executor.put(prepare)
     assert isinstance(rig.events.get(timeout=LIMIT_S), BuildPrepared)
     assert [what for what, _ in rig.work.done] == ["delete", "make"]
 
@@ -144,16 +144,16 @@ class _Queues:
 
 def test_the_end_of_a_repairs_round_holds_nothing_up(rig: Rig) -> None:
     """Kafka is away: it is asked for again with a later heartbeat."""
-    rig.lane.put(SendBuildEnd((("m.a-1", 1, RepairEnd("a-1", 1, "j3-1-1", 0, 0)),)))
+    rig.executor.put(SendBuildEnd((("m.a-1", 1, RepairEnd("a-1", 1, "j3-1-1", 0, 0)),)))
     rig.settle()
 
 
 def test_the_end_of_a_build_is_sent_until_it_has_arrived_whatever_is_sent_with_it(rig: Rig) -> None:
     builds, rounds = _Queues(6), _Queues(0)
-    rig.lane._producer = builds  # type: ignore[assignment]
-    rig.lane._round_ends = rounds  # type: ignore[assignment]
+    rig.executor._producer = builds  # type: ignore[assignment]
+    rig.executor._round_ends = rounds  # type: ignore[assignment]
     build, repair = BuildEnd("b8", "a-1", 0, 1, 2), RepairEnd("a-1", 1, "j3-1-1", 0, 0)
-    rig.lane.put(SendBuildEnd((("f.a-1", 0, build), ("m.a-1", 1, repair))))
-    rig.lane.put(SendBuildEnd((("m.a-1", 1, repair),)))
+    rig.executor.put(SendBuildEnd((("f.a-1", 0, build), ("m.a-1", 1, repair))))
+    rig.executor.put(SendBuildEnd((("m.a-1", 1, repair),)))
     rig.settle()
     assert (builds.sent, rounds.sent) == (8, 1)

@@ -58,11 +58,16 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ends: list[DriverExited] = []
+        self.failures: list[BaseException] = []
         self._opened: list[DriverSupervisor] = []
 
     def running(self, script: str, others: dict[DriverTask, list[str]] | None = None) -> DriverSupervisor:
         made = DriverSupervisor(
-            load_settings(data_dir=self.folder), self.ends.append, [sys.executable, "-c", script], others
+            load_settings(data_dir=self.folder),
+            self.ends.append,
+            self.failures.append,
+            [sys.executable, "-c", script],
+            others,
         )
         made.open()
         self._opened.append(made)
@@ -82,6 +87,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path)
     yield made
     made.close()
+    assert made.failures == []
 
 
 def test_a_driver_is_told_its_build_and_its_end_has_the_last_lines(watched: Watched) -> None:
@@ -117,6 +123,7 @@ def test_a_driver_with_another_task_waits_for_the_one_that_runs(
     supervisor = DriverSupervisor(
         load_settings(data_dir=tmp_path),
         watched.ends.append,
+        watched.failures.append,
         commands={"sample": command, "backfill": command},
     )
     supervisor.open()
@@ -311,7 +318,7 @@ def test_drivers_of_jobs_have_a_folder_and_a_flag_of_their_own(tmp_path: Path) -
     ends: list[DriverExited] = []
     tells = "import sys; print(sys.argv[1:]); sys.exit(5)"
     command = [sys.executable, "-c", tells]
-    supervisor = DriverSupervisor(settings, ends.append, command, {"verify": command})
+    supervisor = DriverSupervisor(settings, ends.append, print, command, {"verify": command})
     supervisor.open()
     try:
         supervisor.start("j1", 0, "verify")
@@ -378,7 +385,9 @@ def test_what_a_builds_driver_spilled_goes_with_it_and_its_checkpoint_stays(
 def test_what_a_jobs_driver_spilled_goes_with_it(tmp_path: Path) -> None:
     ends: list[DriverExited] = []
     command = [sys.executable, "-c", SPILLS]
-    supervisor = DriverSupervisor(load_settings(data_dir=tmp_path), ends.append, None, {"verify": command})
+    supervisor = DriverSupervisor(
+        load_settings(data_dir=tmp_path), ends.append, print, None, {"verify": command}
+    )
     supervisor.open()
     jobs = tmp_path / "jobs"
     try:

@@ -12,7 +12,6 @@ answered again while that one broker is gone. Questions wait for that.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from coordinator.core.events import ConfirmTopic, TopicSeen
+from coordinator.process.worker import QueueWorker
 from keytide.kafka.clients import AdminClient
 from keytide.kafka.topics import KafkaUnavailableError, admin, error_code, find_controller
 from keytide.process.clock import now_ms
@@ -34,42 +34,31 @@ TIMEOUT_S = 1.0
 _NONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
-class TopicIds:
-    """Puts questions, posts answers. The client is its thread's.
+class TopicIds(QueueWorker[ConfirmTopic]):
+    """Puts questions, posts answers. The client is its thread's; its end waits for what is under way.
 
     Args:
         settings: where Kafka is.
         post: takes the answers, from any thread.
+        failed: told of an error that ends the coordinator.
     """
 
-    def __init__(self, settings: Settings, post: Callable[[TopicSeen], None]) -> None:
+    def __init__(
+        self, settings: Settings, post: Callable[[TopicSeen], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__("topic-ids", failed)
         self._client: AdminClient = admin(settings)
         self._post = post
-        self._questions: queue.SimpleQueue[ConfirmTopic | None] = queue.SimpleQueue()
         self._unanswered = threading.Event()
         """A question was answered by an error: the controller may be another one."""
-        self._thread = threading.Thread(target=self._run, name="topic-ids", daemon=True)
 
-    def open(self) -> None:
-        """Begin."""
-        self._thread.start()
+    def _end(self) -> None:
+        self._client.close()
 
-    def ask(self, question: ConfirmTopic) -> None:
-        """Send the question; returns at once."""
-        self._questions.put(question)
-
-    def close(self) -> None:
-        """Wait for the answers that are under way, and stop."""
-        self._questions.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        with self._client:
-            while (question := self._questions.get()) is not None:
-                if self._unanswered.is_set():
-                    self._look_for_controller()
-                self._send(question)
+    def _carry_out(self, job: ConfirmTopic) -> None:
+        if self._unanswered.is_set():
+            self._look_for_controller()
+        self._send(job)
 
     def _send(self, question: ConfirmTopic) -> None:
         def answered(future: Future[Any]) -> None:

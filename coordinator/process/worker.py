@@ -1,0 +1,102 @@
+"""One way that a thread of the process begins, fails, is asked to stop and ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_Job = TypeVar("_Job")
+
+
+class Worker:
+    """A thread that works until it is closed.
+
+    Args:
+        name: of the thread.
+        failed: told of an error that its work ends with, and the coordinator too.
+        work: runs in it, and returns soon after `stopping` is set.
+        stopping: set when it is to end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        failed: Callable[[BaseException], None],
+        work: Callable[[], None],
+        stopping: threading.Event | None = None,
+    ) -> None:
+        self.stopping = stopping or threading.Event()
+        self._failed = failed
+        self._target = work
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self, limit_s: float | None = None) -> bool:
+        """Finish what is at hand and stop; what waits is dropped.
+
+        Args:
+            limit_s: waits no longer than this.
+
+        Returns:
+            Whether it has ended.
+        """
+        self.stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            self._failed(error)
+
+
+class QueueWorker(Worker, ABC, Generic[_Job]):
+    """A worker that carries out jobs, in the order in which they are put."""
+
+    def __init__(self, name: str, failed: Callable[[BaseException], None]) -> None:
+        super().__init__(name, failed, self._serve)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+    def put(self, job: _Job) -> None:
+        """Carry this out after everything before it; returns at once."""
+        self._jobs.put(job)
+
+    def close(self, limit_s: float | None = None) -> bool:
+        self.stopping.set()
+        self._jobs.put(None)
+        return super().close(limit_s)
+
+    def _serve(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                try:
+                    job = self._jobs.get(timeout=self._patience_s())
+                except queue.Empty:
+                    job = None
+                if job is not None and not self.stopping.is_set():
+                    self._carry_out(job)
+                self._look_around()
+        finally:
+            self._end()
+
+    @abstractmethod
+    def _carry_out(self, job: _Job) -> None:
+        """Do a job."""
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for a job before looking around; None for ever."""
+        return None
+
+    def _look_around(self) -> None:
+        """Do what is due beside jobs."""
+
+    def _end(self) -> None:
+        """Leave nothing behind."""
