@@ -1,29 +1,23 @@
-"""The registry of builds: their records, what is known beside, and the only way to change a state. Pure.
-
-A build is a record in the metadata topic (what must survive) and a `BuildRun` (what this coordinator knows
-of it beside). Every change of state goes through `TRANSITIONS`; anything else is our bug.
-"""
+"""The registry of builds. Pure."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from msgspec.structs import replace
 
 from coordinator.builds.eta import BuildPace
 from coordinator.builds.retirement import retire
 from coordinator.catalog.dictionary import Dictionary
+from coordinator.catalog.registry import Registry, Transitions, final
 from coordinator.core.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
 from coordinator.core.failure_detector import START_MS
 from coordinator.jobs.registry import JobLimits
 from coordinator.unique.violations import Uniqueness
 from keytide.catalog.catalog import BuildRecord, BuildState, IndexRecord
-from keytide.errors import invariant
+from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp
 
-TRANSITIONS: dict[BuildState, dict[str, BuildState]] = {
+TRANSITIONS: Transitions[BuildState] = {
     "QUEUED": {"start": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
     "BACKFILL": {"end": "CATCHUP", "pause": "PAUSED", "fail": "FAILED", "cancel": "CANCELLED"},
     "PAUSED": {"resume": "BACKFILL", "fail": "FAILED", "cancel": "CANCELLED"},
@@ -32,11 +26,18 @@ TRANSITIONS: dict[BuildState, dict[str, BuildState]] = {
     "FAILED": {},
     "CANCELLED": {},
 }
-FINAL: frozenset[str] = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
+FINAL = final(TRANSITIONS)
 FINISHED_KEPT = 50
 """Finished builds that the dictionary keeps, so that it does not grow for ever."""
 RATE_WINDOW_MS = 15_000
 """Over which the rate of a build is measured."""
+
+
+class NoSuchBuildError(CallerError):
+    """No build has that id."""
+
+    problem_type = "build-not-found"
+    status = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class BuildRun:
         return max(0.0, (last - first) * 1000 / (last_at - first_at)) if last_at > first_at else 0.0
 
 
-class BuildRegistry:
+class BuildRegistry(Registry[BuildRecord, BuildRun]):
     """All builds of a cluster.
 
     Attributes:
@@ -158,44 +159,17 @@ class BuildRegistry:
         unique: what is known of equal keys in UNIQUE indexes.
     """
 
+    kind, invariant, transitions, missing = "build", "BuildState", TRANSITIONS, NoSuchBuildError
+
     def __init__(self, dictionary: Dictionary) -> None:
-        self.dictionary = dictionary
+        super().__init__(dictionary, dictionary.catalog.build, dictionary.catalog.builds, BuildRun)
         self.halted: set[str] = set()
         self.unique = Uniqueness(dictionary)
-        self._live: dict[str, BuildRecord] = {}
-        self._runs: defaultdict[str, BuildRun] = defaultdict(BuildRun)
         self._most: dict[str, int] = {}
-
-    def all(self) -> list[BuildRecord]:
-        """The newest state of all builds (progress that is not written yet included), oldest first."""
-        records = [self._live.get(record.id, record) for record in self.dictionary.catalog.builds()]
-        return sorted(records, key=lambda record: (len(record.id), record.id))
-
-    def get(self, id_: str) -> BuildRecord:
-        """The newest state of one build.
-
-        Raises:
-            NoSuchBuildError: there is none.
-        """
-        return self._live.get(id_) or self.dictionary.build(id_)
-
-    def find(self, id_: str, state: BuildState) -> BuildRecord | None:
-        """The build, if it is in this state."""
-        record = self._live.get(id_) or self.dictionary.catalog.build(id_)
-        return record if record is not None and record.state == state else None
-
-    def run(self, id_: str) -> BuildRun:
-        """What is known of a build beside its record."""
-        return self._runs[id_]
-
-    def indexes(self, record: BuildRecord) -> list[IndexRecord]:
-        """The records of its indexes; one that has been dropped meanwhile is left out."""
-        found = [self.dictionary.catalog.index(id_) for id_ in record.indexes]
-        return [index for index in found if index is not None]
 
     def active(self, index: IndexRecord) -> BuildRecord | None:
         """The build of an index that is queued or under way."""
-        record = self._live.get(index.build or "") or self.dictionary.catalog.build(index.build or "")
+        record = self.find(index.build or "")
         return record if record and record.state not in FINAL and index.id in record.indexes else None
 
     def running(self, rebuilds_only: bool = False) -> list[BuildRecord]:
@@ -217,20 +191,9 @@ class BuildRegistry:
         """The newest rebuild of a slice that is known."""
         return next((one for one in reversed(self.all()) if slice_number in one.slices.get(index, ())), None)
 
-    def names(self, record: BuildRecord) -> list[str]:
-        """The names of its indexes; the id of one that has been dropped."""
-        known = {index.id: index.name for index in self.indexes(record)}
-        return [known.get(id_, id_) for id_ in record.indexes]
-
     def note_progress(self, record: BuildRecord) -> None:
-        """Keep a newer state in memory only; `put` writes it."""
-        self._live[record.id] = record
+        super().note_progress(record)
         self._most[record.id] = self.most_done(record)
-
-    def put(self, record: BuildRecord) -> None:
-        """Write a newer state."""
-        self.note_progress(record)
-        self.dictionary.put(record)
 
     def most_done(self, record: BuildRecord) -> int:
         """The most documents that were done at any time of this term: a pause takes off the record what it
@@ -238,14 +201,9 @@ class BuildRegistry:
         return max(record.documents_done, self._most.get(record.id, 0))
 
     def move(self, record: BuildRecord, action: str, **changes: Any) -> BuildRecord:
-        """Change a build's state, and further fields with it."""
-        state = TRANSITIONS[record.state].get(action)
-        invariant(state, "BuildState", lambda: f"build {record.id} cannot {action} in state {record.state}")
-        if state in FINAL:
+        if TRANSITIONS[record.state].get(action) in FINAL:
             changes = {"phase": "", "paused": "", "paused_by": "", **changes}
-        moved = replace(record, state=state, **changes)
-        self.put(moved)
-        return moved
+        return super().move(record, action, **changes)
 
     def fail(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build that can never be right; its indexes become FAILED, but for those that are READY
@@ -285,16 +243,11 @@ class BuildRegistry:
         return [*out, *self.finish(record)]
 
     def finish(self, record: BuildRecord) -> list[Instruction]:
-        """Forget what is only of use while a build runs, and the oldest finished builds."""
-        self._live.pop(record.id, None)
-        self._runs.pop(record.id, None)
+        """Forget the checkpoint of a build that is over, and the oldest finished builds."""
         indexes = self.dictionary.catalog.indexes()
-        used = {build for index in indexes for build in (index.build, *index.slice_builds.values())}
+        used = {build for index in indexes for build in (index.build, *index.slice_builds.values()) if build}
         over = [build for build in self.all() if build.state in FINAL]
-        out: list[Instruction] = [RemoveBuildFolder(record.id)]
-        for old in over[:-FINISHED_KEPT]:
-            if old.id not in used:
-                self.dictionary.delete(f"build/{old.id}")
-                self._most.pop(old.id, None)
-                out.append(RemoveBuildFolder(old.id, forgotten=True))
-        return out
+        gone = self._forget(over, FINISHED_KEPT, used)
+        for id_ in gone:
+            self._most.pop(id_, None)
+        return [RemoveBuildFolder(record.id), *(RemoveBuildFolder(id_, forgotten=True) for id_ in gone)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.core.events import Write
-from keytide.catalog.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord, Record, record_key
+from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
 from keytide.model.topics import Topics
@@ -21,13 +21,6 @@ class NoSuchIndexError(CallerError):
     """No index has that name."""
 
     problem_type = "index-not-found"
-    status = 404
-
-
-class NoSuchBuildError(CallerError):
-    """No build has that id."""
-
-    problem_type = "build-not-found"
     status = 404
 
 
@@ -100,19 +93,6 @@ class Dictionary:
                     (index.name for index in self.catalog.indexes()),
                     "`keytide index list` shows what there is",
                 ),
-            )
-        return record
-
-    def build(self, id_: str) -> BuildRecord:
-        """A build by id.
-
-        Raises:
-            NoSuchBuildError: there is none (the oldest of many finished ones are forgotten).
-        """
-        record = self.catalog.build(id_)
-        if record is None:
-            raise NoSuchBuildError(
-                f"there is no build {id_!r}", next_step="`keytide build list` shows what there is"
             )
         return record
 

@@ -29,6 +29,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
+from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import (
     NO_ROOM,
     DriverExited,
@@ -42,7 +43,7 @@ from coordinator.core.events import (
     Tick,
 )
 from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
-from coordinator.jobs.registry import FINAL, JobConflictError, JobLimits, JobRegistry, faults_of, log_of
+from coordinator.jobs.registry import FINAL, JobLimits, JobRegistry, faults_of, log_of
 from coordinator.jobs.repair_rounds import RepairRounds
 from keytide.catalog.catalog import IndexRecord, JobKind, JobRecord
 from keytide.wire.messages import JobProgress, NodeHeartbeat
@@ -80,7 +81,7 @@ class Jobs(JobRegistry):
         """Queue a job over indexes of one keyspace.
 
         Raises:
-            JobConflictError: one of them is not READY (unless it is for their build), the same is under way,
+            ConflictError: one of them is not READY (unless it is for their build), the same is under way,
                 or too many jobs wait.
         """
         names = ", ".join(index.name for index in indexes)
@@ -88,7 +89,7 @@ class Jobs(JobRegistry):
         if not build:
             for index in indexes:
                 if index.state != "READY":
-                    raise JobConflictError(
+                    raise ConflictError(
                         f"index {index.name} is {index.state}; only a READY index can be "
                         + ("verified" if kind == "verify" else "repaired"),
                         problem_type="index-not-ready",
@@ -97,13 +98,13 @@ class Jobs(JobRegistry):
             ids = {index.id for index in indexes}
             same = [one for one in waiting if one.kind == kind and ids & set(one.indexes)]
             if same:
-                raise JobConflictError(
+                raise ConflictError(
                     f"{same[0].kind} {same[0].id} of {names} is under way",
                     problem_type="job-under-way",
                     next_step=f"see `keytide job show {same[0].id}`, or cancel it",
                 )
             if len(waiting) >= self._limits.waiting:
-                raise JobConflictError(
+                raise ConflictError(
                     f"{len(waiting)} jobs are queued or under way",
                     problem_type="too-many-jobs",
                     next_step="wait for some of them, or cancel some (`keytide job list`)",
@@ -127,10 +128,10 @@ class Jobs(JobRegistry):
         """End a job that is not over.
 
         Raises:
-            JobConflictError: it is over.
+            ConflictError: it is over.
         """
         if record.state in FINAL:
-            raise JobConflictError(
+            raise ConflictError(
                 f"job {record.id} is over, it is {record.state}",
                 problem_type="job-over",
                 next_step="there is nothing to cancel",
@@ -138,7 +139,7 @@ class Jobs(JobRegistry):
         names = ", ".join(self.names(record))
         self.move(record, "cancel", error=reason, finished_at=now)
         text = f"{record.kind} {record.id} of {names} was cancelled: {reason}"
-        return [StopDriver(record.id), Note("info", "job-cancelled", record.id, text), *self._forget()]
+        return [StopDriver(record.id), Note("info", "job-cancelled", record.id, text), *self._forget_oldest()]
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -310,7 +311,7 @@ class Jobs(JobRegistry):
         if faults and record.kind == "verify":
             text = f"{names}: {found}; see GET /v1/jobs/{record.id}/report, or keytide job report {record.id}"
             out.append(Note("error", "index-differs", record.id, text))
-        return [*out, *self._forget()]
+        return [*out, *self._forget_oldest()]
 
     def _exited(self, event: DriverExited) -> list[Instruction]:
         record = self.find(event.build)
@@ -370,18 +371,13 @@ class Jobs(JobRegistry):
         names = ", ".join(self.names(record))
         self.move(record, "fail", error=reason, finished_at=now)
         text = f"{record.kind} {record.id} of {names} failed: {reason}"
-        return [StopDriver(record.id), Note("error", "job-failed", record.id, text), *self._forget()]
+        return [StopDriver(record.id), Note("error", "job-failed", record.id, text), *self._forget_oldest()]
 
-    def _forget(self) -> list[Instruction]:
+    def _forget_oldest(self) -> list[Instruction]:
         """Forget the jobs that have been over for longest, with their reports, but for an index's last
         verification."""
         catalog = self.dictionary.catalog
         used = {index.verification for index in catalog.indexes()}
         used |= {build.verification for build in catalog.builds()}
         over = sorted((one for one in self.all() if one.state in FINAL), key=lambda one: one.finished_at)
-        out: list[Instruction] = []
-        for old in over[: -self._limits.kept]:
-            if old.id not in used:
-                self.dictionary.delete(f"job/{old.id}")
-                out.append(RemoveJobFolder(old.id))
-        return out
+        return [RemoveJobFolder(id_) for id_ in self._forget(over, self._limits.kept, used)]

@@ -1,30 +1,24 @@
-"""The registry of jobs: their records, what is known beside, and the only way to change a state. Pure.
-
-As with builds (`coordinator.builds.registry`): a job is a record in the metadata topic and a `JobRun`; every
-change of state goes through `TRANSITIONS`.
-"""
+"""The registry of jobs. Pure."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec.structs import replace
-
 from coordinator.catalog.dictionary import Dictionary
+from coordinator.catalog.registry import Registry, Transitions, final
 from coordinator.core.failure_detector import START_MS
 from keytide.catalog.catalog import JobRecord, JobState
-from keytide.errors import CallerError, invariant
+from keytide.errors import CallerError
 
-TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
+TRANSITIONS: Final[Transitions[JobState]] = {
     "QUEUED": {"start": "RUNNING", "cancel": "CANCELLED"},
     "RUNNING": {"done": "DONE", "fail": "FAILED", "cancel": "CANCELLED"},
     "DONE": {},
     "FAILED": {},
     "CANCELLED": {},
 }
-FINAL: Final = frozenset(state for state, ways in TRANSITIONS.items() if not ways)
+FINAL: Final = final(TRANSITIONS)
 PREPARED: Final = 2.0
 """Percent of a job before it reads anything of the source: they say nothing of its pace."""
 GONE_MS: Final = 5_000
@@ -39,13 +33,6 @@ class NoSuchJobError(CallerError):
 
     problem_type = "job-not-found"
     status = 404
-
-
-class JobConflictError(CallerError):
-    """The index or job is in a state in which this cannot be done."""
-
-    problem_type = "conflict"
-    status = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,46 +107,14 @@ class JobRun:
         return newest - self.heard.get(driver, self.began_at or now) >= GONE_MS
 
 
-class JobRegistry:
+class JobRegistry(Registry[JobRecord, JobRun]):
     """All jobs of a cluster."""
 
+    kind, invariant, transitions, missing = "job", "JobState", TRANSITIONS, NoSuchJobError
+
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
-        self.dictionary = dictionary
+        super().__init__(dictionary, dictionary.catalog.job, dictionary.catalog.jobs, JobRun)
         self._limits = limits
-        self._live: dict[str, JobRecord] = {}
-        self._runs: defaultdict[str, JobRun] = defaultdict(JobRun)
-
-    def note_progress(self, record: JobRecord) -> None:
-        """Keep a newer state in memory only; `put` writes it."""
-        self._live[record.id] = record
-
-    def all(self) -> list[JobRecord]:
-        """The newest state of all jobs, oldest first."""
-        records = [self._live.get(one.id, one) for one in self.dictionary.catalog.jobs()]
-        return sorted(records, key=lambda one: (len(one.id), one.id))
-
-    def get(self, id_: str) -> JobRecord:
-        """The newest state of one job.
-
-        Raises:
-            NoSuchJobError: there is none.
-        """
-        found = self.find(id_)
-        if found is None:
-            raise NoSuchJobError(
-                f"there is no job {id_!r}", next_step="`keytide job list` shows what there is"
-            )
-        return found
-
-    def find(self, id_: str) -> JobRecord | None:
-        """The newest state of one job; None when there is none."""
-        record = self.dictionary.catalog.job(id_)
-        return None if record is None else self._live.get(id_, record)
-
-    def names(self, record: JobRecord) -> list[str]:
-        """The names of its indexes; the id of one that is gone."""
-        found = [(id_, self.dictionary.catalog.index(id_)) for id_ in record.indexes]
-        return [index.name if index is not None else id_ for id_, index in found]
 
     def waiting_for(self, record: JobRecord) -> str:
         """What a job waits for, in words; "" when it works."""
@@ -187,26 +142,6 @@ class JobRegistry:
         if run.held or not run.began_at:
             return None
         return (now - run.began_at) / record.percent * (100 - record.percent)
-
-    def run(self, id_: str) -> JobRun:
-        """What is known of a job beside its record."""
-        return self._runs[id_]
-
-    def put(self, record: JobRecord) -> None:
-        """Write a newer state."""
-        self._live[record.id] = record
-        self.dictionary.put(record)
-
-    def move(self, record: JobRecord, action: str, **changes: object) -> JobRecord:
-        """Change a job's state, and further fields with it."""
-        state = TRANSITIONS[record.state].get(action)
-        invariant(state, "JobState", lambda: f"job {record.id} cannot {action} in state {record.state}")
-        moved = replace(record, state=state, **changes)
-        self.put(moved)
-        if moved.state in FINAL:
-            self._live.pop(record.id, None)
-            self._runs.pop(record.id, None)
-        return moved
 
 
 def faults_of(counts: dict[str, int]) -> int:

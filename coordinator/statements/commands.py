@@ -18,6 +18,7 @@ from coordinator.builds.registry import FINAL
 from coordinator.builds.retirement import retire
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
+from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import Instruction, Note, SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from keytide.catalog.catalog import (
@@ -34,13 +35,6 @@ from keytide.model.topics import LONGEST_TOPIC, QUEUES
 
 _NUMBER: Final = "9" * 10
 """As long as numbers of indexes and builds can ever be: each costs the metadata topic a record."""
-
-
-class ConflictError(CallerError):
-    """The thing is in a state in which this cannot be done."""
-
-    problem_type = "conflict"
-    status = 409
 
 
 class NoSuchKeyspaceError(CallerError):

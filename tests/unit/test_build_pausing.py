@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.builds.registry import BuildLimits
-from coordinator.catalog.dictionary import NoSuchBuildError
+from coordinator.builds.registry import BuildLimits, NoSuchBuildError
+from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import (
     DriverExited,
     Instruction,
@@ -23,7 +23,6 @@ from coordinator.core.events import (
 )
 from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.http import metrics
-from coordinator.statements.commands import ConflictError
 from coordinator.views import views
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import NodeHeartbeat, SliceStatus

@@ -11,6 +11,7 @@ from coordinator.builds.backfill import BEGIN_AGAIN, CHECKPOINT_LOST, READ_LOST
 from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, BuildRun
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.placement import TooFewNodesError, counts, place
+from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import (
     NO_ROOM,
     DeleteTopics,
@@ -32,7 +33,7 @@ from coordinator.core.events import (
 from coordinator.leader import Leader
 from coordinator.queues.orphaned_topics import orphans
 from coordinator.stability.stream import StabilityLimits
-from coordinator.statements.commands import ConflictError, NoSuchKeyspaceError
+from coordinator.statements.commands import NoSuchKeyspaceError
 from keytide.catalog.catalog import Catalog
 from keytide.definition import parse_statement
 from keytide.errors import CallerError

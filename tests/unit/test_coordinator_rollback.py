@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits
+from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import (
     Broadcast,
     BuildPrepared,
@@ -33,7 +34,6 @@ from coordinator.core.events import (
 )
 from coordinator.http import metrics
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
-from coordinator.statements.commands import ConflictError
 from coordinator.views import views
 from keytide.catalog.catalog import RollbackRecord, decode_record
 from keytide.catalog.history import History

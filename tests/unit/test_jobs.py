@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits
 from coordinator.catalog.dictionary import NoSuchIndexError
+from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import (
     NO_ROOM,
     CommonSnapshot,
@@ -30,12 +31,10 @@ from coordinator.jobs.registry import (
     FINAL,
     GONE_MS,
     TRANSITIONS,
-    JobConflictError,
     JobLimits,
     NoSuchJobError,
     faults_of,
 )
-from coordinator.statements.commands import ConflictError
 from coordinator.views import jobs as job_views
 from coordinator.views import views
 from keytide.catalog.catalog import JobRecord
@@ -125,7 +124,7 @@ def test_a_job_from_request_to_report() -> None:
     world = ready()
     job = verify(world)
     assert written(world, job).state == "QUEUED"
-    with pytest.raises(JobConflictError, match=f"verify {job} of by_city is under way"):
+    with pytest.raises(ConflictError, match=f"verify {job} of by_city is under way"):
         world.leader.commands.start_job("verify", "by_city", world.now)
     assert world.tick(300) == [StartDriver(job, 0, "verify")]
     assert written(world, job).state == "RUNNING"
@@ -147,7 +146,7 @@ def test_a_job_from_request_to_report() -> None:
 
 def test_only_a_ready_index_and_only_what_there_is() -> None:
     world = backfilled(World())
-    with pytest.raises(JobConflictError, match="is BUILDING; only a READY index can be repaired"):
+    with pytest.raises(ConflictError, match="is BUILDING; only a READY index can be repaired"):
         world.leader.commands.start_job("repair", "by_city", world.now)
     with pytest.raises(NoSuchIndexError):
         world.leader.commands.start_job("verify", "nothing", world.now)
@@ -158,7 +157,7 @@ def test_only_a_ready_index_and_only_what_there_is() -> None:
 def test_jobs_wait_for_their_turn_and_too_many_are_refused() -> None:
     world = ready(BuildLimits(jobs=JobLimits(waiting=1)))
     verify(world)
-    with pytest.raises(JobConflictError, match="1 jobs are queued or under way"):
+    with pytest.raises(ConflictError, match="1 jobs are queued or under way"):
         world.leader.commands.start_job("repair", "by_city", world.now)
     world = ready()
     first = verify(world)
@@ -238,7 +237,7 @@ def test_cancelled_by_hand_and_when_its_index_goes() -> None:
     world.tick(300)
     assert world.take(world.leader.commands.cancel_job(job, world.now).instructions)[0] == StopDriver(job)
     assert written(world, job).state == "CANCELLED"
-    with pytest.raises(JobConflictError, match="it is CANCELLED"):
+    with pytest.raises(ConflictError, match="it is CANCELLED"):
         world.leader.commands.cancel_job(job, world.now)
     assert exited(world, job, -15) == []
     other = verify(world)
