@@ -23,8 +23,8 @@ from coordinator.builds.source_checks import (
     unbuildable,
     waiting_words,
 )
+from coordinator.core import drivers
 from coordinator.core.events import (
-    NO_ROOM,
     DriverExited,
     Instruction,
     Note,
@@ -40,20 +40,11 @@ from keytide.wire.messages import Activated, BuildProgress
 
 WRITE_INTERVAL_MS = 1_000
 """Between writes of progress alone: it may be lost, the driver reports it again."""
-EXIT_GRACE_MS = 10_000
-"""A driver that has ended well is given this long for its last report to arrive."""
-MAX_BACK_OFF_MS = 30_000
 DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
-NEVER_AGAIN = 3
-"""Exit status of a driver that knows that its build can never work."""
-READ_LOST = 4
-"""Exit status of a driver that has read what is not on the source's log any more."""
-CHECKPOINT_LOST = 5
-"""Exit status of a driver that does not have the checkpoint of what its build has read."""
 BEGIN_AGAIN: Final[dict[int, str]] = {
-    READ_LOST: "the source lost records that the build has read",
-    CHECKPOINT_LOST: "its checkpoint is not on the machine of the coordinator that leads now",
+    drivers.READ_LOST: "the source lost records that the build has read",
+    drivers.CHECKPOINT_LOST: "its checkpoint is not on the machine of the coordinator that leads now",
 }
 """Why a build begins again, by the exit status of its driver."""
 
@@ -80,7 +71,7 @@ class BackfillPhase:
         if run.failing:
             doubted = record.keyspace in self._registry.halted or now - run.failing_at < DOUBT_MS
             return [] if doubted else self._registry.fail(record, run.failing, now)
-        if run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
+        if run.exited_at and now - run.exited_at > drivers.EXIT_GRACE_MS:
             return self._died(record, "it ended before it had passed the load timestamp", now)
         if not (run.exited_at or run.sampling) and self._silent(run, now):
             story = f"it does not end, and has said nothing for {SILENT_MS // 1000} s"
@@ -180,15 +171,14 @@ class BackfillPhase:
         record = self._registry.find(event.build, "BACKFILL")
         if record is None or self._registry.run(event.build).sampling:
             return []
-        if event.status == NEVER_AGAIN or self._registry.run(event.build).failing:
+        if event.status == drivers.NEVER_AGAIN or self._registry.run(event.build).failing:
             return self._never(record, event.tail, event.now)
         if event.status == 0:
             self._registry.run(event.build).exited_at = event.now
             return []
-        if event.status == NO_ROOM:
+        if event.status == drivers.NO_ROOM:
             return self._pausing.no_room(record, event.tail, event.now)
-        how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
-        return self._died(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+        return self._died(record, drivers.end_of(event), event.now)
 
     def _never(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """The driver says that its build can never work. It may be the first to see that the source has lost
@@ -207,7 +197,7 @@ class BackfillPhase:
             run.restarts, run.restarts_batches = 0, record.batches
         if run.restarts >= self._limits.restarts:
             return self._pausing.lost_spark(record, story, now)
-        delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
+        delay = drivers.back_off(self._limits.back_off_ms, run.restarts)
         run.restarts += 1
         run.silent_ms = -START_MS - delay
         text = f"the Spark driver died and is started again in {delay / 1000:g} s: {story}"

@@ -22,13 +22,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.builds.admission import BuildAdmission
-from coordinator.builds.backfill import BEGIN_AGAIN, READ_LOST, BackfillPhase
+from coordinator.builds.backfill import BEGIN_AGAIN, BackfillPhase
 from coordinator.builds.completion import BuildCompletion
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import Phases
 from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.builds.sampling import SplitSampling
 from coordinator.catalog.dictionary import Dictionary
+from coordinator.core import drivers
 from coordinator.core.events import (
     BuildPrepared,
     CommonSnapshot,
@@ -197,7 +198,7 @@ class Builds:
         """The driver has passed, and the source was looked at since: what it has read counts if it was still
         on the log then. (What is lost later is held against the build's reach.)"""
         if event.lost:
-            return self._what_was_read_is_lost(event, READ_LOST)
+            return self._what_was_read_is_lost(event, drivers.READ_LOST)
         return self._completion.source_ends(event)
 
     def _what_was_read_is_lost(self, event: SourceSampled | DriverExited, status: int) -> list[Instruction]:

@@ -20,17 +20,10 @@ from msgspec.structs import replace
 
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.registry import BuildLimits, BuildRegistry
-from coordinator.core.events import NO_ROOM, DriverExited, Instruction, Note, StartDriver
+from coordinator.core import drivers
+from coordinator.core.events import DriverExited, Instruction, Note, StartDriver
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.wire.messages import BuildSampled
-
-EXIT_GRACE_MS = 10_000
-"""A driver that has ended well is given this long for its report to arrive."""
-NO_ROOM_PAUSE_MS = 5_000
-"""Between looks whether there is room for the driver on its disk."""
-MAX_BACK_OFF_MS = 30_000
-NEVER_AGAIN = 3
-"""Exit status of a driver that knows that it can never work."""
 
 
 class SplitSampling:
@@ -62,7 +55,7 @@ class SplitSampling:
     def tick(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Miss a driver that ended without a word."""
         run = self._registry.run(record.id)
-        if run.finding and run.exited_at and now - run.exited_at > EXIT_GRACE_MS:
+        if run.finding and run.exited_at and now - run.exited_at > drivers.EXIT_GRACE_MS:
             return self._again(record, "it ended without a report", now)
         return []
 
@@ -101,14 +94,13 @@ class SplitSampling:
         if event.status == 0:
             run.exited_at = event.now
             return []
-        if event.status == NO_ROOM:
+        if event.status == drivers.NO_ROOM:
             run.waiting_for = event.tail
-            return [StartDriver(record.id, NO_ROOM_PAUSE_MS, "sample")]
-        if event.status == NEVER_AGAIN:
+            return [StartDriver(record.id, drivers.NO_ROOM_PAUSE_MS, "sample")]
+        if event.status == drivers.NEVER_AGAIN:
             why = f"no sample can be taken for its splits: {event.tail or 'the driver gave no reason'}"
             return self._registry.fail(record, f"{why}; {_advice(record)}", event.now)
-        how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
-        return self._again(record, f"it ended with {how}. {event.tail}".strip(), event.now)
+        return self._again(record, drivers.end_of(event), event.now)
 
     def splits(self, record: BuildRecord, index: IndexRecord) -> tuple[bytes, ...]:
         """The splits that an index of a build begins with."""
@@ -129,7 +121,7 @@ class SplitSampling:
         if run.restarts >= self._limits.restarts:
             why = f"the driver of its sample died {run.restarts + 1} times; at last: {story}"
             return self._registry.fail(record, f"{why}; {_advice(record)}", now)
-        delay = min(self._limits.back_off_ms * 2**run.restarts, MAX_BACK_OFF_MS)
+        delay = drivers.back_off(self._limits.back_off_ms, run.restarts)
         run.restarts += 1
         text = f"the driver of the sample died and is started again in {delay / 1000:g} s: {story}"
         return [

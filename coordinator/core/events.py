@@ -131,18 +131,13 @@ class TopicsDeleted:
     now: int
 
 
-NO_ROOM = 74
-"""In place of a driver's exit status (as EX_IOERR); drivers themselves never use it."""
-
-
 @dataclass(frozen=True, slots=True)
 class DriverExited:
     """A Spark driver, of a build or a job, has ended.
 
     Attributes:
         build: id of the build or job.
-        status: exit status; negative: the signal that ended it. `NO_ROOM`: it was not started, for its disk
-            is full.
+        status: exit status; negative: the signal that ended it (`coordinator.core.drivers`).
         tail: the last lines of its log.
     """
 

@@ -214,8 +214,5 @@ def read_catalog(settings: Settings) -> Catalog:
     Raises:
         KafkaUnavailableError: no answer in time.
     """
-    reader = CatalogReader(settings)
-    try:
+    with contextlib.closing(CatalogReader(settings)) as reader:
         return reader.start(float(settings.coordinator.request_timeout_s)).copy()
-    finally:
-        reader.close()

@@ -22,14 +22,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 
-from keytide.catalog.catalog import Catalog, TermRecord
+from coordinator.election.claim import read_catalog
+from keytide.catalog.catalog import TermRecord
 from keytide.errors import KeytideError
 from keytide.kafka.topics import (
-    CatalogReader,
     KafkaUnavailableError,
     TopicReader,
     admin,
@@ -133,24 +134,19 @@ class Standby:
         self.leader = record.holder
         end = list_offsets(self._client, self._topics.control, [0])[0]
         begin = list_offsets(self._client, self._topics.control, [0], earliest=True)[0]
-        reader = TopicReader(self._settings, self._topics.control, {0: max(begin, end - TAIL_MESSAGES)})
-        try:
-            self._listen(reader, record.term, end)
-        finally:
-            reader.close()
-            self.leader = ""
+        start = {0: max(begin, end - TAIL_MESSAGES)}
+        with closing(TopicReader(self._settings, self._topics.control, start)) as reader:
+            try:
+                self._listen(reader, record.term, end)
+            finally:
+                self.leader = ""
 
     def _claim(self) -> TermRecord | None:
         """The newest claim; None when there was none."""
         if not describe_topics(self._client, [self._topics.metadata]):
             return None
-        reader = CatalogReader(self._settings)
-        try:
-            catalog: Catalog = reader.start(float(self._settings.coordinator.request_timeout_s))
-            record = catalog.records.get("term")
-            return record if isinstance(record, TermRecord) else None
-        finally:
-            reader.close()
+        record = read_catalog(self._settings).records.get("term")
+        return record if isinstance(record, TermRecord) else None
 
     def _listen(self, reader: TopicReader, term: int, end: int) -> None:
         limit = self._settings.coordinator.leader_timeout_ms / 1000

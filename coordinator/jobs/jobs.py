@@ -30,8 +30,8 @@ from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import ConflictError
+from coordinator.core import drivers
 from coordinator.core.events import (
-    NO_ROOM,
     DriverExited,
     Event,
     Instruction,
@@ -50,18 +50,8 @@ from keytide.wire.messages import JobProgress, NodeHeartbeat
 
 CHECK_MS: Final = 200
 """Between looks at all jobs."""
-EXIT_GRACE_MS: Final = 10_000
-"""A driver that has ended well is given this long for its last report to arrive."""
-MAX_BACK_OFF_MS: Final = 30_000
 LONGEST_WAIT_MS: Final = 60_000
 """Before the job of a build is tried again."""
-NO_ROOM_PAUSE_MS: Final = 5_000
-AGAIN: Final = 1
-"""Exit status of a driver that something was in the way of, or that does not know what it was."""
-NOT_STARTED: Final = 127
-"""In place of an exit status: there is no process, or no log (`coordinator.process.driver_supervisor`)."""
-NEVER_AGAIN: Final = 3
-"""Exit status of a driver that knows that its job can never work."""
 
 
 class Jobs(JobRegistry):
@@ -199,7 +189,7 @@ class Jobs(JobRegistry):
         if run.held:
             return []
         if run.exited_at:
-            if now - run.exited_at <= EXIT_GRACE_MS:
+            if now - run.exited_at <= drivers.EXIT_GRACE_MS:
                 return []
             return self._died(record, "it ended without having said what it found", now)
         run.silent_ms += passed
@@ -320,25 +310,23 @@ class Jobs(JobRegistry):
         run = self.run(record.id)
         if run.held:
             return []  # it ended as it was to be stopped
-        if event.status == NEVER_AGAIN:
+        if event.status == drivers.NEVER_AGAIN:
             return self._fail(record, run.failing or event.tail or "the driver gave no reason", event.now)
-        if event.status == NO_ROOM:
+        if event.status == drivers.NO_ROOM:
             run.no_room = event.tail
-            run.begin(NO_ROOM_PAUSE_MS)
-            return [StartDriver(record.id, NO_ROOM_PAUSE_MS, record.kind)]
+            run.begin(drivers.NO_ROOM_PAUSE_MS)
+            return [StartDriver(record.id, drivers.NO_ROOM_PAUSE_MS, record.kind)]
         if event.status == 0:
             run.exited_at = event.now
             return []
-        if event.status in (AGAIN, NOT_STARTED) and record.build:
+        if event.status in (drivers.AGAIN, drivers.NOT_STARTED) and record.build:
             return self._wait(record, event.tail, event.now)
-        how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
-        story = f"it ended with {how}" + (f". {event.tail}" if event.tail else "")
-        return self._died(record, story, event.now)
+        return self._died(record, drivers.end_of(event), event.now)
 
     def _wait(self, record: JobRecord, tail: str, now: int) -> list[Instruction]:
         """Something was in the way of the driver of a build's job: try again later and later."""
         run = self.run(record.id)
-        run.story = tail.strip().rpartition("\n")[2] or f"its driver ended with status {AGAIN}"
+        run.story = tail.strip().rpartition("\n")[2] or f"its driver ended with status {drivers.AGAIN}"
         run.wait_ms = min(self._limits.back_off_ms << min(run.tries, 16), LONGEST_WAIT_MS)
         run.due = now + run.wait_ms
         run.tries += 1
@@ -358,7 +346,7 @@ class Jobs(JobRegistry):
                 names = " ".join(self.names(record))
                 why += f"; when that is put right: keytide index {record.kind} {names}"
             return self._fail(record, why, now)
-        delay = min(self._limits.back_off_ms * 2 ** (record.attempts - 1), MAX_BACK_OFF_MS)
+        delay = drivers.back_off(self._limits.back_off_ms, record.attempts - 1)
         self.run(record.id).begin(delay)
         self.put(replace(record, attempts=record.attempts + 1, percent=0.0, documents=0, counts={}))
         text = f"the driver of {record.kind} {record.id} died and begins again in {delay / 1000:g} s: {story}"

@@ -7,23 +7,18 @@ need it, and once more for all of it when they are not enough.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from coordinator.core.events import ExamineHistory, HistoryExamined
+from coordinator.kafka.control_topic import Said, control_range, entitled, read_control
 from keytide.catalog.history import History
-from keytide.errors import KeytideError
 from keytide.kafka.history import LogHistory, log_history, partings
-from keytide.kafka.topics import KafkaUnavailableError, TopicReader, admin, describe_topics, list_offsets
+from keytide.kafka.topics import KafkaUnavailableError, admin, describe_topics
 from keytide.model.timestamp import Place, Timestamp
-from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
-from keytide.wire.messages import Published, StabilityTimestamp, decode
-
-log = logging.getLogger(__name__)
+from keytide.wire.messages import StabilityTimestamp
 
 TIMEOUT_S = 10.0
 CHUNK_MESSAGES = 20_000
@@ -125,33 +120,22 @@ def control_backwards(
     What a deposed leader wrote behind its successor does not count. A chunk shows that only together with
     the one before it, so timestamps of a chunk are given when the earlier one is read as well.
     """
-    topic = Topics(settings.cluster).control
-    with admin(settings) as client:
-        begin = list_offsets(client, topic, [0], earliest=True, timeout=TIMEOUT_S)[0]
-        end = list_offsets(client, topic, [0], timeout=TIMEOUT_S)[0]
+    begin, end = control_range(settings, TIMEOUT_S)
     end = end if before is None else max(begin, min(end, before))
-    later: list[tuple[int, StabilityTimestamp | Published]] = []
+    later: list[Said] = []
     while end > begin or later:
         start = max(begin, end - CHUNK_MESSAGES)
-        earlier = _read(settings, topic, start, end) if end > start else []
+        read = read_control(settings, start, end) if end > start else []
+        earlier = [one for one in read if one[0] < end]
         for number, message in reversed(standing([*earlier, *later])):
             if end <= number and holds(message, number, keyspace, topic_id, history):
                 yield number, message.timestamp
         later, end = earlier, start
 
 
-def standing(
-    messages: Iterable[tuple[int, StabilityTimestamp | Published]],
-) -> list[tuple[int, StabilityTimestamp]]:
+def standing(messages: Iterable[Said]) -> list[tuple[int, StabilityTimestamp]]:
     """The timestamps among messages of the control topic that their leader was entitled to, in order."""
-    term = 0
-    result: list[tuple[int, StabilityTimestamp]] = []
-    for number, message in messages:
-        if message.term >= term:
-            term = message.term
-            if isinstance(message, StabilityTimestamp):
-                result.append((number, message))
-    return result
+    return [(number, one) for number, one in entitled(messages) if isinstance(one, StabilityTimestamp)]
 
 
 def holds(message: StabilityTimestamp, number: int, keyspace: str, topic_id: str, history: History) -> bool:
@@ -162,27 +146,3 @@ def holds(message: StabilityTimestamp, number: int, keyspace: str, topic_id: str
         and history.number_holds(number, message.incarnation)
         and not (topic_id and theirs and theirs != topic_id)
     )
-
-
-def _read(
-    settings: Settings, topic: str, start: int, end: int
-) -> list[tuple[int, StabilityTimestamp | Published]]:
-    reader = TopicReader(settings, topic, {0: start})
-    deadline = time.monotonic() + float(settings.coordinator.request_timeout_s)
-    result: list[tuple[int, StabilityTimestamp | Published]] = []
-    try:
-        while reader.positions.get(0, -1) < end:
-            if time.monotonic() > deadline:
-                raise KafkaUnavailableError(f"{topic} was not read from {start} to {end} in time")
-            for message in reader.poll(0.1):
-                offset = message.offset() or 0
-                try:
-                    decoded = decode(message.value() or b"")
-                except KeytideError as error:
-                    log.error("%s offset %s: %s", topic, offset, error)
-                    continue
-                if offset < end and isinstance(decoded, StabilityTimestamp | Published):
-                    result.append((offset, decoded))
-    finally:
-        reader.close()
-    return result

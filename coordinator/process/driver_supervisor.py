@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.builds.registry import FINAL
-from coordinator.core.events import NO_ROOM, DriverExited, DriverTask
-from coordinator.jobs.jobs import NOT_STARTED
+from coordinator.core import drivers
+from coordinator.core.events import DriverExited, DriverTask
 from coordinator.process.worker import QueueWorker
 from keytide.catalog.catalog import Catalog
 from keytide.http.tls import AUTHORITY_VARIABLE
@@ -209,7 +209,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                     f"the disk of {path.parent} is full: {free >> 20} MiB left, {ROOM_BYTES >> 20} are needed"
                 )
                 log.warning("the %s driver of %s waits: %s", task, build, text)
-                self._post(DriverExited(build, NO_ROOM, text, now_ms(), task))
+                self._post(DriverExited(build, drivers.NO_ROOM, text, now_ms(), task))
                 return
             with path.open("ab") as out:
                 start = out.tell()
@@ -224,7 +224,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                 )
         except OSError as error:
             log.error("the %s driver of %s cannot be started: %s", task, build, error)
-            self._post(DriverExited(build, NOT_STARTED, str(error), now_ms(), task))
+            self._post(DriverExited(build, drivers.NOT_STARTED, str(error), now_ms(), task))
             return
         self._drivers[build] = _Driver(process, path, start, task)
         log.info("%s driver of %s started as process %d, log %s", task, build, process.pid, path)

@@ -1,27 +1,17 @@
-"""What happened lately: the lines of `GET /v1/events`, and the newest timestamps in the control topic at the
-start of a term."""
+"""What happened lately: the lines of `GET /v1/events`."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.core.events import ControlTail, Note
-from keytide.errors import KeytideError
-from keytide.kafka.topics import KafkaUnavailableError, TopicReader, admin, list_offsets
-from keytide.model.topics import Topics
-from keytide.process.clock import now_ms
-from keytide.settings.settings import Settings
-from keytide.wire.messages import Published, StabilityTimestamp, decode
+from coordinator.core.events import Note
 
 log = logging.getLogger(__name__)
 
 EVENTS_KEPT = 1_000
-TAIL_MESSAGES = 4_000
-"""Messages of the control topic that a new term looks at: with one timestamp every 10 ms more than 20 s."""
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -63,43 +53,3 @@ class EventRing:
         """The first `limit` events with a higher number, oldest first; with number 0 the newest `limit`."""
         lines = [line for line in self._lines if line.number > number]
         return lines[-limit:] if number == 0 else lines[:limit]
-
-
-def read_control_tail(settings: Settings) -> ControlTail:
-    """The newest timestamps and common snapshots in the control topic. What a lower term wrote behind a
-    higher one does not count.
-
-    Raises:
-        KafkaUnavailableError: not read within the request time-out.
-    """
-    topic = Topics(settings.cluster).control
-    timeout = float(settings.coordinator.request_timeout_s)
-    with admin(settings) as client:
-        end = list_offsets(client, topic, [0], timeout=timeout)[0]
-        begin = list_offsets(client, topic, [0], earliest=True, timeout=timeout)[0]
-    stamps: list[tuple[int, StabilityTimestamp]] = []
-    published: list[Published] = []
-    if begin < end:
-        reader = TopicReader(settings, topic, {0: max(begin, end - TAIL_MESSAGES)})
-        deadline = time.monotonic() + timeout
-        term = 0
-        try:
-            while reader.positions.get(0, -1) < end:
-                if time.monotonic() > deadline:
-                    raise KafkaUnavailableError(f"{topic} was not read to its end within {timeout:.0f} s")
-                for message in reader.poll(0.1):
-                    try:
-                        decoded = decode(message.value() or b"")
-                    except KeytideError as error:
-                        log.error("%s offset %s: %s", topic, message.offset(), error)
-                        continue
-                    if not isinstance(decoded, StabilityTimestamp | Published) or decoded.term < term:
-                        continue
-                    term = decoded.term
-                    if isinstance(decoded, Published):
-                        published.append(decoded)
-                    else:
-                        stamps.append((message.offset() or 0, decoded))
-        finally:
-            reader.close()
-    return ControlTail(tuple(stamps), tuple(published), now_ms())

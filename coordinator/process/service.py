@@ -45,9 +45,10 @@ from coordinator.core.events import (
 from coordinator.election.claim import FencedError, MetadataWriter, claim_term
 from coordinator.election.standby import SAY_MS, Standby, this_process
 from coordinator.kafka.admin import KafkaAdminWork
+from coordinator.kafka.control_topic import read_control_tail
 from coordinator.leader import Leader
 from coordinator.process.driver_supervisor import DriverSupervisor
-from coordinator.process.event_log import EventRing, read_control_tail
+from coordinator.process.event_log import EventRing
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from coordinator.process.limits import limits_of
 from coordinator.process.maintenance import Maintenance

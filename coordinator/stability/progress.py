@@ -189,10 +189,6 @@ class KeyspaceProgress:
         state = self.partitions.get(partition)
         return state is None or not state.heard_at or now - state.heard_at > limit_ms
 
-    def lag(self) -> int:
-        """Documents (offsets) between the acknowledged places and the ends that were seen."""
-        return sum(max(0, state.end - state.place.offset) for state in self.partitions.values())
-
 
 def _place(report: PartitionProgress) -> Place:
     return Place(report.acked, report.epoch, report.tail)

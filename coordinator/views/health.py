@@ -8,6 +8,7 @@ silent, so are its slices, and scans of their index fail.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from coordinator.builds.registry import FINAL
 from coordinator.core.nodes import node_subject
@@ -67,15 +68,11 @@ def _kafka(leader: Leader) -> Iterator[Reason]:
 
 
 def _cluster(leader: Leader) -> Iterator[Reason]:
-    name = leader.dictionary.topics.cluster
+    say = partial(Reason, "cluster", leader.dictionary.topics.cluster)
     if not leader.dictionary.catalog.nodes():
-        yield Reason(
-            "cluster", name, "degraded", "there are no indexer nodes", "start one: `python -m indexer`"
-        )
+        yield say("degraded", "there are no indexer nodes", "start one: `python -m indexer`")
     if leader.foreign:
-        yield Reason(
-            "cluster",
-            name,
+        yield say(
             "ok",
             f"topics are named like its queues, and it knows nothing of them: {', '.join(leader.foreign[:5])}"
             + (f" and {len(leader.foreign) - 5} more" if len(leader.foreign) > 5 else ""),
@@ -83,9 +80,7 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
         )
     room, needed = leader.builds.pausing.room, leader.build_limits.driver_disk_bytes
     if room is not None and room.free < needed:
-        yield Reason(
-            "cluster",
-            name,
+        yield say(
             "degraded",
             f"the disk of {room.folder} is nearly full, {_mib(room.free)} are free: builds pause",
             "make room there",
@@ -93,37 +88,29 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
 
 
 def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> Iterator[Reason]:
-    subject = f"keyspace {name}"
+    say = partial(Reason, "keyspace", f"keyspace {name}")
     source = leader.sources.get(name)
     if source is not None and not source.exists:
-        yield Reason(
-            "keyspace",
-            subject,
+        yield say(
             "failing",
             f"there is no topic {name} any more: its indexes stay as they are",
             "make the topic again, or drop its indexes",
         )
     if doubt := leader.rollbacks.examining(name):
-        yield Reason(
-            "keyspace",
-            subject,
+        yield say(
             "degraded",
             f"its history is being examined, snapshots wait: {doubt}",
             "wait; if it stays so: is the topic there, and does every partition have a leader?",
         )
     if stream.floor is not None:
-        yield Reason(
-            "keyspace",
-            subject,
+        yield say(
             "degraded",
             "everything was stopped for so long that its last snapshot is not known; the next one comes when "
             "projectors have read to where that may have been",
             "wait while projectors read; else look at their logs",
         )
     for one in source.open if source is not None else ():
-        yield Reason(
-            "keyspace",
-            subject,
+        yield say(
             "degraded",
             f"acknowledged records of topic {name} wait, and are in no snapshot: {one.in_words(now)}",
             one.remedy,
@@ -133,9 +120,7 @@ def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> I
     if stale > limit:
         behind = views.projector_lag(leader, name, stream)
         held = "; timestamps wait until projectors have caught up" if stream.hold else ""
-        yield Reason(
-            "keyspace",
-            subject,
+        yield say(
             "degraded",
             f"snapshots are {_seconds(stale)} behind the source, {behind:,} documents are to come{held}",
             "wait while the number falls; else look at the projectors' logs, or start more of them",
@@ -209,16 +194,17 @@ def _builds(leader: Leader) -> Iterator[Reason]:
     for record in registry.all():
         if record.state in FINAL or not registry.indexes(record):
             continue  # (how one has failed is said of its index, while that is not built again)
-        run, subject = registry.run(record.id), f"build {record.id} of {', '.join(registry.names(record))}"
+        run, names = registry.run(record.id), ", ".join(registry.names(record))
+        say = partial(Reason, "build", f"build {record.id} of {names}")
         if record.paused_by == "operator":
             resume = f"`keytide build resume {record.id}`"
-            yield Reason("build", subject, "ok", f"it pauses on request: {record.paused}", resume)
+            yield say("ok", f"it pauses on request: {record.paused}", resume)
         elif record.paused:
             step = "put that right; it goes on by itself when it can"
-            yield Reason("build", subject, "degraded", f"it pauses: {record.paused}", step)
+            yield say("degraded", f"it pauses: {record.paused}", step)
         elif record.state == "BACKFILL" and (story := run.failing or _struggles(run.restarts, run.silent_ms)):
             step = f"see the log of its driver in the coordinator's data folder, builds/{record.id}"
-            yield Reason("build", subject, "degraded", story, step)
+            yield say("degraded", story, step)
 
 
 def _struggles(restarts: int, silent_ms: int) -> str:

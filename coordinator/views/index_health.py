@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 from coordinator.core.nodes import node_subject
 from coordinator.leader import Leader
@@ -27,16 +28,15 @@ def index_reasons(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
 
 
 def _not_built(record: IndexRecord) -> Iterator[Reason]:
-    subject, build = f"index {record.name}", f"`keytide index build {record.name}`"
+    build = f"`keytide index build {record.name}`"
+    say = partial(Reason, "index", f"index {record.name}")
     if record.state == "DEFERRED":
-        yield Reason("index", subject, "ok", "it is not built yet: scans of it are refused", build)
+        yield say("ok", "it is not built yet: scans of it are refused", build)
         return
     mend = "mend what the reason says"
     if record.definition.unique:
         mend += f" (`keytide index violations {record.name}` lists equal keys)"
-    yield Reason(
-        "index",
-        subject,
+    yield say(
         "failing",
         f"it has FAILED, scans of it are refused: {record.reason}",
         f"{mend}, then build it again with {build}; or drop it",
@@ -118,12 +118,10 @@ def _story(leader: Leader, record: IndexRecord, number: int) -> tuple[str, str] 
 
 def _contents(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """What its data say."""
-    subject = f"index {record.name}"
+    say = partial(Reason, "index", f"index {record.name}")
     known = [status for status in views.slice_statuses(leader, record) if status is not None]
     if foreign := sum(status.foreign_partition_ids for status in known):
-        yield Reason(
-            "index",
-            subject,
+        yield say(
             "degraded",
             f"{foreign:,} documents were met in two source partitions: which version is the newest is not "
             "known",
@@ -131,25 +129,19 @@ def _contents(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
         )
     checked = verification(leader, record)
     if checked is not None and checked["clean"] is False:
-        yield Reason(
-            "index",
-            subject,
+        yield say(
             "degraded",
             f"its last verification ({checked['job']}) has found differences: {checked['counts']}",
             f"`keytide index repair {record.name}`",
         )
     if violations := sum(status.violations for status in known):
-        yield Reason(
-            "index",
-            subject,
+        yield say(
             "ok",
             f"it is UNIQUE, and {violations:,} keys belong to several documents",
             f"`keytide index violations {record.name}` lists them",
         )
     if skipped := sum(status.skipped for status in known):
-        yield Reason(
-            "index",
-            subject,
+        yield say(
             "ok",
             f"{skipped:,} versions could not be indexed",
             f"`keytide index skipped {record.name}` lists them with reasons",

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.builds.registry import BuildLimits
-from coordinator.builds.sampling import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM_PAUSE_MS
+from coordinator.core.drivers import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM, NO_ROOM_PAUSE_MS
 from coordinator.core.events import (
-    NO_ROOM,
     DriverExited,
     Instruction,
     PrepareBuild,

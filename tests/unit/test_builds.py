@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.builds.backfill import BEGIN_AGAIN, CHECKPOINT_LOST, READ_LOST
+from coordinator.builds.backfill import BEGIN_AGAIN
 from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, BuildRun
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.placement import TooFewNodesError, counts, place
 from coordinator.catalog.registry import ConflictError
+from coordinator.core.drivers import CHECKPOINT_LOST, NO_ROOM, READ_LOST
 from coordinator.core.events import (
-    NO_ROOM,
     DeleteTopics,
     DriverExited,
     Instruction,

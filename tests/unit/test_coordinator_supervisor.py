@@ -14,8 +14,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from coordinator.core.events import NO_ROOM, DriverExited, DriverTask
-from coordinator.jobs.jobs import NOT_STARTED
+from coordinator.core.drivers import NO_ROOM, NOT_STARTED
+from coordinator.core.events import DriverExited, DriverTask
 from coordinator.process import driver_supervisor as module
 from coordinator.process.driver_supervisor import DriverSupervisor, environment
 from keytide.catalog.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState

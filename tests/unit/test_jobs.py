@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.registry import ConflictError
+from coordinator.core.drivers import NO_ROOM, NOT_STARTED
 from coordinator.core.events import (
-    NO_ROOM,
     CommonSnapshot,
     DeleteTopics,
     DriverExited,
@@ -26,7 +26,6 @@ from coordinator.core.events import (
     StopDriver,
 )
 from coordinator.core.failure_detector import SILENT_MS, START_MS
-from coordinator.jobs.jobs import NOT_STARTED
 from coordinator.jobs.registry import (
     FINAL,
     GONE_MS,
