@@ -20,16 +20,15 @@ from coordinator.core.events import (
     CommonSnapshot,
     ControlTail,
     Event,
-    Instruction,
-    Note,
     QueuesTrimmed,
     Reported,
     RollbackWritten,
     SourceSampled,
-    SourceStatus,
     Tick,
     TopicsDeleted,
 )
+from coordinator.core.instructions import Instruction, Note
+from coordinator.core.source_status import SourceStatus
 from coordinator.queues.trimming import Trimmer
 from coordinator.rollback.rollback import Rollbacks
 from coordinator.stability.bounds import Bounds

@@ -19,7 +19,8 @@ from coordinator.builds.sampling import SplitSampling
 from coordinator.builds.source_checks import open_transactions, waiting_words
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
-from coordinator.core.events import BuildPrepared, Instruction, Note, PrepareBuild, PrepareFailed, StartDriver
+from coordinator.core.events import BuildPrepared, PrepareFailed
+from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver
 from keytide.catalog.catalog import BuildRecord
 from keytide.model.timestamp import Timestamp
 

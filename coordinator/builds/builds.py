@@ -33,21 +33,18 @@ from coordinator.core import drivers
 from coordinator.core.events import (
     BuildPrepared,
     CommonSnapshot,
-    DeleteTopics,
     DriverExited,
     Event,
-    Instruction,
-    Note,
     PrepareFailed,
     Reported,
     RoomSeen,
     SourceAway,
     SourceSampled,
-    SourceStatus,
-    StartDriver,
     Tick,
 )
+from coordinator.core.instructions import DeleteTopics, Instruction, Note, StartDriver
 from coordinator.core.nodes import HeardNodes
+from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.jobs import Jobs
 from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
 from keytide.model.timestamp import Timestamp

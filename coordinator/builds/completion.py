@@ -20,14 +20,8 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.retirement import give_up
 from coordinator.builds.source_checks import unbuildable
-from coordinator.core.events import (
-    CommonSnapshot,
-    DeleteTopics,
-    Instruction,
-    Note,
-    SendBuildEnd,
-    SourceSampled,
-)
+from coordinator.core.events import CommonSnapshot, SourceSampled
+from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendBuildEnd
 from coordinator.jobs.jobs import Jobs
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.unique.violations import failure

@@ -30,8 +30,9 @@ from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits, BuildRegistry, Cause
 from coordinator.builds.source_checks import finished, target
-from coordinator.core.events import Instruction, Note, RoomSeen, SourceAway, StartDriver, StopDriver
+from coordinator.core.events import RoomSeen, SourceAway
 from coordinator.core.failure_detector import START_MS
+from coordinator.core.instructions import Instruction, Note, StartDriver, StopDriver
 from coordinator.core.nodes import HeardNode, HeardNodes
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 

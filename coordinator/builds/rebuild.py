@@ -22,7 +22,7 @@ from coordinator.builds.completion import words
 from coordinator.builds.registry import FINAL, BuildLimits
 from coordinator.builds.retirement import give_up
 from coordinator.builds.table_origins import origin_of
-from coordinator.core.events import Instruction, Note
+from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp

@@ -9,8 +9,8 @@ from coordinator.builds.eta import BuildPace
 from coordinator.builds.retirement import retire
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import Registry, Transitions, final
-from coordinator.core.events import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
 from coordinator.core.failure_detector import START_MS
+from coordinator.core.instructions import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
 from coordinator.jobs.registry import JobLimits
 from coordinator.unique.violations import Uniqueness
 from keytide.catalog.catalog import BuildRecord, BuildState, IndexRecord

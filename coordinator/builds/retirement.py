@@ -15,7 +15,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.core.events import DeleteTopics, Instruction, Note, TopicsDeleted
+from coordinator.core.events import TopicsDeleted
+from coordinator.core.instructions import DeleteTopics, Instruction, Note
 from coordinator.stability.progress import KeyspaceProgress
 from keytide.catalog.catalog import IndexRecord
 

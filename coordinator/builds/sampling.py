@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.core import drivers
-from coordinator.core.events import DriverExited, Instruction, Note, StartDriver
+from coordinator.core.events import DriverExited
+from coordinator.core.instructions import Instruction, Note, StartDriver
 from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.wire.messages import BuildSampled
 

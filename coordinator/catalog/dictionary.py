@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from coordinator.core.events import Write
+from coordinator.core.instructions import Write
 from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean

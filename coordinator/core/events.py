@@ -1,5 +1,4 @@
-"""What goes into the coordinator's pure cores: events. (What comes out, `coordinator.core.instructions`, can
-be imported from here as well.)
+"""What goes into the coordinator's pure cores: events. (What comes out: `coordinator.core.instructions`.)
 
 An event carries its own time (`now`, ms since the epoch): the cores have no clock.
 """
@@ -9,26 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.core.instructions import Broadcast as Broadcast
-from coordinator.core.instructions import ConfirmBound as ConfirmBound
-from coordinator.core.instructions import ConfirmRollback as ConfirmRollback
-from coordinator.core.instructions import ConfirmTopic as ConfirmTopic
-from coordinator.core.instructions import DeleteTopics as DeleteTopics
-from coordinator.core.instructions import DriverTask as DriverTask
-from coordinator.core.instructions import ExamineHistory as ExamineHistory
-from coordinator.core.instructions import Instruction as Instruction
-from coordinator.core.instructions import Note as Note
-from coordinator.core.instructions import PrepareBuild as PrepareBuild
-from coordinator.core.instructions import QueueLimit as QueueLimit
-from coordinator.core.instructions import RemoveBuildFolder as RemoveBuildFolder
-from coordinator.core.instructions import RemoveJobFolder as RemoveJobFolder
-from coordinator.core.instructions import SampleSource as SampleSource
-from coordinator.core.instructions import SendBuildEnd as SendBuildEnd
-from coordinator.core.instructions import StartDriver as StartDriver
-from coordinator.core.instructions import StopDriver as StopDriver
-from coordinator.core.instructions import TrimQueues as TrimQueues
-from coordinator.core.instructions import Write as Write
-from coordinator.core.source_status import SourceStatus as SourceStatus
+from coordinator.core.instructions import DriverTask
+from coordinator.core.source_status import SourceStatus
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import Message, Published, StabilityTimestamp
 

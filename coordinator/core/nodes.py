@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.core.events import Instruction, Note
 from coordinator.core.failure_detector import FailureDetector
+from coordinator.core.instructions import Instruction, Note
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {

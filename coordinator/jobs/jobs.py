@@ -31,18 +31,9 @@ from msgspec.structs import replace
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import ConflictError
 from coordinator.core import drivers
-from coordinator.core.events import (
-    DriverExited,
-    Event,
-    Instruction,
-    Note,
-    RemoveJobFolder,
-    Reported,
-    StartDriver,
-    StopDriver,
-    Tick,
-)
+from coordinator.core.events import DriverExited, Event, Reported, Tick
 from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
+from coordinator.core.instructions import Instruction, Note, RemoveJobFolder, StartDriver, StopDriver
 from coordinator.jobs.registry import FINAL, JobLimits, JobRegistry, faults_of, log_of
 from coordinator.jobs.repair_rounds import RepairRounds
 from keytide.catalog.catalog import IndexRecord, JobKind, JobRecord

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator.core.events import Instruction, SendBuildEnd
+from coordinator.core.instructions import Instruction, SendBuildEnd
 from coordinator.jobs.registry import FINAL, JobRegistry
 from keytide.wire.messages import NodeHeartbeat, RepairEnd
 

@@ -11,7 +11,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 from msgspec.structs import replace
 
-from coordinator.core.events import SourceStatus
+from coordinator.core.source_status import SourceStatus
 from keytide.catalog.catalog import TableOrigin
 from keytide.kafka.admin import SETTLING_S
 from keytide.kafka.clients import AdminClient

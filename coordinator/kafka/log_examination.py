@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from coordinator.core.events import ExamineHistory, HistoryExamined
+from coordinator.core.events import HistoryExamined
+from coordinator.core.instructions import ExamineHistory
 from coordinator.kafka.control_topic import Said, control_range, entitled, read_control
 from keytide.catalog.history import History
 from keytide.kafka.history import LogHistory, log_history, partings

@@ -10,7 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from coordinator.core.events import QueueLimit, QueuesTrimmed
+from coordinator.core.events import QueuesTrimmed
+from coordinator.core.instructions import QueueLimit
 from coordinator.queues.bounds import because, stays_from
 from keytide.kafka.clients import AdminClient
 from keytide.kafka.topics import KafkaUnavailableError, admin, list_offsets

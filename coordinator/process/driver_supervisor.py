@@ -32,7 +32,8 @@ from typing import Final
 
 from coordinator.builds.registry import FINAL
 from coordinator.core import drivers
-from coordinator.core.events import DriverExited, DriverTask
+from coordinator.core.events import DriverExited
+from coordinator.core.instructions import DriverTask
 from coordinator.process.worker import QueueWorker
 from keytide.catalog.catalog import Catalog
 from keytide.http.tls import AUTHORITY_VARIABLE

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.core.events import Note
+from coordinator.core.instructions import Note
 
 log = logging.getLogger(__name__)
 

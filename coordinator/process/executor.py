@@ -26,22 +26,24 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from coordinator.core.events import (
     BoundWritten,
     BuildPrepared,
+    Event,
+    PrepareFailed,
+    RollbackWritten,
+    SourceSampled,
+    TopicsDeleted,
+)
+from coordinator.core.instructions import (
     ConfirmBound,
     ConfirmRollback,
     DeleteTopics,
-    Event,
     Instruction,
     PrepareBuild,
-    PrepareFailed,
     RemoveBuildFolder,
     RemoveJobFolder,
-    RollbackWritten,
     SampleSource,
     SendBuildEnd,
-    SourceSampled,
     StartDriver,
     StopDriver,
-    TopicsDeleted,
     Write,
 )
 from coordinator.election.claim import MetadataWriter

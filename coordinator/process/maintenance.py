@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from coordinator.core.events import Event, ExamineHistory, HistoryExamined, QueuesTrimmed, TrimQueues
+from coordinator.core.events import Event, HistoryExamined, QueuesTrimmed
+from coordinator.core.instructions import ExamineHistory, TrimQueues
 from coordinator.kafka.log_examination import examine
 from coordinator.kafka.queue_trimming import QueueWork
 from coordinator.process.worker import QueueWorker

@@ -25,23 +25,18 @@ from typing import Any, TypeVar
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from coordinator.core.events import (
+from coordinator.core.events import Event, Issued, IssueFailed, KafkaAnswered, Reported, Tick
+from coordinator.core.instructions import (
     Broadcast,
     ConfirmTopic,
-    Event,
     ExamineHistory,
     Instruction,
-    Issued,
-    IssueFailed,
-    KafkaAnswered,
     Note,
-    Reported,
-    SourceStatus,
     StopDriver,
-    Tick,
     TrimQueues,
     Write,
 )
+from coordinator.core.source_status import SourceStatus
 from coordinator.election.claim import FencedError, MetadataWriter, claim_term
 from coordinator.election.standby import SAY_MS, Standby, this_process
 from coordinator.kafka.admin import KafkaAdminWork

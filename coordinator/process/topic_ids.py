@@ -19,7 +19,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from coordinator.core.events import ConfirmTopic, TopicSeen
+from coordinator.core.events import TopicSeen
+from coordinator.core.instructions import ConfirmTopic
 from coordinator.process.worker import QueueWorker
 from keytide.kafka.clients import AdminClient
 from keytide.kafka.topics import KafkaUnavailableError, admin, error_code, find_controller

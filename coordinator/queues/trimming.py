@@ -24,8 +24,8 @@ heard nobody for a day.
 from __future__ import annotations
 
 from coordinator.builds.builds import Builds
-from coordinator.core.events import Instruction, Note, QueueLimit, QueuesTrimmed, TrimQueues
-from coordinator.core.instructions import QueueCopy
+from coordinator.core.events import QueuesTrimmed
+from coordinator.core.instructions import Instruction, Note, QueueCopy, QueueLimit, TrimQueues
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import IndexRecord

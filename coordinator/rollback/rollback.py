@@ -37,19 +37,16 @@ from msgspec.structs import replace
 from coordinator.builds.builds import Builds
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import (
-    ConfirmRollback,
     Event,
-    ExamineHistory,
     HistoryExamined,
-    Instruction,
-    Note,
     Reported,
     RollbackWritten,
     SourceSampled,
-    SourceStatus,
     Tick,
     TopicSeen,
 )
+from coordinator.core.instructions import ConfirmRollback, ExamineHistory, Instruction, Note
+from coordinator.core.source_status import SourceStatus
 from coordinator.rollback.unreached import begin_unreached
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import LatenessWatch

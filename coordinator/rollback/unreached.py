@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from coordinator.builds.builds import Builds
 from coordinator.builds.retirement import retire
-from coordinator.core.events import Instruction, Note
+from coordinator.core.instructions import Instruction, Note
 from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord
 from keytide.catalog.history import History
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.core.events import BoundWritten, ConfirmBound, Event, Instruction, Note, SourceSampled, Tick
+from coordinator.core.events import BoundWritten, Event, SourceSampled, Tick
+from coordinator.core.instructions import ConfirmBound, Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED

@@ -33,21 +33,19 @@ from collections.abc import Iterable
 
 from coordinator.core.events import (
     BoundWritten,
-    Broadcast,
     CommonSnapshot,
     ControlTail,
     Event,
-    Instruction,
     Issued,
     IssueFailed,
     KafkaAnswered,
-    Note,
     Reported,
     SourceSampled,
     Tick,
     TopicSeen,
 )
 from coordinator.core.failure_detector import FailureDetector
+from coordinator.core.instructions import Broadcast, Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from coordinator.stability import topic_confirmation as confirming
 from coordinator.stability.acknowledgements import AcknowledgedNumbers

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.core.events import Instruction, Note
+from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.stream import Replica, StabilityLimits, StabilityStream

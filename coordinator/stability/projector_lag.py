@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.core.events import SourceStatus
+from coordinator.core.source_status import SourceStatus
 from keytide.model.timestamp import Timestamp
 
 CLEANER_PAUSE_MS = 5_000

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.core.events import Broadcast, CommonSnapshot, Instruction
+from coordinator.core.events import CommonSnapshot
+from coordinator.core.instructions import Broadcast, Instruction
 from coordinator.core.nodes import HeardNodes
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.stream import StabilityStream

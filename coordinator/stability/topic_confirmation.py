@@ -15,7 +15,8 @@ well.
 
 from __future__ import annotations
 
-from coordinator.core.events import ConfirmTopic, TopicSeen
+from coordinator.core.events import TopicSeen
+from coordinator.core.instructions import ConfirmTopic
 from coordinator.stability.stream import StabilityStream
 
 RETRY_MS = 100

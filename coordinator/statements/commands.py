@@ -19,7 +19,8 @@ from coordinator.builds.retirement import retire
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import ConflictError
-from coordinator.core.events import Instruction, Note, SourceStatus
+from coordinator.core.instructions import Instruction, Note
+from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from keytide.catalog.catalog import (
     BuildRecord,

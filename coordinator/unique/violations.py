@@ -18,7 +18,7 @@ import json
 from typing import Final
 
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.core.events import Note
+from coordinator.core.instructions import Note
 from keytide.catalog.catalog import IndexRecord, Violated
 from keytide.collation import decode_key, to_json_value
 from keytide.wire.messages import NodeHeartbeat, SliceStatus, UniqueViolation

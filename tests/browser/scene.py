@@ -16,20 +16,16 @@ from fastapi.responses import HTMLResponse
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import (
     BoundWritten,
-    Broadcast,
     BuildPrepared,
-    ConfirmBound,
-    ConfirmTopic,
     Event,
-    Instruction,
     Issued,
-    Note,
     Reported,
     SourceSampled,
-    SourceStatus,
     Tick,
     TopicSeen,
 )
+from coordinator.core.instructions import Broadcast, ConfirmBound, ConfirmTopic, Instruction, Note
+from coordinator.core.source_status import SourceStatus
 from coordinator.http.api import create_app
 from coordinator.leader import Leader
 from coordinator.process.event_log import EventRing

@@ -18,7 +18,8 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from coordinator.core.events import ConfirmTopic, ExamineHistory, TopicSeen
+from coordinator.core.events import TopicSeen
+from coordinator.core.instructions import ConfirmTopic, ExamineHistory
 from coordinator.kafka.log_examination import examine
 from coordinator.process.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka

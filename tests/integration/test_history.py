@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from coordinator.core.events import ConfirmTopic, TopicSeen
+from coordinator.core.events import TopicSeen
+from coordinator.core.instructions import ConfirmTopic
 from coordinator.process.topic_ids import TopicIds
 from keytide.kafka.admin import KafkaUnavailableError, admin, delete_topic, describe_topics
 from keytide.kafka.history import diverging, log_history

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.core.events import DriverTask
+from coordinator.core.instructions import DriverTask
 from keytide.catalog.catalog import BuildRecord
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp

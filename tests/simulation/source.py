@@ -13,7 +13,7 @@ from typing import NamedTuple
 import xxhash
 from msgspec.structs import replace
 
-from coordinator.core.events import SourceStatus
+from coordinator.core.source_status import SourceStatus
 from keytide.catalog.partitioning import encode_splits
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory

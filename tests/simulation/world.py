@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from coordinator.core.events import DriverExited, DriverTask, SourceStatus
+from coordinator.core.events import DriverExited
+from coordinator.core.instructions import DriverTask
+from coordinator.core.source_status import SourceStatus
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.scan.gather.scatter import SnapshotMissingError
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot

@@ -7,26 +7,28 @@ from typing import Any
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import (
     BoundWritten,
-    Broadcast,
     BuildPrepared,
+    ControlTail,
+    Event,
+    Issued,
+    Reported,
+    RollbackWritten,
+    SourceSampled,
+    Tick,
+    TopicSeen,
+)
+from coordinator.core.instructions import (
+    Broadcast,
     ConfirmBound,
     ConfirmRollback,
     ConfirmTopic,
-    ControlTail,
-    Event,
     Instruction,
-    Issued,
     Note,
-    Reported,
-    RollbackWritten,
     SendBuildEnd,
-    SourceSampled,
-    SourceStatus,
     StartDriver,
-    Tick,
-    TopicSeen,
     Write,
 )
+from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import (

@@ -8,20 +8,16 @@ import pytest
 
 from coordinator.builds.registry import BuildLimits, NoSuchBuildError
 from coordinator.catalog.registry import ConflictError
-from coordinator.core.events import (
-    DriverExited,
+from coordinator.core.events import DriverExited, Reported, RoomSeen, SourceAway, SourceSampled
+from coordinator.core.failure_detector import SILENT_MS, START_MS
+from coordinator.core.instructions import (
     Instruction,
     Note,
     PrepareBuild,
-    Reported,
-    RoomSeen,
     SampleSource,
-    SourceAway,
-    SourceSampled,
     StartDriver,
     StopDriver,
 )
-from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.http import metrics
 from coordinator.views import views
 from keytide.model.timestamp import Timestamp

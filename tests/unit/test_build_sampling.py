@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.drivers import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM, NO_ROOM_PAUSE_MS
-from coordinator.core.events import (
-    DriverExited,
-    Instruction,
-    PrepareBuild,
-    Reported,
-    SourceAway,
-    SourceSampled,
-    StartDriver,
-    StopDriver,
-)
+from coordinator.core.events import DriverExited, Reported, SourceAway, SourceSampled
+from coordinator.core.instructions import Instruction, PrepareBuild, StartDriver, StopDriver
 from coordinator.views import views
 from keytide.catalog.partitioning import Partitioning, encode_splits, readable_splits
 from keytide.collation import encode_part

@@ -13,23 +13,19 @@ from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.placement import TooFewNodesError, counts, place
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.drivers import CHECKPOINT_LOST, NO_ROOM, READ_LOST
-from coordinator.core.events import (
+from coordinator.core.events import DriverExited, PrepareFailed, Reported, SourceSampled, TopicsDeleted
+from coordinator.core.instructions import (
     DeleteTopics,
-    DriverExited,
     Instruction,
     Note,
     PrepareBuild,
-    PrepareFailed,
     RemoveBuildFolder,
-    Reported,
     SampleSource,
     SendBuildEnd,
-    SourceSampled,
-    SourceStatus,
     StartDriver,
     StopDriver,
-    TopicsDeleted,
 )
+from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
 from coordinator.queues.orphaned_topics import orphans
 from coordinator.stability.stream import StabilityLimits

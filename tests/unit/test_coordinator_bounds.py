@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.core.events import Broadcast, ConfirmBound, SourceSampled, Tick, Write
+from coordinator.core.events import SourceSampled, Tick
+from coordinator.core.instructions import Broadcast, ConfirmBound, Write
 from coordinator.stability.projector_lag import UNTIL_JUDGED
 from keytide.catalog.catalog import KeyspaceRecord
 from keytide.model.timestamp import Timestamp

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import replace as replaced
 from itertools import pairwise
 
-from coordinator.core.events import (
-    CommonSnapshot,
-    ConfirmTopic,
-    ExamineHistory,
-    HistoryExamined,
-    Instruction,
-    Issued,
-    Tick,
-    TopicSeen,
-)
+from coordinator.core.events import CommonSnapshot, HistoryExamined, Issued, Tick, TopicSeen
+from coordinator.core.instructions import ConfirmTopic, ExamineHistory, Instruction
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.topic_confirmation import LOST_MS, RETRY_MS
 from keytide.catalog.catalog import RollbackRecord

@@ -9,19 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.events import (
-    Broadcast,
     CommonSnapshot,
-    ConfirmTopic,
     ControlTail,
     Event,
-    Instruction,
     Issued,
     IssueFailed,
-    Note,
     Reported,
     Tick,
     TopicSeen,
 )
+from coordinator.core.instructions import Broadcast, ConfirmTopic, Instruction, Note
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits

@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.events import (
-    BuildPrepared,
-    DeleteTopics,
-    Event,
-    PrepareBuild,
-    PrepareFailed,
-    SampleSource,
-    SendBuildEnd,
-    SourceSampled,
-    TopicsDeleted,
-)
+from coordinator.core.events import BuildPrepared, Event, PrepareFailed, SourceSampled, TopicsDeleted
+from coordinator.core.instructions import DeleteTopics, PrepareBuild, SampleSource, SendBuildEnd
 from coordinator.process import executor as executor_module
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from keytide.kafka.topics import KafkaUnavailableError

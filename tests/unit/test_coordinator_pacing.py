@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core.events import Issued, Note, Tick
+from coordinator.core.events import Issued, Tick
+from coordinator.core.instructions import Note
 from coordinator.stability.stream import StabilityLimits
 from keytide.wire.messages import StabilityTimestamp
 from tests.unit.test_coordinator_core import (

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.builds.registry import BuildLimits
-from coordinator.core.events import (
-    BuildPrepared,
+from coordinator.core.events import BuildPrepared, DriverExited, Reported, SourceSampled
+from coordinator.core.instructions import (
     DeleteTopics,
-    DriverExited,
     Instruction,
     PrepareBuild,
     RemoveBuildFolder,
-    Reported,
     SampleSource,
     SendBuildEnd,
-    SourceSampled,
     StartDriver,
     StopDriver,
 )

@@ -12,24 +12,26 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import (
-    Broadcast,
     BuildPrepared,
+    HistoryExamined,
+    Issued,
+    Reported,
+    RollbackWritten,
+    SourceSampled,
+    Tick,
+    TopicsDeleted,
+    TopicSeen,
+)
+from coordinator.core.instructions import (
+    Broadcast,
     ConfirmRollback,
     ConfirmTopic,
     DeleteTopics,
     ExamineHistory,
-    HistoryExamined,
     Instruction,
-    Issued,
     PrepareBuild,
-    Reported,
-    RollbackWritten,
-    SourceSampled,
     StartDriver,
     StopDriver,
-    Tick,
-    TopicsDeleted,
-    TopicSeen,
     Write,
 )
 from coordinator.http import metrics

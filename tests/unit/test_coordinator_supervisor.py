@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from coordinator.core.drivers import NO_ROOM, NOT_STARTED
-from coordinator.core.events import DriverExited, DriverTask
+from coordinator.core.events import DriverExited
+from coordinator.core.instructions import DriverTask
 from coordinator.process import driver_supervisor as module
 from coordinator.process.driver_supervisor import DriverSupervisor, environment
 from keytide.catalog.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState

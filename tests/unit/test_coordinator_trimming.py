@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits
-from coordinator.core.events import Instruction, QueuesTrimmed, Reported, TrimQueues
-from coordinator.core.instructions import QueueCopy, QueueLimit
+from coordinator.core.events import QueuesTrimmed, Reported
+from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
 from coordinator.leader import Leader
 from coordinator.queues.bounds import because, stays_from
 from coordinator.stability.stream import StabilityLimits

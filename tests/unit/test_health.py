@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.core.events import Instruction, KafkaAnswered, Reported, RoomSeen, SourceAway, SourceSampled
+from coordinator.core.events import KafkaAnswered, Reported, RoomSeen, SourceAway, SourceSampled
 from coordinator.core.failure_detector import BEATS, GRACE_MS, FailureDetector
+from coordinator.core.instructions import Instruction
 from coordinator.http import metrics
 from coordinator.views import health
 from indexer.hosting.node import ServingNode

@@ -11,21 +11,18 @@ from coordinator.builds.registry import BuildLimits
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.drivers import NO_ROOM, NOT_STARTED
-from coordinator.core.events import (
-    CommonSnapshot,
+from coordinator.core.events import CommonSnapshot, DriverExited, Reported, SourceSampled
+from coordinator.core.failure_detector import SILENT_MS, START_MS
+from coordinator.core.instructions import (
     DeleteTopics,
-    DriverExited,
     Instruction,
     Note,
     RemoveBuildFolder,
     RemoveJobFolder,
-    Reported,
     SendBuildEnd,
-    SourceSampled,
     StartDriver,
     StopDriver,
 )
-from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.jobs.registry import (
     FINAL,
     GONE_MS,

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.builds.registry import BuildLimits
-from coordinator.core.events import DeleteTopics, Reported, SourceSampled
+from coordinator.core.events import Reported, SourceSampled
+from coordinator.core.instructions import DeleteTopics
 from coordinator.unique.violations import COUNT_MS, EVENTS_PER_INDEX, FORGET_MS, KEPT_KEYS, in_words
 from coordinator.views import index_lists as list_views
 from coordinator.views import views
