@@ -21,7 +21,7 @@ from coordinator.builds.table_origins import refused
 from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
 from coordinator.core.events import BuildPrepared, PrepareFailed
 from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 
 AGAIN_MS = 1_000
@@ -42,47 +42,15 @@ class BuildAdmission:
     def try_start(self, record: BuildRecord, live_nodes: list[str], now: int) -> list[Instruction]:
         """Begin a queued build if it may; else say what it waits for."""
         run = self._registry.run(record.id)
-        if record.paused:
-            run.waiting_for = f"the end of its pause ({record.paused}): keytide build resume {record.id}"
-            return []
-        if run.preparing or run.finding or now < run.again_at:
-            return []
-        if trouble := self._pausing.trouble(record, now):
-            run.waiting_for = trouble.text
-            return []
-        if record.keyspace in self._registry.halted:
-            run.waiting_for = f"the examination of the history of {record.keyspace}"
+        if not record.paused and (run.preparing or run.finding or now < run.again_at):
             return []
         indexes = self._registry.indexes(record)
-        # A rebuild brings back what readers had: it waits for nothing but others of its kind.
-        running = self._registry.running(rebuilds_only=record.rebuild)
-        if len(running) >= self._limits.concurrent:
-            run.waiting_for = f"its turn: {len(running)} builds run (setting build.concurrent)"
+        placement, run.waiting_for = self._placement(record, indexes, live_nodes, now)
+        if run.waiting_for:
             return []
-        if record.rebuild:
-            placement = {i.id: [i.placement[n] for n in record.slices_of(i)] for i in indexes if i.placement}
-            if away := [one for one in _slots(placement) if not set(one) & set(live_nodes)]:
-                run.waiting_for = f"indexer nodes: {', '.join(nodes_of(away))} are not live"
-                return []
-        elif any(index.version for index in indexes):
-            run.waiting_for = "the removal of what an earlier build left"
-            return []
-        else:
-            try:
-                load = counts(live_nodes, self._registry.dictionary.catalog.indexes())
-                placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
-            except TooFewNodesError as error:
-                run.waiting_for = f"indexer nodes: {error.message}"
-                return []
-        for node in nodes_of(_slots(placement)):
-            busy = [other.id for other in running if node in self._nodes(other)]
-            if len(busy) >= self._limits.concurrent_per_node:
-                builds = " and ".join(busy)
-                run.waiting_for = f"its turn on node {node}: {builds} (setting build.concurrent_per_node)"
-                return []
         if self._sampling.wanted(record):
             return self._sampling.begin(record)
-        run.waiting_for, run.preparing, run.placement = "", True, placement
+        run.preparing, run.placement = True, placement
         run.incarnation = self._registry.incarnation(record.keyspace)
         topics = self._registry.dictionary.topics
         queues = tuple((topics.mutations(index.id), index.slices) for index in indexes)
@@ -91,17 +59,32 @@ class BuildAdmission:
             return [PrepareBuild(record.id, record.keyspace, backfill, queues)]
         return [PrepareBuild(record.id, record.keyspace, queues + backfill)]
 
-    def _nodes(self, record: BuildRecord) -> list[str]:
-        planned = self._registry.run(record.id).placement
-        return nodes_of(
-            _slots(
-                {
-                    index.id: planned.get(index.id) or [index.placement[n] for n in record.slices_of(index)]
-                    for index in self._registry.indexes(record)
-                    if planned.get(index.id) or index.placement
-                }
-            )
-        )
+    def _placement(
+        self, record: BuildRecord, indexes: list[IndexRecord], live_nodes: list[str], now: int
+    ) -> tuple[dict[str, list[list[str]]], str]:
+        """Where the slices of a build will be, by index id; and what it waits for, in words, "" when it may
+        begin."""
+        if record.paused:
+            return {}, f"the end of its pause ({record.paused}): keytide build resume {record.id}"
+        if trouble := self._pausing.trouble(record, now):
+            return {}, trouble.text
+        if record.keyspace in self._registry.halted:
+            return {}, f"the examination of the history of {record.keyspace}"
+        if turn := self._registry.turn(record, (), self._limits):
+            return {}, turn
+        if record.rebuild:
+            placement = {i.id: [i.placement[n] for n in record.slices_of(i)] for i in indexes if i.placement}
+            if away := [one for one in _slots(placement) if not set(one) & set(live_nodes)]:
+                return {}, f"indexer nodes: {', '.join(nodes_of(away))} are not live"
+        elif any(index.version for index in indexes):
+            return {}, "the removal of what an earlier build left"
+        else:
+            try:
+                load = counts(live_nodes, self._registry.dictionary.catalog.indexes())
+                placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
+            except TooFewNodesError as error:
+                return {}, f"indexer nodes: {error.message}"
+        return placement, self._registry.turn(record, nodes_of(_slots(placement)), self._limits)
 
     def prepare_failed(self, event: PrepareFailed) -> list[Instruction]:
         """The topics could not be made: the next tick tries again."""

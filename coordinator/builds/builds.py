@@ -17,7 +17,7 @@ a new driver on the same checkpoint, `BuildEnd` once more (it is idempotent), th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -72,7 +72,7 @@ class Builds:
         self._admission = BuildAdmission(self.registry, limits, self.pausing, self._sampling)
         self._backfill = BackfillPhase(self.registry, limits, self.pausing)
         self.jobs = Jobs(dictionary, limits.jobs)
-        self._completion = BuildCompletion(self.registry, self.jobs)
+        self.completion = BuildCompletion(self.registry, self.jobs)
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
         """Build -> when which reach of it was known."""
 
@@ -85,7 +85,7 @@ class Builds:
                 text = f"build {record.id} goes on from its checkpoint"
                 out.append(Note("info", "build-resumed", record.id, text))
             elif record.state == "CATCHUP":
-                out.append(self._completion.build_end(record))
+                out.append(self.completion.build_end(record))
                 self.registry.run(record.id).waiting_for = "a snapshot that every slice holds"
         return out
 
@@ -97,29 +97,27 @@ class Builds:
         attempt: int = 0,
         origin: TableOrigin | None = None,
         verify: bool | None = None,
+        like: BuildRecord | None = None,
     ) -> BuildRecord:
         """Queue a build of indexes of one keyspace (`commands` has checked that they can be built).
 
         Args:
             verify: whether they are READY only verified; None for what the settings say.
+            like: another one, which is over, that this is in place of.
         """
-        dictionary = self.registry.dictionary
-        record = BuildRecord(
-            id=f"b{dictionary.number()}",
-            keyspace=indexes[0].keyspace,
-            indexes=[index.id for index in indexes],
-            state="QUEUED",
-            load_timestamp=Timestamp(),
-            started_at=now,
+        record = self._queue(
+            indexes[0].keyspace,
+            [index.id for index in indexes],
+            now,
+            like,
             rate_limit=rate_limit,
             attempt=attempt,
             origin=origin,
             verify=self._limits.verify if verify is None else verify,
         )
-        self.registry.put(record)
         for index in indexes:
             # Its state changes when the build starts.
-            dictionary.put(replace(index, build=record.id, violated=None))
+            self.registry.dictionary.put(replace(index, build=record.id, violated=None))
         return record
 
     def request_rebuild(
@@ -129,9 +127,10 @@ class Builds:
         now: int,
         attempt: int = 0,
         origin: TableOrigin | None = None,
+        like: BuildRecord | None = None,
     ) -> BuildRecord | None:
         """Queue a rebuild of single slices of READY indexes of one keyspace; None when none of them is READY
-        any more."""
+        any more. `like` as in `request`."""
         catalog = self.registry.dictionary.catalog
         wanted = {
             id_: sorted(numbers)
@@ -140,17 +139,27 @@ class Builds:
         }
         if not wanted:
             return None
+        # (`completion` says why it is not verified.)
+        return self._queue(
+            keyspace, list(wanted), now, like, slices=wanted, attempt=attempt, origin=origin, verify=False
+        )
+
+    def _queue(
+        self, keyspace: str, indexes: list[str], now: int, like: BuildRecord | None, **fields: Any
+    ) -> BuildRecord:
+        """What was said of a build that this one is in place of stays: its rate, and a pause on request."""
+        if like is not None:
+            fields["rate_limit"] = like.rate_limit
+            if like.paused_by == "operator":
+                fields.update(paused=like.paused, paused_by=like.paused_by)
         record = BuildRecord(
             id=f"b{self.registry.dictionary.number()}",
             keyspace=keyspace,
-            indexes=list(wanted),
+            indexes=indexes,
             state="QUEUED",
             load_timestamp=Timestamp(),
             started_at=now,
-            slices=wanted,
-            attempt=attempt,
-            origin=origin,
-            verify=False,  # (`completion` says why)
+            **fields,
         )
         self.registry.put(record)
         return record
@@ -196,7 +205,7 @@ class Builds:
         on the log then. (What is lost later is held against the build's reach.)"""
         if event.lost:
             return self._what_was_read_is_lost(event, drivers.READ_LOST)
-        return self._completion.source_ends(event)
+        return self.completion.source_ends(event)
 
     def _what_was_read_is_lost(self, event: SourceSampled | DriverExited, status: int) -> list[Instruction]:
         """What a build has read is not on the log any more (nobody else may have read it, so no rollback
@@ -216,7 +225,7 @@ class Builds:
         wanted = [index for index in self.registry.indexes(record) if index.state == "DEFERRED"]
         made = None
         if record.rebuild:
-            made = self.rebuild_anew(record, record.slices, now, again)
+            made = self.request_rebuild(record.keyspace, record.slices, now, again, record.origin, record)
         elif wanted:
             made = self.build_anew(record, wanted, now, again)
         if made is not None:  # whoever waits for it is told where to look
@@ -227,24 +236,10 @@ class Builds:
     def build_anew(
         self, record: BuildRecord, indexes: list[IndexRecord], now: int, attempt: int = 0
     ) -> BuildRecord:
-        """Queue a build of indexes as another one was to be, which is over: a rate, a pause on request and
-        what it begins with stay."""
-        made = self.request(indexes, record.rate_limit, now, attempt, record.origin, record.verify)
-        return self._as_steered(record, made)
-
-    def rebuild_anew(
-        self, record: BuildRecord, slices: Mapping[str, Sequence[int]], now: int, attempt: int
-    ) -> BuildRecord | None:
-        """The same for a rebuild of slices; None when none of their indexes is READY any more."""
-        made = self.request_rebuild(record.keyspace, slices, now, attempt, record.origin)
-        return self._as_steered(record, made) if made is not None else None
-
-    def _as_steered(self, record: BuildRecord, made: BuildRecord) -> BuildRecord:
-        made = replace(made, rate_limit=record.rate_limit)
-        if record.paused_by == "operator":
-            made = replace(made, paused=record.paused, paused_by=record.paused_by)
-        self.registry.put(made)
-        return made
+        """Queue a build of indexes as another one was to be, which is over."""
+        return self.request(
+            indexes, record.rate_limit, now, attempt, record.origin, record.verify, like=record
+        )
 
     def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
         """One event; what follows.
@@ -280,7 +275,7 @@ class Builds:
                     return self._what_was_read_is_lost(event, status)
                 return self._backfill.driver_exited(event)
             case CommonSnapshot():
-                return self._completion.common(event)
+                return self.completion.common(event)
             case _:
                 return []
 
@@ -309,12 +304,8 @@ class Builds:
             if record.state == "BACKFILL" and not paused:
                 out += self._backfill.tick(record, now)
             elif record.state == "CATCHUP" and record.verification:
-                out += self._completion.tick(record, now)
+                out += self.completion.tick(record, now)
         return out
-
-    def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
-        """Cancel a build that is not over."""
-        return self.registry.cancel(record, now)
 
     def leave_rebuilds(self, index: IndexRecord, now: int) -> list[Instruction]:
         """No slice of an index is to be rebuilt any more: it is being dropped, or has failed."""
@@ -327,12 +318,8 @@ class Builds:
                 out.append(DeleteTopics((self.registry.dictionary.topics.backfill(index.id, record.id),)))
                 continue
             out += self.registry.cancel(record, now)
-            self.rebuild_anew(record, others, now, record.attempt)
+            self.request_rebuild(record.keyspace, others, now, record.attempt, record.origin, record)
         return out
-
-    def rebuilt(self, record: BuildRecord, now: int) -> list[Instruction]:
-        """The slices of a rebuild serve again."""
-        return self._completion.rebuilt(record, now)
 
     def leave(self, index: IndexRecord, now: int) -> tuple[list[Instruction], list[IndexRecord]]:
         """An index that is being dropped leaves its build.
@@ -354,7 +341,7 @@ class Builds:
             self.registry.put(record)
             # Of a build that waits it may be there as well: topics are made, then a pause comes in between.
             out.append(DeleteTopics((self.registry.dictionary.topics.backfill(index.id, record.id),)))
-            return [*out, *([] if waits else self._completion.finish_if_ready(record, now))], []
+            return [*out, *([] if waits else self.completion.finish_if_ready(record, now))], []
         out += self.registry.cancel(record, now)
         found = [self.registry.dictionary.catalog.index(id_) for id_ in others]
         return out, [other for other in found if other is not None and other.state == "DEFERRED"]

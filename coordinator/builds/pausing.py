@@ -23,6 +23,7 @@ does not start. In CATCHUP there is no driver of the build to stop, but one of i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,7 @@ from coordinator.core.events import RoomSeen, SourceAway
 from coordinator.core.failure_detector import START_MS
 from coordinator.core.instructions import Instruction, Note, StartDriver, StopDriver
 from coordinator.core.nodes import HeardNode, HeardNodes
-from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.catalog.catalog import BuildRecord
 
 LONGEST_PAUSE_MS = 300_000
 """Of those that grow: before something is tried again that did not get on the last time."""
@@ -86,7 +87,7 @@ class BuildPausing:
     def source_away(self, event: SourceAway) -> None:
         """A source could not be looked at; since when is kept."""
         known = self._away.get(event.keyspace)
-        self._away[event.keyspace] = _since(event, known.since) if known else event
+        self._away[event.keyspace] = dataclasses.replace(event, since=known.since) if known else event
 
     def source_seen(self, keyspace: str) -> None:
         """It could."""
@@ -183,12 +184,8 @@ class BuildPausing:
 
     def _filled_on(self, record: BuildRecord) -> list[tuple[str, HeardNode]]:
         """The nodes that hold slices which a build fills, as far as they are heard."""
-        planned = self._registry.run(record.id).placement
-        wanted: set[str] = set()
-        for index in self._registry.indexes(record):
-            slots = _slots(index, record) if index.placement else planned.get(index.id, [])
-            wanted.update(name for nodes in slots for name in nodes)
-        return [(name, node) for name in sorted(wanted) if (node := self._nodes.by_id.get(name)) is not None]
+        names = self._registry.nodes(record)
+        return [(name, node) for name in names if (node := self._nodes.by_id.get(name)) is not None]
 
     # --- both ways ------------------------------------------------------------------------------------------
 
@@ -235,8 +232,10 @@ class BuildPausing:
 
     def _resume(self, record: BuildRecord, now: int) -> list[Instruction]:
         """Let a build go on, unless something is in the way of it."""
-        found = self.trouble(record, now) or self._turn(record)
-        run = self._registry.run(record.id)
+        run, found = self._registry.run(record.id), self.trouble(record, now)
+        turn = self._registry.turn(record, self._registry.nodes(record), self._limits)
+        if found is None and turn:
+            found = PauseReason("turn", f"it waits for {turn}")
         if found is not None:
             same = record.paused_by == "system" and run.cause == found.cause
             return [] if same else self.pause(record, "system", found.text, now, found.cause)
@@ -246,20 +245,6 @@ class BuildPausing:
         run.history.clear()
         run.pace.forget()
         return [StartDriver(record.id), _resumed(record, "goes on from its checkpoint")]
-
-    def _turn(self, record: BuildRecord) -> PauseReason | None:
-        """Whether as many others run as may. (A rebuild waits for nothing but others of its kind.)"""
-        running = self._registry.running(rebuilds_only=record.rebuild)
-        if len(running) >= self._limits.concurrent:
-            text = f"it waits for its turn: {len(running)} builds run (setting build.concurrent)"
-            return PauseReason("turn", text)
-        mine = {name for name, _ in self._filled_on(record)}
-        for node in sorted(mine):
-            busy = [one.id for one in running if any(name == node for name, _ in self._filled_on(one))]
-            if len(busy) >= self._limits.concurrent_per_node:
-                text = f"it waits for its turn on node {node}: {' and '.join(busy)}"
-                return PauseReason("turn", f"{text} (setting build.concurrent_per_node)")
-        return None
 
     def _mark(self, record: BuildRecord, state: str) -> None:
         """Indexes that are being built follow their build; those that serve while slices of them are rebuilt
@@ -276,15 +261,6 @@ def _kept(record: BuildRecord) -> dict[str, int]:
     counted = record.documents_done
     size = record.bytes_done * documents // counted if counted else 0
     return {"documents_done": documents, "bytes_done": min(size, record.bytes_done)}
-
-
-def _since(event: SourceAway, since: int) -> SourceAway:
-    """The newest word, with the time of the first."""
-    return SourceAway(event.keyspace, event.error, since, event.now)
-
-
-def _slots(index: IndexRecord, record: BuildRecord) -> list[list[str]]:
-    return [index.placement[number] for number in record.slices_of(index)]
 
 
 def _resumed(record: BuildRecord, text: str) -> Note:

@@ -90,7 +90,7 @@ class Rebuilds:
                 out += self._builds.begin_again(record, f"{where} lost what it had got", now)
             elif record.state == "CATCHUP" and record.rebuild and self._serve(record, slices):
                 self.ended += 1
-                out += self._builds.rebuilt(record, now)
+                out += self._builds.completion.rebuilt(record, now)
         self._lost_in_build = lost
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -182,6 +183,31 @@ class BuildRegistry(Registry[BuildRecord, BuildRun]):
             return False
         run = self.run(record.id)
         return run.preparing or run.finding
+
+    def nodes(self, record: BuildRecord) -> list[str]:
+        """The nodes that hold slices which a build fills, or will."""
+        planned = self.run(record.id).placement
+        found: set[str] = set()
+        for index in self.indexes(record):
+            placed = [index.placement[n] for n in record.slices_of(index)] if index.placement else None
+            found.update(*(planned.get(index.id, []) if placed is None else placed))
+        return sorted(found)
+
+    def turn(self, record: BuildRecord, nodes: Iterable[str], limits: BuildLimits) -> str:
+        """What turn a build has to wait for, in words; "" when it is its turn. A rebuild
+        brings back what readers had: it waits for nothing but others of its kind.
+
+        Args:
+            nodes: where its slices are.
+        """
+        running = self.running(rebuilds_only=record.rebuild)
+        if len(running) >= limits.concurrent:
+            return f"its turn: {len(running)} builds run (setting build.concurrent)"
+        for node in nodes:
+            busy = [other.id for other in running if node in self.nodes(other)]
+            if len(busy) >= limits.concurrent_per_node:
+                return f"its turn on node {node}: {' and '.join(busy)} (setting build.concurrent_per_node)"
+        return ""
 
     def rebuilds(self, index: str) -> list[BuildRecord]:
         """Rebuilds of slices of an index that are queued or under way."""
