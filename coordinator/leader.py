@@ -67,7 +67,7 @@ class Leader:
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
         self.trimmer = Trimmer(self.builds, self.stability, limits)
-        self._cleaner = Retirement(self.dictionary)
+        self._retirement = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
         self._bounds = Bounds(self.dictionary, self.stability)
         self.rollbacks = Rollbacks(self.dictionary, self.stability, self.builds, self._lateness)
@@ -84,7 +84,7 @@ class Leader:
                 out += self.stability.handle(event)
                 out += self._bounds.recover()
                 self._hold_until_looked()
-                out += [*self.builds.recover(), *self.jobs.recover(), *self._cleaner.recover()]
+                out += [*self.builds.recover(), *self.jobs.recover(), *self._retirement.recover()]
                 return self._settle(out, event.now)
             case Reported(message, now):
                 out += self._heard(message, now)
@@ -92,10 +92,10 @@ class Leader:
                 out += self._source_changed(source)
                 out += self._check_lateness(source)
             case TopicsDeleted():
-                out += self._cleaner.deleted(event)
+                out += self._retirement.deleted(event)
             case Tick(now):
                 progress = {name: stream.progress for name, stream in self.stability.streams.items()}
-                out += self._cleaner.tick(progress, now)
+                out += self._retirement.tick(progress, now)
                 out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
             case RollbackWritten(keyspace):
                 self._hold_back(keyspace)
@@ -107,10 +107,6 @@ class Leader:
         out += self.jobs.handle(event)
         out += self.builds.handle(event, self.stability.nodes.live())
         return self._settle(out, event.now)
-
-    def next_due(self, now: int) -> int:
-        """Milliseconds until a `Tick` is needed."""
-        return self.stability.next_due(now)
 
     @property
     def looks_soon(self) -> bool:

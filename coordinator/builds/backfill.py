@@ -170,7 +170,7 @@ class BackfillPhase:
             self._registry.run(event.build).exited_at = event.now
             return []
         if event.status == drivers.NO_ROOM:
-            return self._pausing.no_room(record, event.tail, event.now)
+            return self._pausing.pause(record, "system", event.tail, event.now, "room")
         return self._died(record, drivers.end_of(event), event.now)
 
     def _never(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:

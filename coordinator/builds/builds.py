@@ -261,7 +261,7 @@ class Builds:
                 self.pausing.source_away(event)
                 return []
             case RoomSeen():
-                self.pausing.room_seen(event)
+                self.pausing.room = event
                 return []
             case SourceSampled(source, "", now):
                 self.pausing.source_seen(source.keyspace)

@@ -58,20 +58,18 @@ class BuildPausing:
 
     Args:
         nodes: what indexer nodes say.
+
+    Attributes:
+        room: the disk of the drivers' checkpoints, as last seen; None before.
     """
 
     def __init__(self, registry: BuildRegistry, limits: BuildLimits, nodes: HeardNodes) -> None:
         self._registry = registry
         self._limits = limits
         self._nodes = nodes
-        self._room: RoomSeen | None = None
+        self.room: RoomSeen | None = None
         self._away: dict[str, SourceAway] = {}
         self._began = 0
-
-    @property
-    def room(self) -> RoomSeen | None:
-        """The disk of the drivers' checkpoints, as last seen."""
-        return self._room
 
     @property
     def away(self) -> dict[str, str]:
@@ -79,10 +77,6 @@ class BuildPausing:
         return {keyspace: event.error for keyspace, event in self._away.items()}
 
     # --- what is heard --------------------------------------------------------------------------------------
-
-    def room_seen(self, event: RoomSeen) -> None:
-        """The disk of the drivers."""
-        self._room = event
 
     def source_away(self, event: SourceAway) -> None:
         """A source could not be looked at; since when is kept."""
@@ -136,10 +130,6 @@ class BuildPausing:
         run.resume_at = now + wait
         return out
 
-    def no_room(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
-        """A driver was not started, for its disk is full."""
-        return self.pause(record, "system", reason, now, "room")
-
     def trouble(self, record: BuildRecord, now: int) -> PauseReason | None:
         """What is in the way of a build that runs, or pauses; None when nothing is."""
         pauses = record.state == "PAUSED"
@@ -154,7 +144,7 @@ class BuildPausing:
         away = self._away.get(record.keyspace)
         if away is not None and (pauses or now - away.since >= self._limits.away_ms):
             yield PauseReason("kafka", f"Kafka does not answer: {away.error}; it goes on when Kafka does")
-        room, needed = self._room, _more(self._limits.driver_disk_bytes, pauses)
+        room, needed = self.room, _more(self._limits.driver_disk_bytes, pauses)
         if room is not None and room.free < needed:
             text = f"the disk of {room.folder} is full: {_left(room.free, needed)}; make room there"
             yield PauseReason("room", text)

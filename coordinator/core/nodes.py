@@ -68,13 +68,11 @@ class HeardNodes:
         restarted = node is None or message.started_at != node.heartbeat.started_at
         notes: list[Instruction] = []
         if node is None or not node.live:
-            notes.append(
-                Note("info", "node-live", message.node, f"node {message.node} serves at {message.url}")
-            )
+            text = f"node {message.node} serves at {message.url}"
+            notes.append(Note("info", "node-live", message.node, text))
         elif restarted:
-            notes.append(
-                Note("warning", "node-restarted", message.node, f"node {message.node} was restarted")
-            )
+            text = f"node {message.node} was restarted"
+            notes.append(Note("warning", "node-restarted", message.node, text))
         notes += _stopped_slices(node, message)
         self._failure_detector.heard(node_subject(message.node))
         self.by_id[message.node] = HeardNode(message, now, live=True)
@@ -88,14 +86,8 @@ class HeardNodes:
             silence = self._failure_detector.silence(node_subject(name))
             if node.live and silence > self._timeout_ms:
                 node.live = False
-                notes.append(
-                    Note(
-                        "warning",
-                        "node-lost",
-                        name,
-                        f"node {name} has been silent for {silence} ms",
-                    )
-                )
+                text = f"node {name} has been silent for {silence} ms"
+                notes.append(Note("warning", "node-lost", name, text))
         if notes:
             self._changed()
         return notes

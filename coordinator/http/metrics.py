@@ -9,7 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.leader import Leader
 from coordinator.views import health, views
-from keytide.catalog.catalog import BuildRecord
 from keytide.model.health import KINDS, LEVELS, Verdict
 from keytide.process.metrics import build_info
 
@@ -136,7 +135,9 @@ def _families(leader: Leader, now: int) -> list[Family]:
         "When an index's last verification ended",
         labels=["index"],
     )
-    for record in leader.dictionary.catalog.indexes():
+    catalog = leader.dictionary.catalog
+    rollbacks = sum(len(catalog.rollbacks(keyspace.name)) for keyspace in catalog.keyspaces())
+    for record in catalog.indexes():
         if record.state != "READY":
             continue
         lost.add_metric([record.name], len(views.lost_slices(leader, record)))
@@ -150,7 +151,9 @@ def _families(leader: Leader, now: int) -> list[Family]:
         percent.add_metric([build.id], document["percent"])
         if build.paused:
             paused.add_metric([build.id, build.paused_by], 1)
-        documents.add_metric([build.id], leader.builds.registry.most_done(build), created=_created(build))
+        documents.add_metric(
+            [build.id], leader.builds.registry.most_done(build), created=build.started_at / 1000
+        )
     for keyspace, document in views.stability(leader, now)["keyspaces"].items():
         lag.add_metric([keyspace], document["lag_documents"])
         for name, number in document["published"].items():
@@ -160,7 +163,7 @@ def _families(leader: Leader, now: int) -> list[Family]:
     return [
         GaugeMetricFamily("keytide_coordinator_term", "Term of this coordinator", value=leader.term),
         GaugeMetricFamily("keytide_coordinator_is_leader", "Whether this coordinator leads", value=1),
-        CounterMetricFamily("keytide_rollbacks", "Rollbacks of all keyspaces", value=_rollbacks(leader)),
+        CounterMetricFamily("keytide_rollbacks", "Rollbacks of all keyspaces", value=rollbacks),
         CounterMetricFamily(
             "keytide_rebuilds", "Rebuilds of single slices that were ended well", value=leader.rebuilds.ended
         ),
@@ -179,12 +182,3 @@ def _families(leader: Leader, now: int) -> list[Family]:
         differences,
         verified,
     ]
-
-
-def _created(build: BuildRecord) -> float:
-    return build.started_at / 1000
-
-
-def _rollbacks(leader: Leader) -> int:
-    catalog = leader.dictionary.catalog
-    return sum(len(catalog.rollbacks(keyspace.name)) for keyspace in catalog.keyspaces())

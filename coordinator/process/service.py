@@ -286,14 +286,14 @@ class CoordinatorService:
         ticked = said = 0
         while not self._stopping.is_set():
             self._identity.check()
-            wait = 0 if self._inbox else min(leader.next_due(now_ms()), LONGEST_POLL_MS)
+            wait = 0 if self._inbox else min(leader.stability.next_due(now_ms()), LONGEST_POLL_MS)
             for message in drain(self._reports, REPORTS_PER_TURN, wait / 1000):
                 self._hear(leader, message)
             self._control.poll(0)
             while self._inbox:
                 self._take(leader, self._inbox.popleft())
             now = now_ms()
-            if now - ticked >= TICK_MS or leader.next_due(now) == 0:
+            if now - ticked >= TICK_MS or leader.stability.next_due(now) == 0:
                 ticked = now
                 self._sources.watch(leader.keyspaces(), soon=leader.looks_soon)
                 self._carry_out(leader.handle(Tick(now)))

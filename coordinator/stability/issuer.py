@@ -236,17 +236,10 @@ class TimestampIssuer:
     def _issue_failed(self, message: StabilityTimestamp, error: str) -> list[Instruction | CommonSnapshot]:
         stream = self.streams.get(message.keyspace)
         if stream is not None and stream.in_flight is message:
-            stream.in_flight = (
-                None  # its content stays the newest: it may be in the topic; the heartbeat sends it again
-            )
-        return [
-            Note(
-                "warning",
-                "timestamp-not-sent",
-                message.keyspace,
-                f"a stability timestamp was not sent: {error}",
-            )
-        ]
+            # Its content stays the newest: it may be in the topic; the heartbeat sends it again.
+            stream.in_flight = None
+        text = f"a stability timestamp was not sent: {error}"
+        return [Note("warning", "timestamp-not-sent", message.keyspace, text)]
 
     def _recovered(self, event: ControlTail) -> list[Instruction | CommonSnapshot]:
         """Go on where the last leader stopped, so that timestamps of this term cover those of the terms
