@@ -83,7 +83,8 @@ class QueueWorker(Worker, ABC, Generic[_Job]):
                     job = None
                 if job is not None and not self.stopping.is_set():
                     self._carry_out(job)
-                self._look_around()
+                if not self.stopping.is_set():
+                    self._look_around()
         finally:
             self._end()
 

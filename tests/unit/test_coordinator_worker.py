@@ -1,0 +1,84 @@
+"""One way that a thread of the coordinator begins, fails, is asked to stop and ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from coordinator.process.worker import QueueWorker, Worker
+
+LIMIT_S = 10.0
+
+
+class Jobs(QueueWorker[Callable[[], None]]):
+    """Calls what it is given."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        super().__init__("jobs", failed)
+        self.ended = 0
+        self.looked = threading.Event()
+
+    def _carry_out(self, job: Callable[[], None]) -> None:
+        job()
+
+    def _patience_s(self) -> float | None:
+        return 0.01
+
+    def _look_around(self) -> None:
+        self.looked.set()
+
+    def _end(self) -> None:
+        self.ended += 1
+
+
+def test_an_error_is_handed_on_and_ends_the_thread() -> None:
+    failures: list[BaseException] = []
+    error = OSError("a disk")
+
+    def work() -> None:
+        raise error
+
+    one = Worker("one", failures.append, work)
+    one.open()
+    assert one.close(LIMIT_S)
+    assert failures == [error]
+
+
+def test_what_is_at_hand_is_finished_and_what_waits_is_dropped() -> None:
+    failures: list[BaseException] = []
+    done: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go.wait(LIMIT_S)
+        done.append("first")
+
+    jobs = Jobs(failures.append)
+    jobs.open()
+    assert jobs.looked.wait(LIMIT_S), "it looks around while nothing is to be done"
+    jobs.put(lambda: done.append("zeroth"))
+    jobs.put(first)
+    assert begun.wait(LIMIT_S)
+    jobs.put(lambda: done.append("second"))
+    assert not jobs.close(0.01)
+    go.set()
+    assert jobs.close(LIMIT_S)
+    assert (done, jobs.ended, failures) == (["zeroth", "first"], 1, [])
+
+
+def test_a_job_that_fails_leaves_nothing_behind_either() -> None:
+    failures: list[BaseException] = []
+    jobs = Jobs(failures.append)
+    jobs.put(lambda: [].pop())
+    jobs.open()
+    jobs._thread.join(LIMIT_S)
+    assert jobs.close(LIMIT_S)
+    assert jobs.ended == 1
+    assert [type(one) for one in failures] == [IndexError]
+
+
+def test_one_that_never_began_can_be_closed() -> None:
+    failures: list[BaseException] = []
+    assert Jobs(failures.append).close()
+    assert failures == []
