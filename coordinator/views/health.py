@@ -166,13 +166,12 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
     }
     for record in leader.dictionary.catalog.nodes():
         name, known = record.id, leader.stability.nodes.by_id.get(record.id)
+        say = partial(Reason, "node", f"node {name}")
         if failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
             silence = _seconds(failure_detector.silence(node_subject(name)))
             holds = name in placed
             away = "has not been heard in this term" if known is None else f"has said nothing for {silence}"
-            yield Reason(
-                "node",
-                f"node {name}",
+            yield say(
                 "failing" if holds else "ok" if known is None else "degraded",
                 f"it {away}: it is gone, stands still or is cut off"
                 + (", and with it the slices that it holds" if holds else "; it holds no slice of an index"),
@@ -180,9 +179,7 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
             )
         free = known.heartbeat.disk_free if known else None
         if free is not None and free < leader.build_limits.node_disk_bytes:
-            yield Reason(
-                "node",
-                f"node {name}",
+            yield say(
                 "degraded",
                 f"its disk is nearly full: {_mib(free)} are free",
                 "make room there, or drop what is not needed",

@@ -510,7 +510,7 @@ def test_deaths_that_nobody_understands_count_for_a_build_too() -> None:
 
 
 def test_silence_of_a_driver_that_was_never_started_counts_for_nothing() -> None:
-    """The order to start it waits in the slow lane, for a queue that has no leader."""
+    """The order to start it waits in the executor, for a queue that has no leader."""
     world, job = arrived()
     for _ in range(15):
         first_word = (START_MS + SILENT_MS) // 1000
