@@ -18,7 +18,7 @@ import psutil
 
 INTERVAL_S: Final = 0.5
 DRIVER: Final = "streaming."
-"""In the command line of a driver: `python -m streaming.backfill.__main__ --build ...`."""
+"""In the command line of a driver: `python -m streaming.backfill --build ...`."""
 MB: Final = 1_000_000
 
 

@@ -49,7 +49,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
     """Lead the cluster, or stand by until nobody else does, and serve the admin API.
 
     Args:
-        driver_command: what runs a Spark driver, `streaming.backfill.__main__` when None.
+        driver_command: what runs a Spark driver, `streaming.backfill` when None.
 
     Raises:
         KeytideError: it cannot begin.

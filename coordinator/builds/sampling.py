@@ -3,7 +3,7 @@ Pure.
 
 Theory of operation. Splits must be in an index's record with the version that makes projectors emit for it,
 so they are found while the build is still QUEUED, when it is its turn and nothing else is in its way: a
-driver of its own (`streaming.sample.__main__`) looks at the source and reports `BuildSampled`, once for all
+driver of its own (`streaming.sample`) looks at the source and reports `BuildSampled`, once for all
 indexes of the build. The splits are kept in memory until the build begins, a moment later, when that driver
 is gone: drivers of one build follow one another. Nothing depends on the sample but how even the slices are:
 what is lost (a driver that dies, a coordinator that restarts) is sampled again. A driver that dies while

@@ -1,4 +1,4 @@
-"""`python -m streaming.backfill.__main__ --build ID`: backfill the indexes of one build, then end.
+"""`python -m streaming.backfill --build ID`: backfill the indexes of one build, then end.
 
 Exit status: 0 the backfill has passed load and low-watermark timestamps; 1 something was away, start it
 again (it goes on from its checkpoint); 3 this build can never work, the reason is in the last report and on
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the driver until the build's backfill has passed, failed, or was stopped."""
     description = "Backfill one build."
     return run_driver(
-        "streaming.backfill.__main__", description, Driver, "build", arguments, stand_back=False
+        "streaming.backfill", description, Driver, "build", arguments, stand_back=False
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m streaming.sample.__main__ --build ID`: find the splits of the RANGE indexes of a build, and
+"""`python -m streaming.sample --build ID`: find the splits of the RANGE indexes of a build, and
 report them.
 
 Theory of operation: a build of indexes whose splits are not given waits in QUEUED for this driver. It reads a
@@ -6,7 +6,7 @@ sample of the source (`streaming.sample.sampling`), of the table first if the bu
 `BuildSampled`. It keeps nothing: a driver that dies is started again and samples again. So does one whose
 blocks the topic's retention took away before they were read: another start finds what is there then.
 
-Exit status: as `streaming.backfill.__main__`; 0 when the report has arrived.
+Exit status: as `streaming.backfill`; 0 when the report has arrived.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _numbers(session: SparkSession, extents: list[Extent]) -> DataFrame:
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until it has reported, failed, or was stopped."""
     return run_driver(
-        "streaming.sample.__main__", "Sample the source for one build.", SampleDriver, "build", arguments
+        "streaming.sample", "Sample the source for one build.", SampleDriver, "build", arguments
     )
 
 

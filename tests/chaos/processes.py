@@ -58,7 +58,7 @@ class Processes:
 
     def spark(self) -> list[psutil.Process]:
         """Spark drivers, their JVMs and Python workers."""
-        drivers = self.below("streaming.backfill.__main__")
+        drivers = self.below("streaming.backfill")
         return list(dict.fromkeys(p for driver in drivers for p in (driver, *_children(driver.pid))))
 
     @contextmanager

@@ -292,7 +292,7 @@ class Build:
         }
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "streaming.backfill.__main__", "--build", BUILD],
+                [sys.executable, "-m", "streaming.backfill", "--build", BUILD],
                 env=environment,
                 stderr=log,
                 stdout=log,

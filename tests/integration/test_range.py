@@ -209,10 +209,10 @@ def test_a_sample_may_be_cancelled_and_an_empty_source_is_told(built: World, tmp
 
     built.sql(f"CREATE INDEX again ON {TOPIC} (n) PARTITION BY RANGE(n) WITH (slices=3)")
     build = shown(built, "again")["build"]
-    wait_for(lambda: bool(built.processes("streaming.sample.__main__")), "the driver of the sample runs")
-    send(built.processes("streaming.sample.__main__"), signal.SIGKILL)
+    wait_for(lambda: bool(built.processes("streaming.sample")), "the driver of the sample runs")
+    send(built.processes("streaming.sample"), signal.SIGKILL)
     built.admin.call("POST", f"/v1/builds/{build}/cancel")
-    wait_for(lambda: not built.processes("streaming.sample.__main__"), "nothing of it is left")
+    wait_for(lambda: not built.processes("streaming.sample"), "nothing of it is left")
     assert shown(built, "again")["splits"] is None
     again = built.build("again")
     built.wait_ready(again)

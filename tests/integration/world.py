@@ -186,7 +186,7 @@ class World:
 
     def spark(self) -> list[psutil.Process]:
         """The Spark driver of a build, its JVM and its Python workers."""
-        return self.processes("streaming.backfill.__main__")
+        return self.processes("streaming.backfill")
 
     @contextmanager
     def spark_held(self) -> Iterator[None]:

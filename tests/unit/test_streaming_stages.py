@@ -75,7 +75,7 @@ class Sent:
 @pytest.fixture(autouse=True)
 def sent(monkeypatch: pytest.MonkeyPatch) -> None:
     Sent.messages, Sent.numbers = [], itertools.count()
-    monkeypatch.setattr(tasks, "Sender", Sent)
+    monkeypatch.setattr(tasks, "ChunkSender", Sent)
 
 
 def work(indexes: dict[str, IndexDefinition], **changes: object) -> Work:

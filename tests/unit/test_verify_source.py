@@ -443,11 +443,11 @@ class Ending:
                 ending.told.append("silent")
 
         for name, fake in (
-            ("Following", Following),
+            ("MetadataFollower", Following),
             ("Slices", Slices),
             ("Verification", Verification),
             ("Engine", Spark),
-            ("Reporter", Reporter),
+            ("DriverReporter", Reporter),
             ("admin", lambda _: nullcontext()),
         ):
             monkeypatch.setattr(driver, name, fake)
