@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import sys
 
-from streaming.backfill.driver import Driver
-from streaming.drivers.process import run_driver
+from streaming.backfill.driver import BackfillDriver
+from streaming.drivers.lifecycle import run_driver
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until the build's backfill has passed, failed, or was stopped."""
-    description = "Backfill one build."
-    return run_driver(
-        "streaming.backfill", description, Driver, "build", arguments, stand_back=False
-    )
+    return run_driver(BackfillDriver, "streaming.backfill", "Backfill one build.", arguments)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ the coordinator finds out which it is. Or what was read is not on the log any mo
 (`streaming.core.log_identity`): then it ends with a status of its own, and the build begins again. So it
 does where the folder of the build is gone (a coordinator on another machine has taken over, a disk was lost).
 
-Threads: the main thread follows the metadata and decides on the end; Spark calls `Batches.on_batch` in
-another; a third one reports. What they share is in `Status`.
+Threads: the main thread decides on the end; one follows the metadata, one reports; Spark calls
+`Batches.on_batch` in another, and a table is read in one more. What they share is in `Status`.
 
 Files, in `<data_dir>/builds/<build>`: `checkpoint` (Spark's), `progress.json`, `scratch` (shuffle files),
 `lock`.
@@ -38,11 +38,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
@@ -51,7 +50,7 @@ from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
 from keytide.errors import RetryableError
 from keytide.kafka.history import LogHistory, log_history
 from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import CatalogReader, admin, describe_topics, list_offsets
+from keytide.kafka.topics import admin, describe_topics, list_offsets
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
@@ -59,12 +58,11 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan
 from streaming.backfill.table_origin import begins_at, read_table, starting_offsets
-from streaming.core import log_identity as footing
 from streaming.core import micro_batches as core
 from streaming.drivers import failures
-from streaming.drivers.outage import Outage
-from streaming.drivers.progress import DriverReporter, Status, StoppedError
-from streaming.drivers.rate_gate import RateGate, gate_of
+from streaming.drivers.engine import SparkEngine
+from streaming.drivers.lifecycle import Driver, MetadataFollower, Outage
+from streaming.drivers.progress import Status, StoppedError
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint, CheckpointLostError
 
@@ -83,105 +81,70 @@ AGAIN_S = 1.0
 """Before what failed is tried again."""
 
 
-class Driver:
-    """Runs one build's backfill to its end.
+class BackfillDriver(Driver):
+    """Runs one build's backfill to its end (`streaming.drivers.lifecycle.Driver`)."""
 
-    Args:
-        settings: `data_dir` must be the same at every start of this build.
-        build: the build's id.
-        stop: set to have the driver end at the next opportunity (within about a second).
-    """
+    kind = "build"
+    stands_back = False
 
-    def __init__(self, settings: Settings, build: str, stop: threading.Event) -> None:
-        self._settings = settings
-        self._id = build
-        self._stop = stop
-        self._folder = settings.data_dir.resolve() / "builds" / build
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._catalog = CatalogReader(settings)
+    def __init__(
+        self,
+        settings: Settings,
+        of: str,
+        stop: threading.Event,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, of, stop, now)
         self._identity = KafkaIdentity(settings)
-        self._status = Status(self._folder / "progress.json")
+        self._status = Status(self.folder / "progress.json")
         self._batches: Batches | None = None
-        self._sitting = Outage(2 * settings.build.kafka_away_s)
+        self._outage = Outage(2 * settings.build.kafka_away_s)
 
-    def run(self) -> int:
-        """Run to the end; returns the exit status (`streaming.core.micro_batches`)."""
-        reporter = DriverReporter(self._settings, self._report)
-        try:
-            with self._exclusive():
-                self._backfill(reporter)
-            return core.EXIT_PASSED
-        except StoppedError:
-            log.info("build %s: the driver was stopped", self._id)
-            return core.EXIT_STOPPED
-        except Exception as error:
-            if self._stop.is_set():
-                return core.EXIT_STOPPED  # a job that was cancelled fails in many ways
-            failure = failures.diagnose(error)
-            log.error("build %s: %s: %s", self._id, failure.reason, failure.message)
-            log.debug("build %s", self._id, exc_info=error)
-            self._status.enter(
-                "FAILED" if failure.never else "RUNNING", f"{failure.reason}: {failure.message}"
-            )
-            if isinstance(error, footing.ReadLostError):
-                return core.EXIT_READ_LOST
-            if isinstance(error, CheckpointLostError):
-                return core.EXIT_CHECKPOINT_LOST
-            return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
-        finally:
-            reporter.close()
-            self._catalog.close()
-
-    def _report(self) -> BuildProgress:
+    def report(self) -> BuildProgress:
         return self._status.report(self._id, self._batches.run if self._batches else "", now_ms())
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the build's lock, so that two drivers never share a checkpoint; it goes with the process."""
-        deadline = time.monotonic() + LOCK_LIMIT_S
-        with (self._folder / "lock").open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        raise RetryableError(f"another driver works on build {self._id}") from error
-                    if self._stop.wait(POLL_S):
-                        raise StoppedError from error
-            yield
+    def failed(self, never: bool, note: str) -> None:
+        self._status.enter("FAILED" if never else "RUNNING", note)
 
-    def _backfill(self, reporter: DriverReporter) -> None:
-        while (batches := self._try_to_load()) is None:
-            pass
-        self._batches = batches
+    def _lock(self) -> None:
+        """Take the build's lock, so that two drivers never share a checkpoint; it goes with the process."""
+        deadline = self._now() + LOCK_LIMIT_S
+        self._locked = (self.folder / "lock").open("w")
+        while True:
+            try:
+                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if self._now() > deadline:
+                    raise RetryableError(f"another driver works on build {self._id}") from error
+                if self._stop.wait(POLL_S):
+                    raise StoppedError from error
+
+    def work(self, held: ExitStack) -> None:
+        self._lock()
+        self._batches = batches = self._loaded(held)
         own = self._settings.build
         os.nice(own.rebuild_nice if self._build.rebuild else own.nice)  # Spark's processes are children
         journal = self._status.journal
         if not self._table_left() and (journal.nothing_to_read is not None or self._passed_already()):
-            self._pass(batches, reporter)
+            self._pass(batches)
             return
-        scratch = self._folder / "scratch"
-        shutil.rmtree(scratch, ignore_errors=True)  # of a driver that was killed
-        scratch.mkdir()
-        options = spark.session_options(self._settings, scratch, rows=self._table_left())
-        session = spark.start_session(options, self._settings.build.jars)
-        try:
-            self._stream(session, batches, reporter)
-        finally:
-            session.stop()
-            shutil.rmtree(scratch, ignore_errors=True)
+        self._stream(self.start_spark(rows=self._table_left()), batches)
 
     # --- what the build is ----------------------------------------------------------------------------------
 
-    def _try_to_load(self) -> Batches | None:
-        """`_load`; None when Kafka was away, and it is to be tried again."""
-        try:
-            return self._load()
-        except (RetryableError, KafkaException) as error:
-            self._sit_out(error)
-            self._catalog.close()
-            return None
+    def _loaded(self, held: ExitStack) -> Batches:
+        """What `_load` reads, while the metadata is followed; tried again while Kafka is away."""
+        while True:
+            try:
+                with ExitStack() as if_it_fails:
+                    self._metadata = MetadataFollower(self._settings)
+                    if_it_fails.callback(self._metadata.close)
+                    batches = self._load()
+                    held.enter_context(if_it_fails.pop_all())
+                    return batches
+            except (RetryableError, KafkaException) as error:
+                self._sit_out(error)
 
     def _sit_out(self, error: BaseException) -> None:
         """Wait a moment before what failed is tried again.
@@ -191,7 +154,7 @@ class Driver:
             StoppedError: the driver is asked to end.
         """
         failure = failures.diagnose(error)
-        if not failure.away or self._sitting.over(self._status.finished, time.monotonic()):
+        if not failure.away or self._outage.over(self._status.finished, self._now()):
             raise error
         log.warning("build %s: %s; tried again", self._id, failure.message)
         if self._stop.wait(AGAIN_S):
@@ -199,10 +162,8 @@ class Driver:
 
     def _load(self) -> Batches:
         """Read what the build is, and how far it has come."""
-        self._identity.look()
-        self._catalog.start()
         self._build = self._wanted()
-        keyspace = self._catalog.catalog.keyspace(self._build.keyspace)
+        keyspace = self._metadata.catalog().keyspace(self._build.keyspace)
         if keyspace is None:
             raise failures.BuildImpossibleError(f"keyspace {self._build.keyspace} is not in the metadata")
         self._keyspace = keyspace
@@ -213,7 +174,7 @@ class Driver:
         self._plan = BuildPlan(self._id, keyspace.name, keyspace.topic_id, filled, slices)
         origin = self._build.origin
         self._checkpoint = Checkpoint(
-            self._folder / "checkpoint", keyspace.name, keyspace.topic_id, first=1 if origin else 0
+            self.folder / "checkpoint", keyspace.name, keyspace.topic_id, first=1 if origin else 0
         )
         earliest = self._checkpoint.begin()
         journal = self._status.journal
@@ -221,7 +182,7 @@ class Driver:
             journal.piece = self._checkpoint.newest()
         begun = earliest is not None or journal.table_read or journal.nothing_to_read is not None
         if core.forgotten(self._build, journal.first_read_at, begun):
-            raise CheckpointLostError(f"{self._folder} does not have the checkpoint of build {self._id}")
+            raise CheckpointLostError(f"{self.folder} does not have the checkpoint of build {self._id}")
         if earliest is None and origin is not None:
             earliest = Timestamp.of(origin.offsets, keyspace.topic_id)
         if earliest is None:
@@ -246,18 +207,19 @@ class Driver:
 
     def _wanted(self) -> BuildRecord:
         """The build's record, while it is to be backfilled."""
-        build = self._catalog.catalog.build(self._id)
+        catalog = self._metadata.catalog()
+        build = catalog.build(self._id)
         if build is None or build.state not in ("QUEUED", "BACKFILL") or build.ended:
             log.info("build %s is %s", self._id, build.state if build else "not in the metadata")
             raise StoppedError
-        keyspace = self._catalog.catalog.keyspace(build.keyspace)
+        keyspace = catalog.keyspace(build.keyspace)
         if keyspace is not None and keyspace.incarnation > build.incarnation:
             log.info("build %s: keyspace %s was rolled back since it began", self._id, keyspace.name)
             raise StoppedError
         return build
 
     def _index(self, name: str) -> IndexRecord:
-        index = self._catalog.catalog.index(name)
+        index = self._metadata.catalog().index(name)
         if index is None:
             log.info("build %s: index %s is not in the metadata", self._id, name)
             raise StoppedError
@@ -288,7 +250,6 @@ class Driver:
         Raises:
             StoppedError: the build is not wanted any more, or the driver is asked to end.
         """
-        self._catalog.poll(POLL_S)
         self._build = self._wanted()
         if self._stop.is_set():
             raise StoppedError
@@ -300,16 +261,17 @@ class Driver:
 
     def _passed_already(self) -> bool:
         """Whether there is nothing to do for Spark: a finished backfill, or nothing in the source."""
-        deadline = time.monotonic() + ACTIVATION_LIMIT_S
+        deadline = self._now() + ACTIVATION_LIMIT_S
         while self._status.position.covers(self._build.load_timestamp):
             if self._status.try_close(self._passed):
                 return True
-            if self._status.journal.pending or time.monotonic() > deadline:
+            if self._status.journal.pending or self._now() > deadline:
                 return False
+            self._stop.wait(POLL_S)
             self._follow()
         return False
 
-    def _pass(self, batches: Batches, reporter: DriverReporter) -> None:
+    def _pass(self, batches: Batches) -> None:
         """Say that the build has passed; with nothing to read, slices get an empty micro-batch first."""
         empty = self._status.journal.nothing_to_read
         if self._status.finished < 0 or empty is not None:
@@ -318,62 +280,50 @@ class Driver:
             batches.send_ends(0, end, end, [{} for _ in self._plan.slots])
         reach("driver-passed")
         self._status.enter("PASSED")
-        reporter.send()
+        self._reporter.send()
         log.info("build %s: passed after %d micro-batches", self._id, self._status.finished + 1)
 
     # --- the query ------------------------------------------------------------------------------------------
 
-    def _stream(self, session: SparkSession, batches: Batches, reporter: DriverReporter) -> None:
+    def _stream(self, engine: SparkEngine, batches: Batches) -> None:
         """Run the query until the build has passed."""
-        partitions = spark.shuffle_partitions(len(self._plan.slots), session.sparkContext.defaultParallelism)
-        gate = gate_of(session)
+        engine.shuffle(spark.shuffle_partitions(len(self._plan.slots), engine.parallelism))
+        self._status.gate = gate = engine.gate
         gate.limit(self._build.rate_limit)
-        batches.prepare(partitions, gate)
-        session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-        self._status.gate = gate
+        batches.prepare(engine.partitions, gate)
         if self._build.origin is not None and self._table_left():
             self._status.begin_reading(now_ms())
-            self._read_table(session, batches, self._build.origin, gate)
-        warming = spark.warm_up(session, partitions)
+            self._read_table(engine, batches, self._build.origin)
+        engine.warm_up()
         batches.rate = self._build.rate_limit
-        query = self._start_query(session, batches)
+        query = self._start_query(engine.session, batches)
         try:
             while not self._status.try_close(self._passed):
                 if not query.isActive:
                     self._sit_out(
                         batches.error or query.exception() or RetryableError("Spark ended the query")
                     )
-                    query = self._start_query(session, batches)
+                    query = self._start_query(engine.session, batches)
+                self._stop.wait(POLL_S)
                 self._follow()
                 batches.rate = self._build.rate_limit
                 gate.limit(batches.rate)
-            self._pass(batches, reporter)
+            self._pass(batches)
         finally:
             self._status.close()
             batches.close()
             gate.close()
             query.stop()
-            warming.join()
 
-    def _read_table(
-        self, session: SparkSession, batches: Batches, origin: TableOrigin, gate: RateGate
-    ) -> None:
+    def _read_table(self, engine: SparkEngine, batches: Batches, origin: TableOrigin) -> None:
         """Read the table that the build begins with, while the metadata is followed."""
-        table = read_table(session, origin, self._settings.build.origin_options)
-        reading = threading.Thread(
-            target=batches.on_table, args=(table, begins_at(origin)), name="table", daemon=True
-        )
-        reading.start()
-        try:
-            while reading.is_alive():
-                self._follow()
-                gate.limit(self._build.rate_limit)
-        finally:
-            if reading.is_alive():  # the build is not wanted any more
-                session.sparkContext.cancelAllJobs()
-            reading.join()
-        if batches.error is not None:
-            raise batches.error
+        table = read_table(engine.session, origin, self._settings.build.origin_options)
+
+        def follow() -> None:
+            self._follow()
+            engine.gate.limit(self._build.rate_limit)
+
+        engine.run(lambda: batches.on_table(table, begins_at(origin)), follow)
 
     def _start_query(self, session: SparkSession, batches: Batches) -> StreamingQuery:
         batches.error = None  # of a query that ended

@@ -1,5 +1,4 @@
-"""What every Spark driver is, whatever it does: a process with arguments, signals, progress, failures and a
-rate.
+"""What every Spark driver is, whatever it does: its life cycle, Spark, reports, failures and a rate.
 
-Used by `backfill`, `sample`, `verify` and `repair`.
+`backfill`, `sample`, `verify` and `repair` are small programs in `lifecycle.Driver`.
 """

@@ -26,7 +26,7 @@ from keytide.kafka.topics import producer
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
-from keytide.wire.messages import BuildProgress, JobProgress, encode
+from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
 from streaming.core import log_identity as footing
 from streaming.core.micro_batches import SettledBatch, Slot, add_counts
 from streaming.core.sizing import SizedBatch
@@ -246,10 +246,10 @@ class DriverReporter:
     """Sends reports twice a second until closed.
 
     Args:
-        current: makes the present report; called from the reporter's thread too.
+        current: makes the present report, None for nothing to say; called from the reporter's thread too.
     """
 
-    def __init__(self, settings: Settings, current: Callable[[], BuildProgress | JobProgress]) -> None:
+    def __init__(self, settings: Settings, current: Callable[[], BuildProgress | JobProgress | None]) -> None:
         self._producer = producer(settings)
         self._topic = Topics(settings.cluster).reports
         self._current = current
@@ -258,16 +258,26 @@ class DriverReporter:
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
-    def send(self) -> None:
-        """Send a report now."""
+    def send(self, message: Message | None = None) -> None:
+        """Send a report now, or another message."""
         with self._lock:
             try:
-                self._producer.produce(self._topic, encode(self._current()))
+                report = message or self._current()
+                if report is not None:
+                    self._producer.produce(self._topic, encode(report))
                 self._producer.poll(0)
             except BufferError:
                 log.warning("Kafka is behind: a report is left out")
             finally:
                 self._producer.hand_over()  # the lock keeps the two threads apart
+
+    def flush(self, limit_s: float) -> bool:
+        """Wait until what was sent has arrived; whether it has."""
+        with self._lock:
+            try:
+                return not self._producer.flush(limit_s)
+            finally:
+                self._producer.hand_over()
 
     def _run(self) -> None:
         while not self._end.wait(REPORT_INTERVAL_S):
@@ -278,5 +288,5 @@ class DriverReporter:
         self._end.set()
         self._thread.join()
         self.send()
-        if self._producer.flush(_FLUSH_S):
+        if not self.flush(_FLUSH_S):
             log.error("the last report did not reach Kafka")

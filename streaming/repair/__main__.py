@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from streaming.drivers.process import run_driver
+from streaming.drivers.lifecycle import run_driver
 from streaming.repair.driver import RepairDriver
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until the job is done, has failed, or was stopped."""
-    return run_driver("streaming.repair", "Repair an index.", RepairDriver, "job", arguments)
+    return run_driver(RepairDriver, "streaming.repair", "Repair an index.", arguments)
 
 
 if __name__ == "__main__":

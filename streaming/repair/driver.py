@@ -11,88 +11,71 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Final
 
-from keytide.catalog.catalog import IndexRecord, JobRecord
-from keytide.kafka.topics import admin
+from keytide.catalog.catalog import IndexRecord
 from keytide.process.clock import now_ms
-from streaming.repair.comparison import LiveComparison
+from keytide.process.sync_points import reach
 from streaming.repair.corrections import Planned, count_actions
-from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
+from streaming.repair.repair import LiveComparison, NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import SliceChannel
 from streaming.verify import report
 from streaming.verify.core.difference import is_clean
-from streaming.verify.documents import Scene
-from streaming.verify.driver import KafkaSource, MetadataFollower, VerifyDriver, has_origin, indexes_of
-from streaming.verify.slices import Slices
+from streaming.verify.driver import VerifyDriver
 from streaming.verify.source import SourceReader
 from streaming.verify.verification import Verification
 
-_LOOK: Final = 0.4
-"""What the first look is of the whole, about; the last one is as much."""
+_COMPARING: Final = 0.4
+"""What the first comparison is of the whole, about; the last one is as much."""
 
 
 class RepairDriver(VerifyDriver):
     """Runs one repair to its end."""
 
-    def _work(self) -> None:
-        with ExitStack() as stack:
-            following = MetadataFollower(self._settings, self._id, self._stop)
-            stack.callback(following.close)
-            job = following.wanted()
-            (index,) = indexes_of(following.catalog(), job)
-            slices = Slices(following.catalog, [index.id])
-            stack.callback(slices.close)
-            scene = Scene(
-                keyspace=job.keyspace,
-                indexes=(index,),
-                slices=slices,
-                facts=KafkaSource(stack.enter_context(admin(self._settings)), following, job.keyspace),
-                limit=self._settings.repair.documents,
-                tell=self._tell_of_look,
-                stopped=self._stop.is_set,
-            )
-            name = f"{self._id}-{self._run_id}"
-            channel = SliceChannel(self._settings, index, name)
-            stack.callback(channel.close)
-            origins = has_origin(following.catalog(), [index])
-            looks = LiveComparison(scene, self._reader_of, origins=origins, began=self._look_begins)
-            repair = Repair(
-                index, name, looks, channel, self._settings.repair, self._tell_of_round, self._stop.is_set
-            )
-            began = now_ms()
-            done = Repaired()
-            try:
-                repair.run(done, dry_run=job.dry_run)
-            except NotRepairedError:
-                self._write_repaired(job, index, done, began)
-                raise
-            self._write_repaired(job, index, done, began)
-            self._detail = summary(done, dry_run=job.dry_run)
-            self._share, self._state = 1.0, "DONE"
+    def work(self, held: ExitStack) -> None:
+        (index,), context = self.open(held, self._settings.repair.documents, self._tell_of_comparison)
+        name = f"{self._id}-{self._run_id}"
+        channel = SliceChannel(self._settings, index, name)
+        held.callback(channel.close)
+        comparison = LiveComparison(context, self._reader_of, self._comparison_begins)
+        repair = Repair(
+            *(index, name, comparison, channel, self._settings.repair, self._tell_of_round),
+            self._stop.is_set,
+        )
+        began, dry_run = now_ms(), self._job.dry_run
+        done = Repaired()
+        try:
+            repair.run(done, dry_run=dry_run)
+        except NotRepairedError:
+            self._write_repaired(index, done, began)
+            raise
+        self._write_repaired(index, done, began)
+        self._detail = summary(done, dry_run=dry_run)
+        self._fraction, self._state = 1.0, "DONE"
+        reach("verify-done")
 
     def _reader_of(self, documents: int) -> SourceReader:
         reader = self._reader(documents)
-        self._total = 0  # (several looks: records read say nothing of how far it is)
+        self._total = 0  # (several comparisons: records read say nothing of how far it is)
         return reader
 
-    def _look_begins(self, verification: Verification) -> None:
+    def _comparison_begins(self, verification: Verification) -> None:
         self._verification = verification
-        self._base = 0.0 if self._share == 0.0 else 1.0 - _LOOK
+        self._base = 0.0 if self._fraction == 0.0 else 1.0 - _COMPARING
 
-    def _tell_of_look(self, detail: str, share: float) -> None:
-        self._tell(detail, self._base + _LOOK * share)
+    def _tell_of_comparison(self, detail: str, fraction: float) -> None:
+        self._tell(detail, self._base + _COMPARING * fraction)
 
     def _tell_of_round(self, detail: str) -> None:
-        self._tell(detail, max(self._share, 0.0))
+        self._tell(detail, max(self._fraction, 0.0))
 
     _base = 0.0
 
-    def _write_repaired(self, job: JobRecord, index: IndexRecord, done: Repaired, began: int) -> None:
+    def _write_repaired(self, index: IndexRecord, done: Repaired, began: int) -> None:
         first, last = done.first, done.last
         if first is None or last is None:
             return
-        found = report.summary(job, [index], first, began, now_ms())
+        found = report.summary(self._job, [index], first, began, now_ms())
         found["repair"] = {
-            "dry_run": job.dry_run,
+            "dry_run": self._job.dry_run,
             "rounds": done.rounds,
             "actions": count_actions(done.planned),
             "corrected": done.corrected,

@@ -23,21 +23,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
+
+import msgspec
 
 from keytide.catalog.catalog import IndexRecord
 from keytide.errors import CallerError, RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.process.sync_points import reach
 from keytide.settings.settings import RepairSettings
+from keytide.wire import digests
 from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
 from keytide.wire.messages import Corrections, RepairEnd, RepairWatch, SliceStatus
 from streaming.repair.corrections import CORRECTED, Planned, batches, count_actions, planned, wanted
-from streaming.repair.slices import Told
+from streaming.repair.slices import SliceChannel, Told
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
 from streaming.verify.core.difference import Difference, Holding
-from streaming.verify.documents import VerificationResult
+from streaming.verify.core.newest import IndexPlan
+from streaming.verify.documents import DocumentComparison, VerificationContext, VerificationResult
 from streaming.verify.slices import Pin
+from streaming.verify.source import SourceRanges, SourceReader
+from streaming.verify.tasks import VerifyWork
+from streaming.verify.verification import Verification
 
 MESSAGE_DOCUMENTS: Final = 5_000
 """Documents in one message of corrections: a commit of a slice, some ten milliseconds."""
@@ -51,36 +58,68 @@ class NotRepairedError(CallerError):
     problem_type = "not-repaired"
 
 
-class IndexComparison(Protocol):
-    """How index and source are compared."""
+class LiveComparison:
+    """Compares one index with its source, by the parts of verification.
+
+    Args:
+        context: of the one index.
+        reader: makes the reader of the source, told how many records there are.
+        began: called with each whole comparison when it begins.
+    """
+
+    def __init__(
+        self,
+        context: VerificationContext,
+        reader: Callable[[int], SourceReader],
+        began: Callable[[Verification], None] = lambda _: None,
+    ) -> None:
+        (self._index,) = context.indexes
+        self._context = context
+        self._reader = reader
+        self._began = began
 
     def whole(self) -> VerificationResult:
         """Everything, at a new snapshot."""
-        ...
+        verification = Verification(self._context, self._reader)
+        self._began(verification)
+        return verification.run()
 
     def some(
         self, pin: Pin, ids: set[bytes]
     ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[Holding]], Evidence]:
         """What the source and the slices have of some documents, at a snapshot that is held."""
-        ...
+        index, began = self._index, time.monotonic()
+        self._context.source.check(pin.timestamp, pin.incarnation)
+        starts, ends = self._context.starts(), pin.timestamp.offsets()
+        documents = SourceRanges.of(self._context.keyspace, starts, ends).documents
+        work = VerifyWork(
+            definitions=((index.id, msgspec.json.encode(index.definition)),),
+            indexes=(IndexPlan(index.id, index.slices, tuple(index.splits)),),
+            bits=digests.bits_for(documents),
+            range_bits=0,
+            routes=(),
+            until=ends,
+        )
+        reader = self._reader(documents)
+        try:
+            judging = DocumentComparison(self._context, reader, work, VerificationResult(pin, {}), began)
+            truths = judging.truths(pin, {}, {index.id: ids})
+            held = judging.held(pin, {}, {index.id: ids})
+            evidence = judging.evidence()
+        finally:
+            reader.close()
+        self._context.source.check(pin.timestamp, pin.incarnation)
+        return truths, {docid: some for (_, docid), some in held.items()}, evidence
 
     def ends(self) -> dict[int, int]:
         """Where the source ends for a reader of committed records."""
-        ...
+        return self._context.source.ends()
 
-    def pin(self, at_least: Timestamp) -> Pin: ...
+    def pin(self, at_least: Timestamp) -> Pin:
+        return self._context.slices.pin(self._context.stopped, at_least)
 
-    def release(self, pin: Pin) -> None: ...
-
-
-class Channel(Protocol):
-    """To and from slices (`streaming.repair.slices`)."""
-
-    def send(self, messages: list[RepairWatch | Corrections | RepairEnd]) -> dict[int, int]: ...
-
-    def wait(
-        self, what: str, done: Callable[[SliceStatus], bool], limit_s: float, stopped: Callable[[], bool]
-    ) -> Told: ...
+    def release(self, pin: Pin) -> None:
+        self._context.slices.release(pin)
 
 
 @dataclass
@@ -117,8 +156,8 @@ class Repair:
         self,
         index: IndexRecord,
         name: str,
-        looks: IndexComparison,
-        channel: Channel,
+        comparison: LiveComparison,
+        channel: SliceChannel,
         settings: RepairSettings,
         tell: Callable[[str], None],
         stopped: Callable[[], bool],
@@ -127,7 +166,7 @@ class Repair:
     ) -> None:
         self._index = index
         self._name = name
-        self._looks = looks
+        self._comparison = comparison
         self._channel = channel
         self._settings = settings
         self._tell = tell
@@ -146,7 +185,7 @@ class Repair:
             NotRepairedError: it is of no use to begin again.
         """
         self._tell("comparing the index with its source")
-        found = done.first = done.last = self._looks.whole()
+        found = done.first = done.last = self._comparison.whole()
         while True:
             self._refuse_too_many(found)
             ids = wanted(found.differences)
@@ -164,7 +203,7 @@ class Repair:
                 return
             self._round(done, ids, found.pin.incarnation)
             self._tell("comparing the index with its source once more")
-            found = done.last = self._looks.whole()
+            found = done.last = self._comparison.whole()
 
     def _refuse_too_many(self, found: VerificationResult) -> None:
         index = found.indexes[self._index.id]
@@ -175,7 +214,7 @@ class Repair:
             )
 
     def _dry(self, found: VerificationResult, ids: set[bytes]) -> list[Planned]:
-        ends = Timestamp.of(self._looks.ends())
+        ends = Timestamp.of(self._comparison.ends())
         return self._look_again(ends, ids, found.pin.incarnation, time_at=self._now())[1]
 
     # --- a round --------------------------------------------------------------
@@ -209,7 +248,7 @@ class Repair:
         number = next(iter(to.values())).number
         self._wait("watching", lambda status: _at(status, self._name, number) and status_watches(status))
         reach("repair-watched")
-        ends = Timestamp.of(self._looks.ends())
+        ends = Timestamp.of(self._comparison.ends())
         at, plans = self._look_again(ends, ids, incarnation, time_at=seen_at + self._settings.grace_s)
         self._tell(f"round {number + 1}: correcting {len({one.correction.id for one in plans})} documents")
         sent = self._correct(to, at, plans)
@@ -239,13 +278,13 @@ class Repair:
                 raise RetryableError("the driver was asked to end")
             self._nap(min(NAP_S, max(0.0, time_at - self._now())))
         self._tell(f"looking again at {len(ids)} documents")
-        pin = self._looks.pin(at_least)
+        pin = self._comparison.pin(at_least)
         try:
             if pin.incarnation != incarnation:
                 raise RetryableError("the source was rolled back meanwhile")
-            truths, held, evidence = self._looks.some(pin, ids)
+            truths, held, evidence = self._comparison.some(pin, ids)
         finally:
-            self._looks.release(pin)
+            self._comparison.release(pin)
         plans: list[Planned] = []
         for docid in sorted(ids):
             truth, there = truths.get(docid, NOTHING), held.get(docid, ())

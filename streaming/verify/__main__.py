@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 
-from streaming.drivers.process import run_driver
+from streaming.drivers.lifecycle import run_driver
 from streaming.verify.driver import VerifyDriver
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the driver until the job is done, has failed, or was stopped."""
-    return run_driver("streaming.verify", "Verify indexes.", VerifyDriver, "job", arguments)
+    return run_driver(VerifyDriver, "streaming.verify", "Verify indexes.", arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -34,8 +34,8 @@ from streaming.verify.core.comparing import (
 )
 from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, Holding
 from streaming.verify.core.newest import decode, joined, reduced
-from streaming.verify.slices import Pin, Slices
-from streaming.verify.source import SourceRanges, SourceReader
+from streaming.verify.slices import Pin, SliceClient
+from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 
 GROUP_DOCUMENTS: Final = 50_000
@@ -44,30 +44,6 @@ GROUP_VERSIONS: Final = 500_000
 """Of the source, at once: with entries or, as most are where an index is partial, without."""
 ROUNDS: Final = 4
 """Newer snapshots at which what could not be decided is judged again."""
-
-
-class SourceQuestions(Protocol):
-    """What is asked of the source topic."""
-
-    def earliest(self) -> dict[int, int]:
-        """First offsets that are there."""
-        ...
-
-    def ends(self) -> dict[int, int]:
-        """Ends for a read_committed reader."""
-        ...
-
-    def deletions_kept_ms(self) -> int | None:
-        """How long a compacted topic keeps deletions; None for one that is not compacted."""
-        ...
-
-    def check(self, timestamp: Timestamp, incarnation: int) -> None:
-        """See that the source is the one that the snapshot is of.
-
-        Raises:
-            RetryableError: it is another topic, was rolled back, or ends below the snapshot.
-        """
-        ...
 
 
 class IndexOutcome(msgspec.Struct):
@@ -119,24 +95,26 @@ class VerificationResult:
 
 
 @dataclass(frozen=True)
-class Scene:
+class VerificationContext:
     """What a verification works with.
 
     Attributes:
         keyspace: the topic.
         indexes: their records, by id.
         slices: asks the nodes.
-        facts: asks Kafka.
+        source: asks Kafka.
         limit: differences that are listed.
+        origins: whether a build of one of the indexes began with a table.
         tell: called with what is done now, in words, and how much of the whole (0 to 1).
         stopped: asked now and then.
     """
 
     keyspace: str
     indexes: tuple[IndexRecord, ...]
-    slices: Slices
-    facts: SourceQuestions
+    slices: SliceClient
+    source: KafkaSource
     limit: int
+    origins: bool = False
     tell: Callable[[str, float], None] = lambda _, __: None
     stopped: Callable[[], bool] = lambda: False
 
@@ -147,7 +125,7 @@ class Scene:
         taken = self.slices.tables_taken_at()
         return {
             partition: max(start, taken.get(partition, 0))
-            for partition, start in self.facts.earliest().items()
+            for partition, start in self.source.earliest().items()
         }
 
 
@@ -162,9 +140,14 @@ class DocumentComparison:
     """
 
     def __init__(
-        self, scene: Scene, reader: SourceReader, work: VerifyWork, outcome: VerificationResult, began: float
+        self,
+        context: VerificationContext,
+        reader: SourceReader,
+        work: VerifyWork,
+        outcome: VerificationResult,
+        began: float,
     ) -> None:
-        self._scene = scene
+        self._context = context
         self._reader = reader
         self._work = work
         self._outcome = outcome
@@ -176,7 +159,7 @@ class DocumentComparison:
 
     @property
     def _full(self) -> bool:
-        return len(self._outcome.differences) >= self._scene.limit
+        return len(self._outcome.differences) >= self._context.limit
 
     def buckets(self, found: Mapping[str, Mapping[int, int]], documents: int) -> None:
         """Judge the documents of buckets that differ, group by group, until the limit is reached; the source
@@ -193,10 +176,10 @@ class DocumentComparison:
             while left and (not group or size + sizes[left[0]] <= GROUP_DOCUMENTS) and len(group) < most:
                 size += sizes[left[0]]
                 group.append(left.pop(0))
-            self._scene.tell(f"looking at {len(group) + len(left)} buckets that differ", 0.92)
+            self._context.tell(f"looking at {len(group) + len(left)} buckets that differ", 0.92)
             wanted = {index: sorted(set(group) & mine.keys()) for index, mine in found.items()}
             self._judge(self._outcome.pin, wanted, {})
-            if sum(map(len, self._undecided.values())) >= self._scene.limit:
+            if sum(map(len, self._undecided.values())) >= self._context.limit:
                 self.again()  # (what waits is held in memory)
         for index, mine in found.items():
             self._outcome.indexes[index].not_examined = len(set(left) & mine.keys())
@@ -204,9 +187,9 @@ class DocumentComparison:
     def shared(self, duplicates: Sequence[tuple[str, DuplicateKey]]) -> None:
         """Judge documents that share a key: it counts when their newest versions do, and nothing came
         later."""
-        for index, one in duplicates[: self._scene.limit]:
+        for index, one in duplicates[: self._context.limit]:
             self._shared.setdefault((index, one.key), set()).update(one.ids)
-        for index, _ in duplicates[self._scene.limit :]:
+        for index, _ in duplicates[self._context.limit :]:
             self._outcome.indexes[index].unlisted += 1
         self._judge_shared(self._outcome.pin)
 
@@ -216,15 +199,15 @@ class DocumentComparison:
             if not (self._undecided or self._shared):
                 return
             undecided, self._undecided = self._undecided, {}
-            self._scene.tell("looking again at what has changed since", 0.97)
-            ends = Timestamp.of(self._scene.facts.ends(), self._outcome.pin.timestamp.topic_id)
-            pin = self._scene.slices.pin(self._scene.stopped, ends)
+            self._context.tell("looking again at what has changed since", 0.97)
+            ends = Timestamp.of(self._context.source.ends(), self._outcome.pin.timestamp.topic_id)
+            pin = self._context.slices.pin(self._context.stopped, ends)
             try:
                 if undecided:
                     self._judge(pin, {}, undecided)
                 self._judge_shared(pin)
             finally:
-                self._scene.slices.release(pin)
+                self._context.slices.release(pin)
         undecided, self._undecided = self._undecided, {}
         for index, ids in sorted(undecided.items()):
             for docid in sorted(ids):
@@ -241,7 +224,7 @@ class DocumentComparison:
     def _add(self, difference: Difference) -> None:
         index = self._outcome.indexes[difference.index]
         index.counts[difference.kind.value] = index.counts.get(difference.kind.value, 0) + 1
-        if len(self._outcome.differences) >= self._scene.limit:
+        if len(self._outcome.differences) >= self._context.limit:
             index.unlisted += 1
         else:
             self._outcome.differences.append(difference)
@@ -253,7 +236,7 @@ class DocumentComparison:
         truths = self.truths(pin, buckets, ids)
         held = self.held(pin, buckets, ids)
         evidence = self.evidence()
-        for index in self._scene.indexes:
+        for index in self._context.indexes:
             mine = set(buckets.get(index.id, ()))
             wanted = set(ids.get(index.id, ()))
             known = {docid for docid, truth in truths.items() if truth.entries.get(index.id)}
@@ -324,8 +307,8 @@ class DocumentComparison:
                 "ids": frozenset(docid for some in ids.values() for docid in some),
             }
         )
-        ends = self._scene.facts.ends()
-        reading = SourceRanges.of(self._scene.keyspace, self._scene.starts(), ends)
+        ends = self._context.source.ends()
+        reading = SourceRanges.of(self._context.keyspace, self._context.starts(), ends)
         found = self._reader.find(reading, work)
         before = reduced(joined([decode(one.before) for one in found]))
         later = joined([decode(one.later) for one in found])
@@ -341,7 +324,7 @@ class DocumentComparison:
             if not mine and not wanted:
                 continue
             places = [place for place in pin.nodes if place[0] == index]
-            for (_, number), entries, back in self._scene.slices.rows(
+            for (_, number), entries, back in self._context.slices.rows(
                 pin, places, self._work.bits, mine, wanted
             ):
                 for docid, holding in holdings_of(number, entries, back):
@@ -350,9 +333,9 @@ class DocumentComparison:
 
     def evidence(self) -> Evidence:
         """What may have been lost up to now."""
-        kept = self._scene.facts.deletions_kept_ms()
+        kept = self._context.source.deletions_kept_ms()
         took = (time.monotonic() - self._began) * 1000
-        return Evidence(self._scene.starts(), kept is not None, kept is not None and took >= kept)
+        return Evidence(self._context.starts(), kept is not None, kept is not None and took >= kept)
 
 
 def _has_key(truth: SourceDocument | None, index: str, key: bytes) -> bool:

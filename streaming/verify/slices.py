@@ -100,7 +100,7 @@ class Pin:
     entries: dict[str, int] = field(default_factory=dict)
 
 
-class Slices:
+class SliceClient:
     """The slices of some indexes of one keyspace.
 
     Args:

@@ -11,33 +11,33 @@ Spark's tasks get *extents*, parts of partitions, and read them as those of buil
 (`streaming.stages.source_reader`). Starting Spark takes some seconds; a source with few records is read,
 projected and summed up by the driver itself within that time, by the very same functions.
 
-A job has one Spark session at most (`Engine`), for all its readings. Whatever is waited for, the rate limit
-of the build that waits for the job is followed, and a driver that is asked to end is heard: it still has to
-give back what it holds on slices, and only then ends Spark, which takes longer.
+A job has one Spark session at most, for all its readings. Whatever is waited for, the rate limit of the build
+that waits for the job is followed, and a driver that is asked to end is heard.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
+from keytide.catalog.catalog import Catalog
+from keytide.errors import RetryableError
+from keytide.kafka.clients import AdminClient
+from keytide.kafka.topics import describe_topics, list_offsets, topic_config
+from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import SecuritySettings, Settings
 from projector.core.projection import SourceBatch
 from streaming.core.rate import TokenBucket
+from streaming.drivers.engine import POLL_S, TASKS_PER_CORE, SparkEngine, two_stages
+from streaming.drivers.failures import BuildImpossibleError
 from streaming.drivers.progress import StoppedError
-from streaming.drivers.rate_gate import gate_of
-from streaming.spark import session as spark
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.verify.tasks import (
@@ -56,18 +56,12 @@ from streaming.verify.tasks import (
 from streaming.verify.tasks import Counted as Counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Row
 
-log = logging.getLogger(__name__)
-
-POLL_S: Final = 0.1
-TASKS_PER_CORE: Final = 4
 LEAST_EXTENT: Final = 50_000
 """Offsets: with fewer, starting a reader takes longer than reading."""
 MOST_EXTENT: Final = 500_000
 """Offsets: what a task that fails reads again, and about what it holds at once (`PORTION_BYTES`)."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,6 +98,57 @@ class SourceRanges:
         return found
 
 
+class KafkaSource:
+    """What Kafka says of a keyspace.
+
+    Args:
+        catalog: gives the dictionary as it is now.
+    """
+
+    def __init__(self, client: AdminClient, catalog: Callable[[], Catalog], keyspace: str) -> None:
+        self._admin = client
+        self._catalog = catalog
+        self._keyspace = keyspace
+
+    def _partitions(self) -> range:
+        record = self._catalog().keyspace(self._keyspace)
+        if record is None:
+            raise BuildImpossibleError(f"keyspace {self._keyspace} is not in the metadata")
+        return range(record.partitions)
+
+    def earliest(self) -> dict[int, int]:
+        """First offsets that are there."""
+        return list_offsets(self._admin, self._keyspace, self._partitions(), earliest=True)
+
+    def ends(self) -> dict[int, int]:
+        """Ends for a read_committed reader."""
+        return list_offsets(self._admin, self._keyspace, self._partitions())
+
+    def deletions_kept_ms(self) -> int | None:
+        """How long a compacted topic keeps deletions; None for one that is not compacted."""
+        config = topic_config(self._admin, self._keyspace)
+        if "compact" not in config.get("cleanup.policy", ""):
+            return None
+        return int(config["delete.retention.ms"])
+
+    def check(self, timestamp: Timestamp, incarnation: int) -> None:
+        """See that the source is the one that a snapshot is of.
+
+        Raises:
+            RetryableError: it is another topic, was rolled back, or ends below the snapshot.
+        """
+        info = describe_topics(self._admin, [self._keyspace]).get(self._keyspace)
+        if info is None or (timestamp.topic_id and info.id != timestamp.topic_id):
+            raise RetryableError(f"topic {self._keyspace} is not the one that the index is of")
+        record = self._catalog().keyspace(self._keyspace)
+        if record is not None and record.incarnation > incarnation:
+            raise RetryableError(f"keyspace {self._keyspace} was rolled back meanwhile")
+        ends = self.ends()
+        short = [p for p, place in timestamp.places.items() if ends.get(p, place.offset) < place.offset]
+        if short:
+            raise RetryableError(f"partitions {short} of {self._keyspace} end below the snapshot")
+
+
 class SourceReader(Protocol):
     """Reads and projects a source."""
 
@@ -125,76 +170,17 @@ class SourceReader(Protocol):
     def close(self) -> None: ...
 
 
-class Engine:
-    """Spark, for all readings of one job. Its actions run in another thread, so that the caller's is free as
-    soon as the driver is asked to end.
+class SparkReader:
+    """By Spark's tasks, within the rate limit.
 
     Args:
-        scratch: folder for shuffle files.
-        stop: set when the driver is to end.
         rate: documents per second that may be read now, 0 for no limit; asked all the time.
-
-    Raises:
-        StoppedError: the driver is asked to end.
     """
 
-    def __init__(
-        self, settings: Settings, scratch: Path, stop: threading.Event, rate: Callable[[], int]
-    ) -> None:
-        self._stop = stop
-        self._rate = rate
-        self._scratch = scratch
-        self._threads = ThreadPoolExecutor(1, "spark")
-        self.settings = settings.model_copy(update={"security": SecuritySettings()})
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        options = {
-            "spark.jars": "",  # no connector: tasks read Kafka themselves
-            **spark.session_options(settings, scratch),
-            "spark.app.name": "keytide-verify",
-        }
-        self.session = self._wait(lambda: spark.start_session(options), lambda: None)
-        self.parallelism: int = self.session.sparkContext.defaultParallelism
-        self.partitions = 2 * max(2, self.parallelism)
-        self.gate = gate_of(self.session)
-        self._warming = spark.warm_up(self.session, self.partitions)
-        self.session.conf.set("spark.sql.shuffle.partitions", str(self.partitions))
-
-    def collect(self, made: Callable[[], DataFrame]) -> list[Row]:
-        """Run an action; its rows.
-
-        Raises:
-            StoppedError: the driver is asked to end; so are the tasks.
-        """
-        try:
-            return self._wait(lambda: made().collect(), lambda: self.gate.limit(self._rate()))
-        except StoppedError:
-            self.session.sparkContext.cancelAllJobs()
-            raise
-
-    def _wait(self, action: Callable[[], T], meanwhile: Callable[[], None]) -> T:
-        meanwhile()
-        work = self._threads.submit(action)
-        while not wait([work], POLL_S).done:
-            if self._stop.is_set():
-                raise StoppedError
-            meanwhile()
-        return work.result()
-
-    def close(self) -> None:
-        """End Spark: some seconds."""
-        self.gate.close()
-        self._warming.join()
-        self.session.stop()
-        self._threads.shutdown()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-class SparkReader:
-    """By Spark's tasks, within the rate limit."""
-
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, settings: Settings, engine: SparkEngine, rate: Callable[[], int]) -> None:
+        self._settings = settings.model_copy(update={"security": SecuritySettings()})
         self._engine = engine
+        self._rate = rate
         self._before = 0
         self.partitions = engine.partitions
         engine.gate.begin(0, 0)
@@ -205,21 +191,17 @@ class SparkReader:
     def close(self) -> None:
         """Spark stays, for other readings of the job."""
 
+    def _run(self, action: Callable[[], list[Row]]) -> list[Row]:
+        return self._engine.run(action, lambda: self._engine.gate.limit(self._rate()))
+
     def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
         if not reading.ranges:
             return
         shares = self._begin(reading)
         gathered: Any = functools.partial(read_and_gather, work, shares)
         summed: Any = functools.partial(sum_up, work)
-        rows = self._engine.collect(
-            lambda: (
-                self._numbers(shares)
-                .mapInArrow(gathered, ROW)
-                .repartition(len(work.routes), "route")
-                .sortWithinPartitions("place")
-                .mapInArrow(summed, ROW)
-            )
-        )
+        numbers = self._engine.numbers(len(shares.extents))
+        rows = self._run(lambda: two_stages(numbers, gathered, ROW, len(work.routes), ("place",), summed))
         for row in rows:
             yield row["place"], decode_counted(bytes(row["body"]))
 
@@ -228,7 +210,8 @@ class SparkReader:
             return []
         shares = self._begin(reading)
         found: Any = functools.partial(read_and_find, work, shares)
-        rows = self._engine.collect(lambda: self._numbers(shares).mapInArrow(found, ROW))
+        numbers = self._engine.numbers(len(shares.extents))
+        rows = self._run(lambda: numbers.mapInArrow(found, ROW).collect())
         return [decode_found(bytes(row["body"])) for row in rows]
 
     def _begin(self, reading: SourceRanges) -> Shares:
@@ -237,12 +220,7 @@ class SparkReader:
         self._before += gate.documents
         extents = reading.extents(TASKS_PER_CORE * self._engine.parallelism)
         gate.begin(reading.documents, len(extents))
-        return Shares(self._engine.settings, reading.topic, extents, gate.meter)
-
-    def _numbers(self, shares: Shares) -> DataFrame:
-        """The numbers of extents, one in each partition."""
-        tasks = len(shares.extents)
-        return self._engine.session.range(0, tasks, 1, tasks)
+        return Shares(self._settings, reading.topic, extents, gate.meter)
 
 
 class DriverReader:
@@ -250,7 +228,7 @@ class DriverReader:
 
     Args:
         stop: set to end a reading.
-        rate: as of `Engine`.
+        rate: as of `SparkReader`.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, rate: Callable[[], int]) -> None:

@@ -31,7 +31,12 @@ from keytide.wire.digests import DuplicateKey, Sums
 from streaming.core import micro_batches as core
 from streaming.verify.core.difference import DifferenceClass
 from streaming.verify.core.newest import IndexPlan
-from streaming.verify.documents import DocumentComparison, IndexOutcome, Scene, VerificationResult
+from streaming.verify.documents import (
+    DocumentComparison,
+    IndexOutcome,
+    VerificationContext,
+    VerificationResult,
+)
 from streaming.verify.slices import Pin, Place
 from streaming.verify.source import SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
@@ -46,15 +51,13 @@ class Verification:
 
     Args:
         reader: makes the reader of the source, told how many records there are.
-        origins: whether a build of one of the indexes began with a table.
     """
 
-    def __init__(self, scene: Scene, reader: Callable[[int], SourceReader], *, origins: bool = False) -> None:
-        self._scene = scene
+    def __init__(self, context: VerificationContext, reader: Callable[[int], SourceReader]) -> None:
+        self._context = context
         self._make_reader = reader
         self._reader: SourceReader | None = None
-        self._origins = origins
-        indexes = scene.indexes
+        indexes = context.indexes
         self._plans = tuple(IndexPlan(i.id, i.slices, tuple(i.splits)) for i in indexes)
         self._definitions = tuple((i.id, msgspec.json.encode(i.definition)) for i in indexes)
 
@@ -72,44 +75,44 @@ class Verification:
         Raises:
             RetryableError: something was away, or changed: nothing is known, begin again.
         """
-        self._scene.tell("holding a snapshot of every slice", 0.0)
-        held = pin or self._scene.slices.pin(self._scene.stopped)
+        self._context.tell("holding a snapshot of every slice", 0.0)
+        held = pin or self._context.slices.pin(self._context.stopped)
         try:
             return self._verify(held)
         finally:
             if pin is None:
-                self._scene.slices.release(held)
+                self._context.slices.release(held)
             if self._reader is not None:
                 self._reader.close()
 
     def _verify(self, pin: Pin) -> VerificationResult:
-        self._scene.facts.check(pin.timestamp, pin.incarnation)
+        self._context.source.check(pin.timestamp, pin.incarnation)
         began = time.monotonic()
-        starts = self._scene.starts()
-        reading = SourceRanges.of(self._scene.keyspace, starts, pin.timestamp.offsets())
+        starts = self._context.starts()
+        reading = SourceRanges.of(self._context.keyspace, starts, pin.timestamp.offsets())
         entries = sum(pin.entries.values())
         documents = min(reading.documents, 4 * entries + reading.documents // 16)
         bits = digests.bits_for(max(documents, entries))
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as pool:
             floors = {partition: start for partition, start in starts.items() if start > 0}
-            if self._origins:
+            if self._context.origins:
                 floors[TABLE_PARTITION] = _ALL_OFFSETS
-            summed = pool.submit(lambda: list(self._scene.slices.digests(pin, bits, floors)))
-            self._scene.tell("reading the source", 0.02)
+            summed = pool.submit(lambda: list(self._context.slices.digests(pin, bits, floors)))
+            self._context.tell("reading the source", 0.02)
             reader = self._reader = self._make_reader(reading.documents)
             work = self._work(reader, bits, documents, pin)
             expected, distinct = self._expected(reader, reading, work)
-            self._scene.tell("waiting for the sums of slices", 0.9)
+            self._context.tell("waiting for the sums of slices", 0.9)
             outcome = VerificationResult(
-                pin, {i.id: IndexOutcome(i.id, pin.entries.get(i.id, 0)) for i in self._scene.indexes}
+                pin, {i.id: IndexOutcome(i.id, pin.entries.get(i.id, 0)) for i in self._context.indexes}
             )
             found, shared = self._differing(summed.result(), expected, outcome)
-        judging = DocumentComparison(self._scene, reader, work, outcome, began)
+        judging = DocumentComparison(self._context, reader, work, outcome, began)
         judging.buckets(found, distinct >> bits)
         judging.shared(shared)
         judging.again()
         outcome.documents = reader.documents()
-        self._scene.facts.check(pin.timestamp, pin.incarnation)
+        self._context.source.check(pin.timestamp, pin.incarnation)
         for index in outcome.indexes.values():
             if index.unproven:
                 kind = DifferenceClass.UNPROVABLE.value

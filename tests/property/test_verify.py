@@ -33,14 +33,14 @@ from keytide.model.types import TABLE_PARTITION
 from keytide.wire import digests
 from keytide.wire.digests import BackRow, DigestAsk, DuplicateKey, RowsAsk, Sums
 from projector.core.projection import SourceBatch
-from streaming.repair.comparison import LiveComparison
+from streaming.repair.repair import LiveComparison
 from streaming.verify import documents as judging
 from streaming.verify.core.comparing import CHANGES_TOO_FAST, NOTHING, judge
 from streaming.verify.core.difference import Difference, DifferenceClass, is_clean
 from streaming.verify.core.newest import decode
-from streaming.verify.documents import Scene, VerificationResult
-from streaming.verify.slices import Pin, Place, Slices
-from streaming.verify.source import Counted, SourceRanges
+from streaming.verify.documents import VerificationContext, VerificationResult
+from streaming.verify.slices import Pin, Place, SliceClient
+from streaming.verify.source import Counted, KafkaSource, SourceRanges
 from streaming.verify.tasks import (
     DocumentVersions,
     VerifyWork,
@@ -233,7 +233,7 @@ class FakeSlices:
             yield place, entries, back
 
 
-class FakeFacts:
+class FakeSource:
     def __init__(self, log: Log) -> None:
         self._log = log
 
@@ -291,20 +291,22 @@ class FakeReader:
         ]
 
 
-def scene_of(log: Log, slices: FakeSlices, indexes: Iterable[str], limit: int = 10_000) -> Scene:
-    return Scene(
+def context_of(
+    log: Log, slices: FakeSlices, indexes: Iterable[str], limit: int = 10_000
+) -> VerificationContext:
+    return VerificationContext(
         keyspace="k",
         indexes=records_of(sorted(indexes)),
-        slices=cast(Slices, slices),
-        facts=FakeFacts(log),
+        slices=cast(SliceClient, slices),
+        source=cast(KafkaSource, FakeSource(log)),
         limit=limit,
+        origins=bool(slices.taken),
         stopped=threading.Event().is_set,
     )
 
 
 def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> VerificationResult:
-    scene = scene_of(log, slices, STATEMENTS, limit)
-    outcome = Verification(scene, lambda _: reader, origins=bool(slices.taken)).run()
+    outcome = Verification(context_of(log, slices, STATEMENTS, limit), lambda _: reader).run()
     assert slices.pins == 0
     return outcome
 
@@ -427,7 +429,7 @@ def test_records_that_a_table_stands_for_are_not_compared(
     assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
     assert outcome.documents <= sum(max(0, end - starts[partition]) for partition, end in ends.items())
 
-    looks = LiveComparison(scene_of(log, slices, [CITY]), lambda _: FakeReader(log, *shape), origins=True)
+    looks = LiveComparison(context_of(log, slices, [CITY]), lambda _: FakeReader(log, *shape))
     ids = {b"d%d" % number for number in range(31)}
     truths, there, evidence = looks.some(slices.pin(), ids)
     found = [judge(CITY, one, there.get(one, ()), truths.get(one, NOTHING), evidence) for one in ids]

@@ -216,7 +216,7 @@ class Repairs:
 
     def _on_the_log(self, at: Timestamp) -> bool:
         """What the real job asks Kafka before and after it reads
-        (`streaming.verify.driver.KafkaSource.check`)."""
+        (`streaming.verify.source.KafkaSource.check`)."""
         source = self.world.kafka.source
         short = any(at.offset(partition) > end for partition, end in source.ends().items())
         return at.topic_id in ("", source.topic_id) and not short

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from streaming.backfill import driver as driving
 from streaming.core.micro_batches import SettledBatch
 from streaming.core.rate import CREDIT_S, TokenBucket
 from streaming.drivers import rate_gate as metering
+from streaming.drivers.engine import SparkEngine
 from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
 
@@ -112,7 +114,7 @@ def test_a_new_limit_is_felt_by_a_task_that_waits(gate: RateGate) -> None:
 
 def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver of a build follows the metadata there, too."""
-    made: Any = driving.Driver.__new__(driving.Driver)
+    made: Any = driving.BackfillDriver.__new__(driving.BackfillDriver)
     made._settings = load_settings()
     made._build = BuildRecord("b8", "users", ["i-1"], "BACKFILL", Timestamp(), 0, rate_limit=10)
     gate.begin(10_000, 1)
@@ -129,9 +131,11 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
     made._follow = follow
     monkeypatch.setattr(driving, "read_table", lambda *_: None)
     batches: Any = SimpleNamespace(on_table=on_table, error=None)
-    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelAllJobs=lambda: None))
+    engine: Any = SparkEngine.__new__(SparkEngine)
+    engine.session, engine.gate = None, gate
+    engine._stop, engine._threads = threading.Event(), ThreadPoolExecutor(1)
     began = time.monotonic()
-    made._read_table(session, batches, TableOrigin("parquet", {0: 1}), gate)
+    made._read_table(engine, batches, TableOrigin("parquet", {0: 1}))
     assert gate.documents == 10_000
     assert time.monotonic() - began < LIMIT_S
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keytide.model.timestamp import Timestamp
 from streaming.core.micro_batches import SettledBatch
 from streaming.core.sizing import GROW, SHRINK, SizedBatch, Sizing, cut, documents
-from streaming.drivers.outage import Outage
+from streaming.drivers.lifecycle import Outage
 from streaming.drivers.progress import DriverTotals, Status
 
 OFFSETS = st.dictionaries(st.integers(0, 5), st.integers(0, 1_000), min_size=1)

@@ -190,7 +190,8 @@ class Scene:
         chosen = SETTINGS.model_copy(update=settings)
         self.runs = getattr(self, "runs", 0) + 1
         tell = self.events
-        one = Repair(index, f"r{self.runs}", self, self, chosen, tell, lambda: False, lambda: self.clock, nap)
+        me: Any = self
+        one = Repair(index, f"r{self.runs}", me, me, chosen, tell, lambda: False, lambda: self.clock, nap)
         done = Repaired()
         one.run(done, dry_run=dry_run)
         return done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from keytide.errors import KeytideError
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildSampled
 from streaming.core import micro_batches as core
+from streaming.drivers import lifecycle
 from streaming.drivers.failures import BuildImpossibleError
 from streaming.sample import __main__ as driver
 from streaming.stages.source_reader import OffsetsLostError
@@ -32,17 +34,16 @@ from streaming.stages.source_reader import OffsetsLostError
 def test_blocks_that_retention_took_away_are_sampled_again(
     error: KeytideError | RuntimeError, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class Catalog:
+    class Follower:
         def __init__(self, settings: Settings) -> None: ...
-
-        def start(self) -> None: ...
 
         def close(self) -> None: ...
 
     def sampled(self: Any, build: BuildRecord) -> BuildSampled:
         raise error
 
-    monkeypatch.setattr(driver, "CatalogReader", Catalog)
+    monkeypatch.setattr(driver, "MetadataFollower", Follower)
+    monkeypatch.setattr(lifecycle, "DriverReporter", Mock())
     monkeypatch.setattr(driver.SampleDriver, "_wanted", lambda self: None)
     monkeypatch.setattr(driver.SampleDriver, "_sampled", sampled)
     made = driver.SampleDriver(Settings(cluster="test", data_dir=tmp_path), "b1", threading.Event())

@@ -24,7 +24,7 @@ from keytide.settings.settings import load_settings
 from keytide.wire import digests
 from keytide.wire.digests import VERIFY_PATH, DigestAsk, PinAsk
 from streaming.verify import slices as asking
-from streaming.verify.slices import PinLostError, Slices
+from streaming.verify.slices import PinLostError, SliceClient
 from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster
 from tests.unit.test_origin import begun
 
@@ -51,7 +51,7 @@ def fill(made: World, number: int, *nodes: str) -> None:
 
 
 @contextmanager
-def asked(made: World, down: frozenset[str] = frozenset()) -> Iterator[tuple[Slices, list[str]]]:
+def asked(made: World, down: frozenset[str] = frozenset()) -> Iterator[tuple[SliceClient, list[str]]]:
     """Slices over the world's nodes, some of which do not answer; which nodes were asked."""
     told: list[str] = []
 
@@ -67,7 +67,7 @@ def asked(made: World, down: frozenset[str] = frozenset()) -> Iterator[tuple[Sli
             return httpx.Response(error.status, json=error.problem())
         return httpx.Response(200, content=digests.encode(found))
 
-    slices = Slices(lambda: made.catalog, [made.index("i").id], transport=httpx.MockTransport(handle))
+    slices = SliceClient(lambda: made.catalog, [made.index("i").id], transport=httpx.MockTransport(handle))
     try:
         yield slices, told
     finally:
@@ -165,7 +165,7 @@ def test_a_snapshot_that_is_gone_and_a_slice_that_is_doubted_end_it() -> None:
 def test_where_the_table_was_taken_that_an_index_began_with() -> None:
     made = World(*(f"CREATE INDEX {name} ON users (city) WITH (slices=1)" for name in "ij"))
     made.change("j", build="b2", slice_builds={0: "b3"})
-    slices = Slices(lambda: made.catalog, [made.index(name).id for name in "ij"])
+    slices = SliceClient(lambda: made.catalog, [made.index(name).id for name in "ij"])
 
     def began(build: str, origin: TableOrigin | None) -> None:
         made.record(BuildRecord(build, "users", [], "READY", Timestamp(), 0, origin=origin))

@@ -22,13 +22,15 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import Settings, load_settings
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
+from streaming.drivers import lifecycle
 from streaming.drivers import rate_gate as metering
+from streaming.drivers.engine import SparkEngine
 from streaming.drivers.progress import StoppedError
 from streaming.spark.checkpoint import Extent
 from streaming.verify import driver, source, tasks
 from streaming.verify.core.newest import IndexPlan, decode
 from streaming.verify.slices import Pin
-from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, Engine, SourceRanges, SparkReader
+from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, SourceRanges, SparkReader
 from streaming.verify.tasks import Shares, VerifyWork, decode_found
 from tests.unit.scan_world import World
 
@@ -209,7 +211,9 @@ def test_the_driver_alone_keeps_the_limit_and_feels_a_new_one(log: Log) -> None:
     assert reader.documents() == 100_000
 
 
-def test_a_job_has_the_limit_of_the_build_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_has_the_limit_of_the_build_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made = world()
     build = BuildRecord("b8", TOPIC, ["i-1"], "CATCHUP", Timestamp(), 0, rate_limit=5_000)
 
@@ -234,16 +238,18 @@ def test_a_job_has_the_limit_of_the_build_that_waits_for_it(monkeypatch: pytest.
 
         def look(self) -> None: ...
 
-    monkeypatch.setattr(driver, "KafkaIdentity", Identity)
-    monkeypatch.setattr(driver, "CatalogReader", Catalog)
+    monkeypatch.setattr(lifecycle, "KafkaIdentity", Identity)
+    monkeypatch.setattr(lifecycle, "CatalogReader", Catalog)
     made.record(build)
     for job, limit in (("j1", 5_000), ("j2", 0), ("j3", 0)):
         if job != "j3":
             wanted_by = build.id if job == "j1" else ""
             made.record(JobRecord(job, "verify", TOPIC, ["i-1"], "RUNNING", 0, build=wanted_by))
-        following = driver.MetadataFollower(load_settings(), job, threading.Event())
+        following = lifecycle.MetadataFollower(load_settings())
         try:
-            assert following.rate_limit() == limit
+            one = driver.VerifyDriver(load_settings(data_dir=str(tmp_path)), job, threading.Event())
+            one._metadata = following
+            assert one._rate_limit() == limit
         finally:
             following.close()
 
@@ -298,7 +304,7 @@ def later(seconds: float, action: Callable[[], None]) -> None:
 
 def test_an_action_ends_as_soon_as_the_driver_is_asked_to(session: FakeSpark, tmp_path: Path) -> None:
     stop = threading.Event()
-    engine = Engine(load_settings(), tmp_path / "scratch", stop, no_limit)
+    engine = SparkEngine(load_settings(), tmp_path / "scratch", stop)
 
     def action() -> list[Any]:
         assert session.cancelled.wait(LIMIT_S)
@@ -307,7 +313,7 @@ def test_an_action_ends_as_soon_as_the_driver_is_asked_to(session: FakeSpark, tm
     later(0.2, stop.set)
     began = time.monotonic()
     with pytest.raises(StoppedError):
-        engine.collect(lambda: session.frame(action))
+        engine.run(session.frame(action).collect)
     assert time.monotonic() - began < 2.0
     assert session.cancelled.is_set()
     assert not session.stopped.is_set(), "that takes longer: others have to be told first"
@@ -320,22 +326,24 @@ def test_a_driver_that_is_asked_to_end_does_not_wait_for_the_start_of_spark(
     session: FakeSpark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     go, stop = threading.Event(), threading.Event()
-    monkeypatch.setattr("streaming.spark.session.start_session", lambda options: go.wait(LIMIT_S) and session)
+    monkeypatch.setattr(
+        "streaming.spark.session.start_session", lambda options, jars: go.wait(LIMIT_S) and session
+    )
     later(0.2, stop.set)
     began = time.monotonic()
     with pytest.raises(StoppedError):
-        Engine(load_settings(), tmp_path / "scratch", stop, no_limit)
+        SparkEngine(load_settings(), tmp_path / "scratch", stop)
     assert time.monotonic() - began < 2.0
     go.set()
 
 
 def test_what_an_action_brings_or_raises_is_the_callers(session: FakeSpark, tmp_path: Path) -> None:
-    engine = Engine(load_settings(), tmp_path / "scratch", threading.Event(), no_limit)
+    engine = SparkEngine(load_settings(), tmp_path / "scratch", threading.Event())
     try:
-        rows: list[Any] = engine.collect(lambda: session.frame(lambda: [1, 2]))
+        rows: list[Any] = engine.run(session.frame(lambda: [1, 2]).collect)
         assert rows == [1, 2]
         with pytest.raises(ZeroDivisionError):
-            engine.collect(lambda: session.frame(lambda: [1 // 0]))
+            engine.run(session.frame(lambda: [1 // 0]).collect)
         assert not session.cancelled.is_set()
     finally:
         engine.close()
@@ -343,8 +351,8 @@ def test_what_an_action_brings_or_raises_is_the_callers(session: FakeSpark, tmp_
 
 def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tmp_path: Path) -> None:
     limit = 200
-    engine = Engine(load_settings(), tmp_path / "scratch", threading.Event(), lambda: limit)
-    reader = SparkReader(engine)
+    engine = SparkEngine(load_settings(), tmp_path / "scratch", threading.Event())
+    reader = SparkReader(load_settings(), engine, lambda: limit)
     seen: list[int] = []
 
     def read(meter: Any) -> list[Any]:
@@ -361,10 +369,10 @@ def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tm
             shares = reader._begin(SourceRanges(TOPIC, {0: (0, 40_000)}))
             if not number:
                 later(1.0, faster)
-            engine.collect(lambda shares=shares: session.frame(lambda: read(shares.meter)))  # type: ignore[misc]
+            reader._run(lambda shares=shares: read(shares.meter))  # type: ignore[misc]
         assert 0 < seen[0] <= 1_000
         assert reader.documents() == 80_000, "of all readings"
-        assert SparkReader(engine).documents() == 0
+        assert SparkReader(load_settings(), engine, no_limit).documents() == 0
     finally:
         engine.close()
 
@@ -384,18 +392,13 @@ class Ending:
         self.spark_ends.set()
         made, ending = world(), self
         index = made.index("i")
-        job = JobRecord("j1", "verify", TOPIC, [index.id], "RUNNING", 0)
+        made.record(JobRecord("j1", "verify", TOPIC, [index.id], "RUNNING", 0))
 
         class Following:
             def __init__(self, *_: Any) -> None: ...
 
             def catalog(self) -> Any:
                 return made.catalog
-
-            def wanted(self) -> JobRecord:
-                return job
-
-            rate_limit = staticmethod(no_limit)
 
             def close(self) -> None: ...
 
@@ -415,7 +418,7 @@ class Ending:
         class Verification:
             documents = 0
 
-            def __init__(self, scene: Any, reader: Callable[[int], Any], **_: Any) -> None:
+            def __init__(self, context: Any, reader: Callable[[int], Any], **_: Any) -> None:
                 self._reader = reader
 
             def run(self, pin: Pin) -> Any:
@@ -424,9 +427,13 @@ class Ending:
                 return ending.run()
 
         class Spark:
-            partitions, gate = 4, SimpleNamespace(documents=0, begin=lambda *_: None)
+            parallelism, partitions, gate = 2, 4, SimpleNamespace(documents=0, begin=lambda *_: None)
 
-            def __init__(self, *_: Any) -> None: ...
+            def __init__(self, *_: Any, **__: Any) -> None: ...
+
+            def shuffle(self, partitions: int) -> None: ...
+
+            def warm_up(self) -> None: ...
 
             def close(self) -> None:
                 assert ending.spark_ends.wait(LIMIT_S)
@@ -436,21 +443,21 @@ class Ending:
             def __init__(self, settings: Settings, report: Callable[[], Any]) -> None:
                 self._report = report
 
-            def send(self) -> None:
+            def send(self, message: Any = None) -> None:
                 ending.told.append(f"said {self._report().state}")
 
             def close(self) -> None:
                 ending.told.append("silent")
 
-        for name, fake in (
-            ("MetadataFollower", Following),
-            ("Slices", Slices),
-            ("Verification", Verification),
-            ("Engine", Spark),
-            ("DriverReporter", Reporter),
-            ("admin", lambda _: nullcontext()),
+        for module, name, fake in (
+            (driver, "MetadataFollower", Following),
+            (driver, "SliceClient", Slices),
+            (driver, "Verification", Verification),
+            (lifecycle, "SparkEngine", Spark),
+            (lifecycle, "DriverReporter", Reporter),
+            (driver, "admin", lambda _: nullcontext()),
         ):
-            monkeypatch.setattr(driver, name, fake)
+            monkeypatch.setattr(module, name, fake)
         self.run: Callable[[], Any] = lambda: None
         self.driver = driver.VerifyDriver(load_settings(data_dir=str(tmp_path)), "j1", self.stop)
 
@@ -507,7 +514,7 @@ def test_a_spark_that_does_not_end_is_not_waited_for_for_ever(
 
     ending.run = failed
     ending.spark_ends.clear()
-    monkeypatch.setattr(driver, "END_S", 0.1)
+    monkeypatch.setattr(lifecycle, "END_S", 0.1)
     try:
         assert ending.driver.run() == core.EXIT_RETRY
         assert ending.told == ["given back", "said RUNNING", "silent"]

@@ -13,7 +13,7 @@ is read after T, and may have lost records meanwhile, so a difference is not a f
   is gone before its deletion is. So a document of which nothing is left was deleted, or never was.
 * Retention removes what lies below the first offset (R29). An entry whose version lies there, with nothing
   newer, stays by design; it is `UNPROVABLE`. So is a row of the table that a build began with; where one did,
-  its offsets are the first that count (`Scene.starts`).
+  its offsets are the first that count (`VerificationContext.starts`).
 * A deletion of a document in two source partitions goes in its time, while an older record of the other
   partition stays: compaction, and retention, work per partition. A slice remembers such a deletion
   (`Remembering`); where it is newer than what is left, that proves nothing.

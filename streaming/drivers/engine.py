@@ -1,0 +1,139 @@
+"""Spark, for all that one driver does: its start, its actions, its end.
+
+Actions run in another thread, so that the caller's is free as soon as the driver is asked to end: it still
+has to give back what it holds elsewhere, and only then ends Spark, which takes longer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from keytide.settings.settings import Settings
+from streaming.drivers.progress import StoppedError
+from streaming.drivers.rate_gate import gate_of
+from streaming.spark import session as spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+POLL_S: Final = 0.1
+TASKS_PER_CORE: Final = 4
+
+T = TypeVar("T")
+
+
+class SparkEngine:
+    """A session in this process.
+
+    Args:
+        scratch: folder for shuffle files; what a driver that was killed left there goes.
+        stop: set when the driver is to end.
+        app: its name in Spark; "" for the usual one.
+        rows: whether rows of a table go through the JVM.
+        connector: whether it needs Spark's Kafka connector.
+
+    Attributes:
+        parallelism: tasks that run at once.
+        partitions: of the shuffle.
+        gate: of the rate limit.
+
+    Raises:
+        StoppedError: the driver is asked to end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scratch: Path,
+        stop: threading.Event,
+        *,
+        app: str = "",
+        rows: bool = False,
+        connector: bool = True,
+    ) -> None:
+        self._stop = stop
+        self._scratch = scratch
+        self._threads = ThreadPoolExecutor(1, "spark")
+        self._warming: threading.Thread | None = None
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        options = spark.session_options(settings, scratch, rows=rows)
+        if app:
+            options["spark.app.name"] = app
+        if not connector:
+            options.setdefault("spark.jars", "")
+        self.session = self._wait(lambda: spark.start_session(options, settings.build.jars), lambda: None)
+        self.parallelism: int = self.session.sparkContext.defaultParallelism
+        self.partitions = 1
+        self.gate = gate_of(self.session)
+
+    def shuffle(self, partitions: int) -> None:
+        """Set how many partitions the shuffle has."""
+        self.partitions = partitions
+        self.session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+
+    def warm_up(self) -> None:
+        """Have Python workers started while something else is waited for."""
+        self._warming = spark.warm_up(self.session, self.partitions)
+
+    def numbers(self, count: int, tasks: int = 0) -> DataFrame:
+        """The numbers below `count`, shared out to so many tasks; one to each when 0."""
+        return self.session.range(0, count, 1, max(1, tasks or count))
+
+    def run(self, action: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+        """Run an action of Spark; what it brings.
+
+        Args:
+            meanwhile: called now and then.
+
+        Raises:
+            StoppedError: the driver is asked to end, or `meanwhile` says so; so are the tasks.
+        """
+        try:
+            return self._wait(action, meanwhile)
+        except StoppedError:
+            self.session.sparkContext.cancelAllJobs()
+            raise
+
+    def _wait(self, action: Callable[[], T], meanwhile: Callable[[], object]) -> T:
+        meanwhile()
+        work = self._threads.submit(action)
+        while not wait([work], POLL_S).done:
+            if self._stop.is_set():
+                raise StoppedError
+            meanwhile()
+        return work.result()
+
+    def close(self) -> None:
+        """End Spark: some seconds."""
+        self.gate.close()
+        if self._warming is not None:
+            self._warming.join()
+        self.session.stop()
+        self._threads.shutdown()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def two_stages(
+    rows: DataFrame, first: Any, row: str, routes: int, order: tuple[str, ...], second: Any
+) -> list[Any]:
+    """The one action of a shuffle: the rows that `second` makes of what `first` makes of `rows`.
+
+    Args:
+        first, second: of batches to batches of rows `row`, whose column `route` says which task of the second
+            stage gets them (`streaming.core.micro_batches.exact_routes`).
+        routes: how many tasks that are.
+        order: columns by which each gets its rows sorted.
+    """
+    return (
+        rows.mapInArrow(first, row)
+        .repartition(routes, "route")
+        .sortWithinPartitions(*order)
+        .mapInArrow(second, row)
+        .collect()
+    )

@@ -1,0 +1,265 @@
+"""The life of a Spark driver: what it is told, when it stops, how it fails, what it reports.
+
+Theory of operation
+===================
+A driver is `python -m streaming.<task> --<build or job> ID`. It is told by its settings, by the metadata,
+which a thread of its own follows, and by SIGTERM. It works in the main thread, keeps its files in a folder of
+its build or job, and is started again by the coordinator unless its exit status says otherwise:
+
+    0    it has done what it was to do
+    1    something was away: start it again
+    3    it can never work: the reason is in the last report and on stderr
+    4, 5 what a build has read is lost, or the checkpoint that says what it was: the build must begin again
+    143  it was asked to stop, or is not wanted any more
+
+However it ends, first what the driver holds elsewhere is given back, then what it came to is said, and only
+then Spark ends, which takes some seconds: a driver that is asked to end has three. It is said again until
+Spark has ended, for a driver that is silent is taken for dead. But not for ever, or a Spark that does not end
+would never be given up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from keytide.catalog.catalog import Catalog
+from keytide.errors import RetryableError
+from keytide.kafka.identity import KafkaIdentity
+from keytide.kafka.topics import CatalogReader
+from keytide.process.program import begin
+from keytide.settings.settings import Settings, load_settings
+from keytide.wire.messages import BuildProgress, JobProgress
+from streaming.core import micro_batches as core
+from streaming.core.log_identity import ReadLostError
+from streaming.drivers.engine import SparkEngine
+from streaming.drivers.failures import DriverFailure, diagnose
+from streaming.drivers.progress import DriverReporter, StoppedError
+from streaming.spark.checkpoint import CheckpointLostError
+
+FOLLOW_S: Final = 0.2
+END_S: Final = 60.0
+"""For so long the end of Spark, which takes some seconds, is waited for."""
+
+_log = logging.getLogger(__name__)
+
+
+class MetadataFollower:
+    """The metadata as it is now, read in a thread of its own.
+
+    Args:
+        changed: called in that thread, after each change.
+
+    Raises:
+        RetryableError: Kafka does not answer, or there is no coordinator yet.
+    """
+
+    def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
+        KafkaIdentity(settings).look()
+        self._changed = changed
+        self._end = threading.Event()
+        self._reader = CatalogReader(settings)
+        try:
+            self._reader.start()
+        except BaseException:
+            self._reader.close()
+            raise
+        self._catalog = self._reader.snapshot()
+        self._reader.hand_over()
+        self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
+        self._thread.start()
+
+    def catalog(self) -> Catalog:
+        """The dictionary as last read; not to be changed."""
+        return self._catalog
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            try:
+                changes = self._reader.poll(FOLLOW_S)
+            except RetryableError as error:
+                _log.warning("the metadata cannot be read: %s", error.message)
+                self._end.wait(FOLLOW_S)
+                continue
+            if changes:
+                self._catalog = self._reader.snapshot()
+                self._changed()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self._reader.close()
+
+
+class Outage:
+    """Runs out when nothing has got on for a while, from the first failure on. Pure.
+
+    Args:
+        most_s: seconds.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._since: float | None = None
+        self._at = -1
+
+    def over(self, finished: int, now: float) -> bool:
+        """Whether to give up, after a failure.
+
+        Args:
+            finished: number of the last micro-batch that is done.
+            now: seconds, of any clock that only goes on.
+        """
+        if self._since is None or finished > self._at:
+            self._since, self._at = now, finished
+        return now - self._since >= self._most_s
+
+
+def exit_status(error: Exception, failure: DriverFailure) -> int:
+    """How a driver that failed ends (`streaming.core.micro_batches`). Pure."""
+    if isinstance(error, ReadLostError):
+        return core.EXIT_READ_LOST
+    if isinstance(error, CheckpointLostError):
+        return core.EXIT_CHECKPOINT_LOST
+    return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
+
+
+class Driver:
+    """One start of a driver.
+
+    Args:
+        settings: `data_dir` has the folder of the build or job, at every start the same.
+        of: id of the build or job.
+        stop: set to have the driver end at the next opportunity.
+        now: seconds, of a clock that only goes on.
+
+    Attributes:
+        kind: what it works for.
+        stands_back: it runs behind other processes, by `build.nice`, from the beginning; False: it does so
+            itself, when it knows by how much.
+        folder: of its files.
+        log: of its module.
+    """
+
+    kind: ClassVar[Literal["build", "job"]]
+    stands_back: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        settings: Settings,
+        of: str,
+        stop: threading.Event,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._id = of
+        self._stop = stop
+        self._now = now
+        self._spark: SparkEngine | None = None
+        self.log = logging.getLogger(type(self).__module__)
+        self.folder: Path = settings.data_dir.resolve() / f"{self.kind}s" / of
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def title(self) -> str:
+        """What it is called in its log."""
+        return f"{self.kind} {self._id}"
+
+    def run(self) -> int:
+        """Run to the end; returns the exit status."""
+        self._reporter = DriverReporter(self._settings, self.report)
+        try:
+            with ExitStack() as held:
+                self.work(held)
+            return core.EXIT_PASSED
+        except StoppedError:
+            self.log.info("%s: the driver was stopped", self.title)
+            return core.EXIT_STOPPED
+        except Exception as error:
+            if self._stop.is_set():
+                return core.EXIT_STOPPED  # work that is cancelled fails in many ways
+            failure = self.diagnose(error)
+            self.log.error("%s: %s: %s", self.title, failure.reason, failure.message)
+            self.log.debug("%s", self.title, exc_info=error)
+            self.failed(failure.never, f"{failure.reason}: {failure.message}")
+            return exit_status(error, failure)
+        finally:
+            self._reporter.send()
+            ending = threading.Thread(target=self._end_spark, name="end", daemon=True)
+            ending.start()
+            ending.join(END_S)
+            self._reporter.close()
+
+    def _end_spark(self) -> None:
+        if self._spark is not None:
+            try:
+                self._spark.close()
+            except Exception as error:  # its JVM has died: it is over, whatever it came to
+                self.log.debug("%s: Spark had ended before", self.title, exc_info=error)
+
+    def start_spark(
+        self, scratch: str = "scratch", *, app: str = "", rows: bool = False, connector: bool = True
+    ) -> SparkEngine:
+        """Start Spark, which is ended with the driver; as `SparkEngine`, with its files in a folder of the
+        driver's.
+
+        Raises:
+            StoppedError: the driver is asked to end.
+        """
+        folder = self.folder / scratch
+        self._spark = SparkEngine(self._settings, folder, self._stop, app=app, rows=rows, connector=connector)
+        return self._spark
+
+    def work(self, held: ExitStack) -> None:
+        """Do what the driver is for.
+
+        Args:
+            held: takes what must be given back, or closed, however that ends.
+
+        Raises:
+            StoppedError: it is not wanted any more, or asked to end.
+            Exception: it failed; `failures.diagnose` says what that means.
+        """
+        raise NotImplementedError
+
+    def diagnose(self, error: Exception) -> DriverFailure:
+        """What a failure means."""
+        return diagnose(error)
+
+    def report(self) -> BuildProgress | JobProgress | None:
+        """The present report, called from any thread; None for nothing to say."""
+        return None
+
+    def failed(self, never: bool, note: str) -> None:
+        """Have reports say why the driver ends, and whether another start can help."""
+
+
+def run_driver(driver: type[Driver], name: str, description: str, arguments: list[str] | None) -> int:
+    """The process of a driver, `python -m <name>`: its arguments, log, signals and manners; returns the exit
+    status."""
+    begin()
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
+    parser.add_argument(f"--{driver.kind}", dest="id", required=True, help=f"id of the {driver.kind}")
+    parsed = parser.parse_args(arguments)
+    level = os.environ.get("KEYTIDE_LOG", "INFO")
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for noisy in ("py4j", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    settings = load_settings()
+    if driver.stands_back:
+        os.nice(settings.build.nice)  # Spark's processes are children of this one
+    return driver(settings, parsed.id, stop).run()
