@@ -14,11 +14,5 @@ import sys
 from streaming.backfill.driver import BackfillDriver
 from streaming.drivers.lifecycle import run_driver
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the driver until the build's backfill has passed, failed, or was stopped."""
-    return run_driver(BackfillDriver, "streaming.backfill", "Backfill one build.", arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_driver(BackfillDriver, "streaming.backfill", "Backfill one build."))

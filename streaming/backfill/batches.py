@@ -41,17 +41,9 @@ from streaming.core import micro_batches as core
 from streaming.core.sizing import SizedBatch, Sizing, cut, documents
 from streaming.core.versions import Offsets, Version, losers_of
 from streaming.drivers.progress import Status
-from streaming.drivers.rate_gate import RateGate, TaskRate
+from streaming.drivers.rate_gate import RateClient, RateGate
 from streaming.spark.checkpoint import Checkpoint, Extent, Range
-from streaming.stages.tasks import (
-    ROW,
-    ROW_ORDER,
-    VERSION_ROW,
-    deliver_slots,
-    read_and_find_versions,
-    read_and_project,
-    read_summary,
-)
+from streaming.stages.tasks import VERSION_ROW, read_and_find_versions, read_and_project, settled
 from streaming.stages.work import DeliveryError, Work
 
 if TYPE_CHECKING:
@@ -197,7 +189,7 @@ class Batches:
                 )
             reach("driver-batch-begun")
             self._status.at_table = True
-            outcome = run_table(table, self._work(0), self._meter(UNCOUNTED, 0))
+            outcome = run_table(table, self._work(0), self._client(UNCOUNTED, 0))
             reach("driver-before-batch-end")
             end = footing.placed(begin, Timestamp(), self._looked)
             self._status.settle_batch(end, None)
@@ -321,26 +313,16 @@ class Batches:
         (`streaming.stages.source_reader`); `frame`, which Spark's own source would read, only says that its
         offsets are planned."""
         extents = covered.extents
-        meter = self._meter(covered.start.documents_to(covered.end), len(extents))
-        project: Any = functools.partial(read_and_project, work, meter, self._plan.keyspace, extents)
-        deliver: Any = functools.partial(deliver_slots, work)
-        rows = (
-            _a_task_each(frame, extents)
-            .mapInArrow(project, ROW)
-            .repartition(len(work.routes), "route")
-            .sortWithinPartitions(*ROW_ORDER)
-            .mapInArrow(deliver, ROW)
-            .collect()
-        )
-        summaries = [read_summary(bytes(row["body"])) for row in rows]
-        return core.settle(len(work.slots), covered.shares, summaries)
+        client = self._client(covered.start.documents_to(covered.end), len(extents))
+        project: Any = functools.partial(read_and_project, work, client, self._plan.keyspace, extents)
+        return settled(work, _a_task_each(frame, extents), project, covered.shares)
 
-    def _meter(self, documents: int, shares: int) -> TaskRate | None:
+    def _client(self, documents: int, shares: int) -> RateClient | None:
         """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
         if self._gate is None:
             return None
         self._gate.begin(documents, shares)
-        return self._gate.meter
+        return self._gate.client
 
     def send_ends(
         self, batch: int, start: Timestamp, end: Timestamp, winners: Sequence[dict[str, int]]

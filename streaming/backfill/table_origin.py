@@ -34,9 +34,9 @@ from keytide.wire.columns import hashes_of
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
 from streaming.core.runs import items
-from streaming.core.versions import Hashes, contained, hash_ranges
-from streaming.drivers.rate_gate import TaskRate
-from streaming.stages.tasks import HASHES, ROW, ROW_ORDER, deliver_slots, project_share, read_summary
+from streaming.core.versions import Hashes, contained, hash_ranges, repeated
+from streaming.drivers.rate_gate import RateClient
+from streaming.stages.tasks import HASHES, project_share, row, settled
 from streaming.stages.work import Work
 
 if TYPE_CHECKING:
@@ -152,23 +152,14 @@ def starting_offsets(topic: str, offsets: Mapping[int, int]) -> str:
 # --- one micro-batch ----------------------------------------------------------------------------------------
 
 
-def run_table(table: DataFrame, work: Work, meter: TaskRate | None) -> core.SettledBatch:
+def run_table(table: DataFrame, work: Work, client: RateClient | None) -> core.SettledBatch:
     """Read, project and send the table: all chunks of micro-batch 0.
 
     Raises:
         TableError: it has rows with the same id.
     """
-    project: Any = functools.partial(project_rows, work, meter)
-    deliver: Any = functools.partial(deliver_slots, work)
-    shares = table.rdd.getNumPartitions()
-    rows = (
-        table.mapInArrow(project, ROW)
-        .repartition(len(work.routes), "route")
-        .sortWithinPartitions(*ROW_ORDER)
-        .mapInArrow(deliver, ROW)
-        .collect()
-    )
-    outcome = core.settle(len(work.slots), shares, [read_summary(bytes(row["body"])) for row in rows])
+    project: Any = functools.partial(project_rows, work, client)
+    outcome = settled(work, table, project, table.rdd.getNumPartitions())
     if outcome.foreign:
         _refuse_duplicates(table, outcome.foreign)
     return outcome
@@ -202,7 +193,7 @@ def _refuse_duplicates(table: DataFrame, hashes: bytes) -> None:
 
 
 def project_rows(
-    work: Work, meter: TaskRate | None, rows: Iterable[pa.RecordBatch]
+    work: Work, client: RateClient | None, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Rows of one share to rows of the shuffle, as `streaming.stages.tasks.project_share` makes them of
     records; and once more the hashes of ids that this share has more than once."""
@@ -211,9 +202,13 @@ def project_rows(
     context = TaskContext.get()
     seen: list[Hashes] = []
     records = as_records(context.partitionId() if context else 0, rows, seen)
-    yield from project_share(work, meter, records)
-    again = hash_ranges(repeated_within(seen), len(work.routes))
-    yield from (_hashes_row(route, some) for route, some in zip(work.routes, again, strict=True) if len(some))
+    yield from project_share(work, client, records)
+    again = hash_ranges(repeated(seen), len(work.routes))
+    yield from (
+        row(route, -1, HASHES, b"", some.tobytes())
+        for route, some in zip(work.routes, again, strict=True)
+        if len(some)
+    )
 
 
 def as_records(share: int, rows: Iterable[pa.RecordBatch], seen: list[Hashes]) -> Iterator[SourceBatch]:
@@ -242,12 +237,6 @@ def as_records(share: int, rows: Iterable[pa.RecordBatch], seen: list[Hashes]) -
         start = end
 
 
-def repeated_within(parts: list[Hashes]) -> Hashes:
-    """The hashes that come more than once, each once."""
-    ordered = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-
-
 def find_ids(wanted: bytes, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The ids of one share that have the given hashes (u64[n], ascending), repeated as they are."""
     hashes = np.frombuffer(wanted, np.uint64)
@@ -255,14 +244,3 @@ def find_ids(wanted: bytes, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
         ids = [item for item in items(batch.column("key")) if item is not None]
         found = np.flatnonzero(contained(hashes_of(ids, len(ids)), hashes)).tolist()
         yield pa.RecordBatch.from_arrays([pa.array([ids[row] for row in found], pa.binary())], names=["id"])
-
-
-def _hashes_row(route: int, hashes: Hashes) -> pa.RecordBatch:
-    columns: dict[str, pa.Array] = {
-        "route": pa.array([route], pa.int32()),
-        "slot": pa.array([-1], pa.int32()),
-        "kind": pa.array([HASHES], pa.int32()),
-        "first": pa.array([b""], pa.binary()),
-        "body": pa.array([hashes.tobytes()], pa.binary()),
-    }
-    return pa.RecordBatch.from_pydict(columns)

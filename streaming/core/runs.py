@@ -17,8 +17,8 @@ Columns of a block (`SCHEMA`), one row per entry: partition, offset and time nam
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -174,7 +174,7 @@ class Merge:
             return
         joined = self._held[0] if len(self._held) == 1 else pa.concat_batches(self._held)
         ordered, keys = sort_run(joined)
-        ready = ordered.num_rows if bound is None else _first_at_or_past(keys, bound)
+        ready = ordered.num_rows if bound is None else bisect_left(keys, bound, key=lambda key: key.as_py())
         rest = ordered.slice(ready)
         self._held = [rest] if rest.num_rows else []
         # What cannot go yet counts as nothing: else a bound that moves slowly would have it sorted again
@@ -184,42 +184,24 @@ class Merge:
             yield ordered.slice(0, ready)
 
 
-def _first_at_or_past(keys: pa.Array, bound: bytes) -> int:
-    """How many of the ordered keys are below `bound`."""
-    low, high = 0, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle].as_py() < bound:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@dataclass(frozen=True)
-class ChunkHeader:
-    """Whose chunk it is: the fields of a PutChunk that are not columns."""
+class ChunkHeader(NamedTuple):
+    """Whose chunk it is: the first fields of a PutChunk and of a RemovalChunk, in their order."""
 
     build: str
-    index: str
+    index_id: str
     slice: int
     run: str
     batch: int
     attempt: str
 
 
-def put_chunk(place: ChunkHeader, sequence: int, entries: pa.RecordBatch) -> PutChunk:
+def put_chunk(header: ChunkHeader, sequence: int, entries: pa.RecordBatch) -> PutChunk:
     """Pack sorted entries into the message for a slice."""
     values = entries.column("value")
     value_lengths = lengths(values)
     some = bool(value_lengths.any())
     return PutChunk(
-        build=place.build,
-        index=place.index,
-        slice=place.slice,
-        run=place.run,
-        batch=place.batch,
-        attempt=place.attempt,
+        *header,
         sequence=sequence,
         count=entries.num_rows,
         partitions=_numbers(entries, "partition", "<u4"),

@@ -68,11 +68,9 @@ def hash_ranges(hashes: Hashes, ranges: int) -> list[Hashes]:
     return np.split(ordered, np.searchsorted(ordered, bounds))
 
 
-def repeated(shares: Sequence[Hashes]) -> Hashes:
-    """The hashes that lie in more than one share (each share has its own but once)."""
-    if len(shares) < 2:
-        return np.zeros(0, np.uint64)
-    ordered = np.sort(np.concatenate(shares))
+def repeated(parts: Sequence[Hashes]) -> Hashes:
+    """The hashes that come more than once, in one part or several, each once."""
+    ordered = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from keytide.settings.settings import Settings
 from streaming.drivers.progress import StoppedError
@@ -117,23 +117,3 @@ class SparkEngine:
         self.session.stop()
         self._threads.shutdown()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def two_stages(
-    rows: DataFrame, first: Any, row: str, routes: int, order: tuple[str, ...], second: Any
-) -> list[Any]:
-    """The one action of a shuffle: the rows that `second` makes of what `first` makes of `rows`.
-
-    Args:
-        first, second: of batches to batches of rows `row`, whose column `route` says which task of the second
-            stage gets them (`streaming.core.micro_batches.exact_routes`).
-        routes: how many tasks that are.
-        order: columns by which each gets its rows sorted.
-    """
-    return (
-        rows.mapInArrow(first, row)
-        .repartition(routes, "route")
-        .sortWithinPartitions(*order)
-        .mapInArrow(second, row)
-        .collect()
-    )

@@ -243,13 +243,13 @@ class Driver:
         """Have reports say why the driver ends, and whether another start can help."""
 
 
-def run_driver(driver: type[Driver], name: str, description: str, arguments: list[str] | None) -> int:
+def run_driver(driver: type[Driver], name: str, description: str) -> int:
     """The process of a driver, `python -m <name>`: its arguments, log, signals and manners; returns the exit
     status."""
     begin()
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument(f"--{driver.kind}", dest="id", required=True, help=f"id of the {driver.kind}")
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_args()
     level = os.environ.get("KEYTIDE_LOG", "INFO")
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

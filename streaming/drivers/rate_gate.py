@@ -1,4 +1,4 @@
-"""The driver's gate and the tasks' meters: every task says what it reads, and goes on when it may.
+"""Back-pressure on reading: every task says to the driver's gate what it reads, and goes on when it may.
 
 Theory of operation. A rate limit must hold over all tasks, on all machines, and a change of it must be felt
 in the middle of a micro-batch of minutes. So the driver listens on a port of its own; each Python worker
@@ -19,6 +19,7 @@ import hmac
 import logging
 import secrets
 import socket
+import socketserver
 import struct
 import threading
 import time
@@ -34,16 +35,15 @@ log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 16
 _WORD = struct.Struct("<qqq")
-"""Documents, bytes, shares that were finished."""
+"""Documents, bytes, extents that were read to their end."""
 _GO = b"\x01"
 _PAUSE_S = 0.05
-"""Between looks at the bucket."""
+"""Between looks at the bucket, and at whether the gate is closed."""
 _CONNECT_LIMIT_S = 5.0
-_BACKLOG = 128
 
 
 @dataclass(frozen=True)
-class TaskRate:
+class RateClient:
     """What tasks are given: where the gate is. Pickled with them."""
 
     host: str
@@ -55,15 +55,15 @@ class TaskRate:
         self._tell(documents, size, 0)
 
     def finished(self) -> None:
-        """Say that a share is read to its end."""
+        """Say that an extent is read to its end."""
         self._tell(0, 0, 1)
 
-    def _tell(self, documents: int, size: int, shares: int) -> None:
+    def _tell(self, documents: int, size: int, extents: int) -> None:
         line = _line(self)
         if line is None or line.fileno() < 0:
             return
         try:
-            line.sendall(_WORD.pack(documents, size, shares))
+            line.sendall(_WORD.pack(documents, size, extents))
             heard = line.recv(1) == _GO
         except OSError as error:
             log.warning("the driver does not hear what is read: %s", error)
@@ -84,54 +84,74 @@ _open: list[socket.socket] = []
 
 
 @functools.lru_cache(maxsize=1)
-def _line(meter: TaskRate) -> socket.socket | None:
+def _line(client: RateClient) -> socket.socket | None:
     """This worker's connection; None when there is none."""
     try:
-        line = socket.create_connection((meter.host, meter.port), _CONNECT_LIMIT_S)
+        line = socket.create_connection((client.host, client.port), _CONNECT_LIMIT_S)
     except OSError as error:
-        log.warning("the driver's gate at %s:%d is not reached: %s", meter.host, meter.port, error)
+        log.warning("the driver's gate at %s:%d is not reached: %s", client.host, client.port, error)
         return None
     line.settimeout(None)  # the answer may take as long as the limit wants; the socket closes with the driver
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.sendall(meter.token)
+    line.sendall(client.token)
     _open.append(line)
     return line
 
 
-class RateGate:
-    """Hears the meters of all tasks of a driver, and lets them go on at the rate limit.
+class _Connection(socketserver.StreamRequestHandler):
+    """A worker's, in a thread of its own."""
+
+    server: RateGate
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.settimeout(_CONNECT_LIMIT_S)
+            if not hmac.compare_digest(self.rfile.read(TOKEN_BYTES), self.server.client.token):
+                return
+            self.connection.settimeout(None)  # a task may read for long
+            while len(word := self.rfile.read(_WORD.size)) == _WORD.size:
+                self.server.hear(*_WORD.unpack(word))
+                self.wfile.write(_GO)
+
+
+class RateGate(socketserver.ThreadingTCPServer):
+    """Hears what all tasks of a driver read, and lets them go on at the rate limit.
 
     Args:
         host: where tasks find it.
         bind: the address that it listens at; "" for `host`.
     """
 
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
     def __init__(self, host: str = "127.0.0.1", bind: str = "") -> None:
+        super().__init__((bind or host, 0), _Connection)
         self._lock = threading.Lock()
         self._bucket = TokenBucket(time.monotonic())
-        self._documents = self._bytes = self._shares = 0
+        self._documents = self._bytes = self._extents = 0
         self._most = self._wanted = 0
         self._end = threading.Event()
-        self._listener = socket.create_server((bind or host, 0), backlog=_BACKLOG)
-        self._lines: list[socket.socket] = []
-        self.meter = TaskRate(host, self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
-        threading.Thread(target=self._accept, name="gate", daemon=True).start()
+        self.client = RateClient(host, self.server_address[1], secrets.token_bytes(TOKEN_BYTES))
+        threading.Thread(target=self.serve_forever, args=(_PAUSE_S,), name="gate", daemon=True).start()
 
     def limit(self, rate: int) -> None:
         """Set the limit: documents per second, 0 for none. Felt at once."""
         with self._lock:
             self._bucket.limit(rate, time.monotonic())
 
-    def begin(self, documents: int, shares: int) -> None:
+    def begin(self, documents: int, extents: int) -> None:
         """A micro-batch begins.
 
         Args:
             documents: that it has at most; attempts that are run again count no further than that.
-            shares: that it has.
+            extents: that it has.
         """
         with self._lock:
-            self._documents = self._bytes = self._shares = 0
-            self._most, self._wanted = documents, shares
+            self._documents = self._bytes = self._extents = 0
+            self._most, self._wanted = documents, extents
 
     @property
     def documents(self) -> int:
@@ -148,12 +168,12 @@ class RateGate:
 
     @property
     def all_read(self) -> bool:
-        """Whether all shares of this micro-batch are read."""
+        """Whether all extents of this micro-batch are read."""
         with self._lock:
-            return 0 < self._wanted <= self._shares
+            return 0 < self._wanted <= self._extents
 
     def settle(self, documents: int) -> None:
-        """Wait as long as the limit wants for what a micro-batch has read and no meter has said.
+        """Wait as long as the limit wants for what a micro-batch has read and no task has said.
 
         Args:
             documents: that the micro-batch has read.
@@ -165,42 +185,14 @@ class RateGate:
     def close(self) -> None:
         """Let everybody go, and listen no more."""
         self._end.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.shutdown()
+        self.server_close()
+
+    def hear(self, documents: int, size: int, extents: int) -> None:
+        """Take what a task says; returns when it may go on."""
+        self._pass(documents, size)
         with self._lock:
-            lines, self._lines = self._lines, []
-        for line in lines:
-            with contextlib.suppress(OSError), line:
-                line.shutdown(socket.SHUT_RDWR)
-
-    # --- one thread for each worker -------------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        while not self._end.is_set():
-            try:
-                line, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                self._lines.append(line)
-            threading.Thread(target=self._serve, args=(line,), name="gate", daemon=True).start()
-
-    def _serve(self, line: socket.socket) -> None:
-        with contextlib.suppress(OSError), line:
-            line.settimeout(_CONNECT_LIMIT_S)
-            if not hmac.compare_digest(_receive(line, TOKEN_BYTES), self.meter.token):
-                return
-            line.settimeout(None)  # a task may read for long
-            while word := _receive(line, _WORD.size):
-                documents, size, shares = _WORD.unpack(word)
-                self._pass(documents, size)
-                with self._lock:
-                    self._shares += shares
-                line.sendall(_GO)
-        with self._lock:
-            if line in self._lines:
-                self._lines.remove(line)
+            self._extents += extents
 
     def _pass(self, documents: int, size: int) -> None:
         """Return when so many documents have been let through."""
@@ -220,14 +212,3 @@ def gate_of(session: SparkSession) -> RateGate:
     """A gate that listens, and is found by tasks, where Spark's driver is."""
     host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
     return RateGate(host or "127.0.0.1", bind or "")
-
-
-def _receive(line: socket.socket, size: int) -> bytes:
-    """So many bytes; none when the other side has closed."""
-    data = b""
-    while len(data) < size:
-        part = line.recv(size - len(data))
-        if not part:
-            return b""
-        data += part
-    return data

@@ -10,11 +10,5 @@ import sys
 from streaming.drivers.lifecycle import run_driver
 from streaming.repair.driver import RepairDriver
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the driver until the job is done, has failed, or was stopped."""
-    return run_driver(RepairDriver, "streaming.repair", "Repair an index.", arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_driver(RepairDriver, "streaming.repair", "Repair an index."))

@@ -138,10 +138,5 @@ class SampleDriver(Driver):
         reach("sample-taken")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the driver until it has reported, failed, or was stopped."""
-    return run_driver(SampleDriver, "streaming.sample", "Sample the source for one build.", arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_driver(SampleDriver, "streaming.sample", "Sample the source for one build."))

@@ -143,16 +143,16 @@ def sample_blocks(
 ) -> Iterator[pa.RecordBatch]:
     """Read the blocks whose numbers are in the first column of `rows`."""
     from streaming.stages.source_reader import read_extent
+    from streaming.stages.tasks import chosen
 
     room = SAMPLE_BYTES // max(1, len(extents))
-    for batch in rows:
-        for number in batch.column(0).to_pylist():
-            read = 0
-            for records in read_extent(settings, topic, extents[number]):
-                yield _row(sampled(records, plan_of(definitions)))
-                read += sum(map(len, filter(None, records.values)))
-                if read > room:
-                    break
+    for extent in chosen(extents, rows):
+        read = 0
+        for records in read_extent(settings, topic, extent):
+            yield _row(sampled(records, plan_of(definitions)))
+            read += sum(map(len, filter(None, records.values)))
+            if read > room:
+                break
 
 
 def sample_rows(definitions: Definitions, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,9 +21,10 @@ them ordered by slot, kind and first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -32,7 +33,14 @@ import pyarrow as pa
 from keytide.wire.columns import hashes_of
 from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
-from streaming.core.micro_batches import ForeignSummary, ShareSummary, SlotSummary, Summary
+from streaming.core.micro_batches import (
+    ForeignSummary,
+    SettledBatch,
+    ShareSummary,
+    SlotSummary,
+    Summary,
+    settle,
+)
 from streaming.core.runs import (
     Merge,
     RunBlock,
@@ -45,10 +53,13 @@ from streaming.core.runs import (
 )
 from streaming.core.share import Portion, ShareProjection, heard_pieces
 from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
-from streaming.drivers.rate_gate import TaskRate
+from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.work import ChunkSender, Work, plan_of, slots_by_index
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
 
 SUMMARY = 0
 """A row whose body is an encoded summary."""
@@ -85,14 +96,14 @@ _decode_summary: msgspec.msgpack.Decoder[Summary] = msgspec.msgpack.Decoder(Summ
 
 def read_and_project(
     work: Work,
-    meter: TaskRate | None,
+    client: RateClient | None,
     topic: str,
     extents: Sequence[Extent],
     rows: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Read the share whose number in `extents` is in the one row of this task, and `project_share` it."""
     for extent in chosen(extents, rows):
-        yield from project_share(work, meter, read_extent(work.settings, topic, extent))
+        yield from project_share(work, client, read_extent(work.settings, topic, extent))
 
 
 def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterator[Extent]:
@@ -102,25 +113,25 @@ def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def project_share(
-    work: Work, meter: TaskRate | None, records: Iterable[SourceBatch]
+    work: Work, client: RateClient | None, records: Iterable[SourceBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
 
     Args:
-        meter: is told what is read, and has the task wait while the build may read no more.
+        client: is told what is read, and has the task wait while the build may read no more.
     """
     share = ShareProjection(
         plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes, work.splits
     )
     stage = _FirstStage(work)
     for batch in records:
-        if meter is not None:
-            meter.read(*amount(batch))
+        if client is not None:
+            client.read(*amount(batch))
         share.add(batch)
         if share.full:
             yield from stage.portion(share.portion())
-    if meter is not None:
-        meter.finished()
+    if client is not None:
+        client.finished()
     yield from stage.portion(share.portion())
     yield from stage.finish(share)
 
@@ -153,30 +164,17 @@ class _FirstStage:
         if len(portion.retracted):
             body = np.concatenate([[portion.partition], portion.retracted]).astype(np.int64).tobytes()
             for slot in range(len(work.slots)):
-                yield _row(work.route(slot), slot, RETRACTION, b"", body)
+                yield row(work.route(slot), slot, RETRACTION, b"", body)
         for slot, entries in sorted(portion.entries.items()):
             self._entries[slot] = self._entries.get(slot, 0) + entries.num_rows
             for first, block in blocks(entries, work.settings.build.chunk_bytes):
-                yield _row(work.route(slot), slot, BLOCK, first, encode_block(block))
+                yield row(work.route(slot), slot, BLOCK, first, encode_block(block))
 
     def _send(self, slot: int, partition: int, base: int, heard: Heard | None, skips: list[Skip]) -> None:
-        place = self._work.place(slot, self._sender.attempt)
         sequence = self._chunks.get(slot, 0)
         self._chunks[slot] = sequence + 1
-        message = RemovalChunk(
-            build=place.build,
-            index=place.index,
-            slice=place.slice,
-            run=place.run,
-            batch=place.batch,
-            attempt=place.attempt,
-            sequence=sequence,
-            partition=partition,
-            base=base,
-            heard=heard,
-            skips=skips,
-        )
-        self._sender.send(slot, message)
+        header = self._work.header(slot, self._sender.attempt)
+        self._sender.send(slot, RemovalChunk(*header, sequence, partition, base, heard, skips))
 
     def finish(self, share: ShareProjection) -> Iterator[pa.RecordBatch]:
         """Wait for the acknowledgements, then say what was done."""
@@ -184,11 +182,11 @@ class _FirstStage:
         routes = self._work.routes
         for route, hashes in zip(routes, hash_ranges(share.hashes, len(routes)), strict=True):
             if len(hashes):
-                yield _row(route, -1, HASHES, b"", hashes.tobytes())
+                yield row(route, -1, HASHES, b"", hashes.tobytes())
         summary = ShareSummary(
             self._sender.attempt, share.read, self._chunks, self._entries, share.skipped, share.left_out
         )
-        yield _row(routes[0], -1, SUMMARY, b"", _encode_summary(summary))
+        yield row(routes[0], -1, SUMMARY, b"", _encode_summary(summary))
 
 
 # --- second stage -----------------------------------------------------------------------------------------
@@ -203,7 +201,7 @@ def deliver_slots(work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             slot, body = slots[position].as_py(), bodies[position].as_buffer()
             kind = kinds[position].as_py()
             if kind == SUMMARY:
-                yield _row(0, -1, SUMMARY, b"", body.to_pybytes())
+                yield row(0, -1, SUMMARY, b"", body.to_pybytes())
             elif kind == HASHES:
                 stage.hashes.append(np.frombuffer(body.to_pybytes(), np.uint64))
             elif kind == RETRACTION:
@@ -211,7 +209,7 @@ def deliver_slots(work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             else:
                 stage.block(slot, RunBlock(firsts[position].as_py(), decode_block(body)))
     for summary in stage.finish():
-        yield _row(0, -1, SUMMARY, b"", _encode_summary(summary))
+        yield row(0, -1, SUMMARY, b"", _encode_summary(summary))
 
 
 class _SecondStage:
@@ -251,9 +249,9 @@ class _SecondStage:
             self._send(entries)
 
     def _send(self, entries: pa.RecordBatch) -> None:
-        place = self._work.place(self._slot, self._sender.attempt)
+        header = self._work.header(self._slot, self._sender.attempt)
         for start, end in pairwise(cuts(entries, self._work.settings.build.chunk_bytes)):
-            self._sender.send(self._slot, put_chunk(place, self._chunks, entries.slice(start, end - start)))
+            self._sender.send(self._slot, put_chunk(header, self._chunks, entries.slice(start, end - start)))
             self._chunks += 1
         self._entries += entries.num_rows
 
@@ -302,7 +300,8 @@ def _or_empty(item: bytes | None) -> bytes:
     return item or b""
 
 
-def _row(route: int, slot: int, kind: int, first: bytes, body: bytes) -> pa.RecordBatch:
+def row(route: int, slot: int, kind: int, first: bytes, body: bytes) -> pa.RecordBatch:
+    """A row of the shuffle."""
     values: list[Any] = [[route], [slot], [kind], [first], [body]]
     columns = [pa.array(value, column.type) for value, column in zip(values, _ROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
@@ -311,3 +310,38 @@ def _row(route: int, slot: int, kind: int, first: bytes, body: bytes) -> pa.Reco
 def read_summary(body: bytes) -> Summary:
     """The summary in the body of a row that `deliver_slots` gave back."""
     return _decode_summary.decode(body)
+
+
+# --- in the driver ------------------------------------------------------------------------------------------
+
+
+def settled(work: Work, rows: DataFrame, first: Any, shares: int) -> SettledBatch:
+    """The one Spark action of a micro-batch: both stages over `rows`, and what they came to.
+
+    Args:
+        first: makes rows of the shuffle of a task's.
+        shares: how many tasks of the first stage there are.
+    """
+    second: Any = functools.partial(deliver_slots, work)
+    found = two_stages(rows, first, ROW, len(work.routes), ROW_ORDER, second)
+    return settle(len(work.slots), shares, [read_summary(bytes(row["body"])) for row in found])
+
+
+def two_stages(
+    rows: DataFrame, first: Any, row: str, routes: int, order: Sequence[str], second: Any
+) -> list[Row]:
+    """Run a shuffle: the rows that `second` makes of what `first` makes of `rows`.
+
+    Args:
+        first, second: of batches to batches of rows `row`, whose column `route` says which task of the second
+            stage gets them (`streaming.core.micro_batches.exact_routes`).
+        routes: how many tasks that are.
+        order: columns by which each gets its rows sorted.
+    """
+    return (
+        rows.mapInArrow(first, row)
+        .repartition(routes, "route")
+        .sortWithinPartitions(*order)
+        .mapInArrow(second, row)
+        .collect()
+    )

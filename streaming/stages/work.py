@@ -69,7 +69,7 @@ class Work:
     def route(self, slot: int) -> int:
         return self.routes[slot % len(self.routes)]
 
-    def place(self, slot: int, attempt: str) -> ChunkHeader:
+    def header(self, slot: int, attempt: str) -> ChunkHeader:
         index, number = self.slots[slot]
         return ChunkHeader(self.build, index, number, self.run, self.batch, attempt)
 
@@ -80,7 +80,7 @@ class ChunkSender:
     def __init__(self, work: Work) -> None:
         self.attempt = uuid.uuid4().hex[:20]
         self._work = work
-        self._producer = task_producer(work.settings)
+        self._producer = _producer_for(work.settings.model_dump_json())
         self._topics = {
             index: Topics(work.settings.cluster).backfill(index, work.build) for index, _ in work.slots
         }
@@ -128,12 +128,8 @@ class ChunkSender:
 
 @functools.lru_cache(maxsize=1)
 def _producer_for(settings: str) -> Producer:
-    return producer(Settings.model_validate_json(settings))
-
-
-def task_producer(settings: Settings) -> Producer:
     """One producer for all tasks that a worker process runs, one after the other."""
-    return _producer_for(settings.model_dump_json())
+    return producer(Settings.model_validate_json(settings))
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,11 +12,5 @@ import sys
 from streaming.drivers.lifecycle import run_driver
 from streaming.verify.driver import VerifyDriver
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the driver until the job is done, has failed, or was stopped."""
-    return run_driver(VerifyDriver, "streaming.verify", "Verify indexes.", arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_driver(VerifyDriver, "streaming.verify", "Verify indexes."))

@@ -35,11 +35,12 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import SecuritySettings, Settings
 from projector.core.projection import SourceBatch
 from streaming.core.rate import TokenBucket
-from streaming.drivers.engine import POLL_S, TASKS_PER_CORE, SparkEngine, two_stages
+from streaming.drivers.engine import POLL_S, TASKS_PER_CORE, SparkEngine
 from streaming.drivers.failures import BuildImpossibleError
 from streaming.drivers.progress import StoppedError
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
+from streaming.stages.tasks import two_stages
 from streaming.verify.tasks import (
     ROW,
     DocumentVersions,
@@ -220,7 +221,7 @@ class SparkReader:
         self._before += gate.documents
         extents = reading.extents(TASKS_PER_CORE * self._engine.parallelism)
         gate.begin(reading.documents, len(extents))
-        return Shares(self._settings, reading.topic, extents, gate.meter)
+        return Shares(self._settings, reading.topic, extents, gate.client)
 
 
 class DriverReader:

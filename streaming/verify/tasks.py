@@ -30,7 +30,7 @@ from keytide.settings.settings import Settings
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from projector.core.projection import SourceBatch
-from streaming.drivers.rate_gate import TaskRate
+from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.tasks import amount, chosen
@@ -89,22 +89,22 @@ class Shares:
     Attributes:
         settings: without secrets that only other parts need.
         extents: one for each task.
-        meter: is told what is read, and has the task wait while no more may be.
+        client: is told what is read, and has the task wait while no more may be.
     """
 
     settings: Settings = field(repr=False)
     topic: str
     extents: Sequence[Extent]
-    meter: TaskRate
+    client: RateClient
 
     def read(self, rows: Iterable[pa.RecordBatch]) -> Iterator[SourceBatch]:
         """What is left of the extents whose numbers are in the first column of `rows`."""
         for extent in chosen(self.extents, rows):
             for batch in read_extent(self.settings, self.topic, extent, whole=False):
-                self.meter.read(*amount(batch))
+                self.client.read(*amount(batch))
                 yield batch
             # A compacted source has fewer records than offsets: only this says that all is read.
-            self.meter.finished()
+            self.client.finished()
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True):

@@ -30,7 +30,8 @@ from keytide.cli.options import json_file
 from keytide.errors import CallerError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.model.types import TABLE_PARTITION
-from streaming.backfill.table_origin import as_records, find_ids, repeated_within, starting_offsets
+from streaming.backfill.table_origin import as_records, find_ids, starting_offsets
+from streaming.core.versions import repeated
 from streaming.spark.checkpoint import Checkpoint
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, segments, state
 from tests.unit.leader_world import MUTATIONS, World, facts, started
@@ -367,11 +368,11 @@ def test_rows_become_records_with_versions_of_their_own() -> None:
     assert offsets == [(3 << 32) + row for row in range(4)]
     assert set(np.asarray(first.times).tolist()) == {0}
     assert (first.start, first.end, second.start) == (3 << 32, (3 << 32) + 2, (3 << 32) + 2)
-    again = repeated_within(seen)
+    again = repeated(seen)
     assert again.tolist() == [xxhash.xxh3_64_intdigest(b"a")]
     found = [batch.column("id").to_pylist() for batch in find_ids(again.tobytes(), batches)]
     assert found == [[b"a"], [b"a"]]
-    assert repeated_within([]).tolist() == []
+    assert repeated([]).tolist() == []
 
 
 def test_the_query_is_numbered_behind_the_table(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rate limit of builds: the bucket by its clock, the gate with meters of its own process."""
+"""The rate limit of builds: the bucket by its clock, the gate with clients in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keytide.settings.settings import load_settings
 from streaming.backfill import driver as driving
 from streaming.core.micro_batches import SettledBatch
 from streaming.core.rate import CREDIT_S, TokenBucket
-from streaming.drivers import rate_gate as metering
+from streaming.drivers import rate_gate
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
@@ -71,11 +71,11 @@ def test_a_small_limit_lets_single_documents_through() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[RateGate]:
-    metering.hang_up()
+    rate_gate.hang_up()
     with_gate = RateGate()
     yield with_gate
     with_gate.close()
-    metering.hang_up()
+    rate_gate.hang_up()
 
 
 def wait_until(condition: object) -> None:
@@ -88,12 +88,12 @@ def wait_until(condition: object) -> None:
 
 def test_a_gate_counts_what_tasks_read(gate: RateGate) -> None:
     gate.begin(150, 2)
-    gate.meter.read(100, 5_000)
+    gate.client.read(100, 5_000)
     assert (gate.documents, gate.bytes, gate.all_read) == (100, 5_000, False)
-    gate.meter.finished()
-    gate.meter.read(100, 5_000)  # an attempt that is run again counts no further than there is
+    gate.client.finished()
+    gate.client.read(100, 5_000)  # an attempt that is run again counts no further than there is
     assert (gate.documents, gate.bytes) == (150, 7_500)
-    gate.meter.finished()
+    gate.client.finished()
     assert gate.all_read
     gate.begin(10, 1)
     assert (gate.documents, gate.bytes, gate.all_read) == (0, 0, False)
@@ -102,7 +102,7 @@ def test_a_gate_counts_what_tasks_read(gate: RateGate) -> None:
 def test_a_new_limit_is_felt_by_a_task_that_waits(gate: RateGate) -> None:
     gate.begin(10_000, 1)
     gate.limit(100)
-    reading = threading.Thread(target=gate.meter.read, args=(10_000, 0), daemon=True)
+    reading = threading.Thread(target=gate.client.read, args=(10_000, 0), daemon=True)
     reading.start()
     wait_until(lambda: 0 < gate.documents < 10_000)
     assert reading.is_alive()
@@ -126,7 +126,7 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
         time.sleep(0.01)
 
     def on_table(table: object, begin: Timestamp) -> None:
-        gate.meter.read(10_000, 0)
+        gate.client.read(10_000, 0)
 
     made._follow = follow
     monkeypatch.setattr(driving, "read_table", lambda *_: None)
@@ -143,7 +143,7 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
 def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: RateGate) -> None:
     gate.begin(1_000, 1)
     gate.limit(1)
-    reading = threading.Thread(target=gate.meter.read, args=(1_000, 0), daemon=True)
+    reading = threading.Thread(target=gate.client.read, args=(1_000, 0), daemon=True)
     reading.start()
     wait_until(lambda: gate.documents > 0)
     gate.close()
@@ -165,24 +165,24 @@ def test_a_gate_is_found_under_another_address_than_it_listens_at() -> None:
     """As behind a translation of addresses: spark.driver.host is none of this machine's."""
     made = RateGate("192.0.2.1", "127.0.0.1")
     try:
-        assert made.meter.host == "192.0.2.1"
-        socket.create_connection(("127.0.0.1", made.meter.port)).close()
+        assert made.client.host == "192.0.2.1"
+        socket.create_connection(("127.0.0.1", made.client.port)).close()
     finally:
         made.close()
 
 
 def test_strangers_are_not_heard(gate: RateGate) -> None:
     gate.begin(100, 1)
-    stranger = replace(gate.meter, token=b"x" * len(gate.meter.token))
+    stranger = replace(gate.client, token=b"x" * len(gate.client.token))
     stranger.read(50, 50)
     assert gate.documents == 0
-    metering.hang_up()
+    rate_gate.hang_up()
 
 
 def test_a_worker_that_reaches_no_gate_reads_on(gate: RateGate) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    replace(gate.meter, port=port).read(50, 50)
+    replace(gate.client, port=port).read(50, 50)
     assert gate.documents == 0
 
 
@@ -191,7 +191,7 @@ def test_a_micro_batch_begins_with_nothing_read(gate: RateGate, tmp_path: Path) 
     status.gate = gate
     status.begin_batch()
     gate.begin(1_000, 1)
-    gate.meter.read(1_000, 9_000)
+    gate.client.read(1_000, 9_000)
     assert status.report("b8", "r", 0).documents == 1_000
     outcome = SettledBatch([], [], 1_000, b"", {}, {})
     status.finish_batch(0, Timestamp(), [], outcome)

@@ -119,9 +119,7 @@ def micro_batch(todo: Work, records: list[Record], size: int = 7) -> core.Settle
             by_task[task].append((slot, kind, first, body, next(numbers)))
     summaries: list[core.Summary] = []
     for task in range(len(todo.routes)):
-        rows = [
-            tasks._row(0, slot, kind, first, body) for slot, kind, first, body, _ in sorted(by_task[task])
-        ]
+        rows = [tasks.row(0, slot, kind, first, body) for slot, kind, first, body, _ in sorted(by_task[task])]
         summaries += [
             tasks.read_summary(row.column("body")[0].as_py()) for row in tasks.deliver_slots(todo, rows)
         ]

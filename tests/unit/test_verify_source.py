@@ -22,8 +22,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import Settings, load_settings
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
-from streaming.drivers import lifecycle
-from streaming.drivers import rate_gate as metering
+from streaming.drivers import lifecycle, rate_gate
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.progress import StoppedError
 from streaming.spark.checkpoint import Extent
@@ -132,7 +131,7 @@ def test_partitions_are_read_in_parts_that_keep_all_cores_busy(
 
 
 class Told:
-    """A meter."""
+    """Takes what tasks say."""
 
     def __init__(self) -> None:
         self.documents = self.shares = 0
@@ -146,15 +145,15 @@ class Told:
 
 
 def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
-    meter: Any = Told()
-    shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(1, 100, 300)], meter)
+    client: Any = Told()
+    shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(1, 100, 300)], client)
     number = [pa.RecordBatch.from_arrays([pa.array([1])], names=["id"])]
     rows = list(tasks.read_and_gather(work(), shares, number))
     versions = [decode(row.column("body")[0].as_py()) for row in rows]
     assert log.extents == [Extent(1, 100, 300)]
     assert sorted(n for some in versions for n in some.column("offset").tolist()) == list(range(100, 300))
     assert {row.column("place")[0].as_py() for row in rows} == {0, 1}
-    assert meter.documents == 200
+    assert client.documents == 200
     ids = frozenset({b"d1-150", b"d1-299", b"d1-154"})
     (row,) = tasks.read_and_find(work(ids=ids, until={1: 200}), shares, number)
     found = decode_found(row.column("body")[0].as_py())
@@ -162,7 +161,7 @@ def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
     assert before.column("offset").tolist() == [150, 154]
     assert before.entries.num_rows == 1, "the other one is a deletion"
     assert later.column("offset").tolist() == [299]
-    assert (meter.documents, meter.shares) == (400, 2)
+    assert (client.documents, client.shares) == (400, 2)
 
 
 def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
@@ -170,16 +169,16 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
 ) -> None:
     """As one of a compacted source has."""
     monkeypatch.setattr(tasks, "read_extent", lambda *_, **__: iter([batch(0, 7, 9)]))
-    gate = metering.RateGate()
+    gate = rate_gate.RateGate()
     try:
-        shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.meter)
+        shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.client)
         gate.begin(500, 2)
         for number, all_read in ((0, False), (1, True)):
             list(shares.read([pa.RecordBatch.from_arrays([pa.array([number])], names=["id"])]))
             assert gate.all_read is all_read
         assert gate.documents == 4
     finally:
-        metering.hang_up()
+        rate_gate.hang_up()
         gate.close()
 
 
@@ -293,9 +292,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
 
     monkeypatch.setattr("streaming.spark.session.start_session", start)
     monkeypatch.setattr("streaming.spark.session.warm_up", warm_up)
-    metering.hang_up()
+    rate_gate.hang_up()
     yield made
-    metering.hang_up()
+    rate_gate.hang_up()
 
 
 def later(seconds: float, action: Callable[[], None]) -> None:
@@ -355,8 +354,8 @@ def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tm
     reader = SparkReader(load_settings(), engine, lambda: limit)
     seen: list[int] = []
 
-    def read(meter: Any) -> list[Any]:
-        meter.read(40_000, 1)
+    def read(client: Any) -> list[Any]:
+        client.read(40_000, 1)
         return []
 
     def faster() -> None:
@@ -369,7 +368,7 @@ def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tm
             shares = reader._begin(SourceRanges(TOPIC, {0: (0, 40_000)}))
             if not number:
                 later(1.0, faster)
-            reader._run(lambda shares=shares: read(shares.meter))  # type: ignore[misc]
+            reader._run(lambda shares=shares: read(shares.client))  # type: ignore[misc]
         assert 0 < seen[0] <= 1_000
         assert reader.documents() == 80_000, "of all readings"
         assert SparkReader(load_settings(), engine, no_limit).documents() == 0
