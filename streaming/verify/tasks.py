@@ -43,7 +43,7 @@ from streaming.verify.core.newest import (
     decode,
     encode,
     joined,
-    none,
+    numbers,
     reduced,
     sums_of,
     versions_of,
@@ -197,16 +197,16 @@ def find(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.Record
     plan = plan_of(work.definitions)
     wanted = np.zeros(1 << work.bits, np.bool_)
     wanted[list(work.buckets)] = True
-    before, later = none(), none()
+    before, later = joined([]), joined([])
     for batch in records:
         some = _looked_for(batch, wanted, work)
         if not some.ids:
             continue
         versions = versions_of(some, plan, work.indexes)
-        until = work.until.get(int(versions.column("partition")[0]), 0) if len(versions) else 0
-        below = versions.column("offset") < until
-        before = reduced(joined([before, versions.take(np.flatnonzero(below))]))
-        later = reduced(joined([later, versions.take(np.flatnonzero(~below))]))
+        until = work.until.get(int(numbers(versions, "partition")[0]), 0) if len(versions) else 0
+        below = numbers(versions, "offset") < until
+        before = reduced(joined([before, versions.filter(pa.array(below))]))
+        later = reduced(joined([later, versions.filter(pa.array(~below))]))
     if len(before) or len(later):
         yield _row(0, 0, _encode(DocumentVersions(encode(before), encode(later))))
 
@@ -218,12 +218,12 @@ def _looked_for(batch: SourceBatch, wanted: Any, work: VerifyWork) -> SourceBatc
     if work.ids:
         mask |= np.fromiter((docid in work.ids for docid in ids), np.bool_, len(ids))
     rows = np.flatnonzero(mask)
-    numbers = rows.tolist()
+    chosen_rows = rows.tolist()
     return replace(
         batch,
         offsets=np.asarray(batch.offsets, np.int64)[rows],
-        ids=[batch.ids[row] for row in numbers],
-        values=[batch.values[row] for row in numbers],
+        ids=[batch.ids[row] for row in chosen_rows],
+        values=[batch.values[row] for row in chosen_rows],
         times=np.asarray(batch.times, np.int64)[rows],
     )
 

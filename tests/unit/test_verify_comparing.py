@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -30,7 +29,7 @@ from streaming.verify.core.comparing import (
     truths_of,
 )
 from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding, VersionPlace
-from streaming.verify.core.newest import DOCUMENTS, ENTRIES, Versions, decided, reduced
+from streaming.verify.core.newest import VERSIONS, Versions, decided, reduced
 from streaming.verify.documents import IndexOutcome, VerificationResult
 from streaming.verify.slices import Pin
 
@@ -210,34 +209,28 @@ def test_a_remembered_deletion_is_nothing_else() -> None:
 
 def versions(*rows: tuple[int, int, int, int, bytes]) -> Versions:
     """(hash, partition, offset, time, id); each has an entry whose key is its offset."""
-    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(DOCUMENTS)]
-    entries = [
-        pa.array(np.arange(len(rows)), pa.uint32()),
-        pa.array([0] * len(rows), pa.uint16()),
-        pa.array([0] * len(rows), pa.uint16()),
-        pa.array([b"%d" % row[2] for row in rows], pa.binary()),
-        pa.array([b""] * len(rows), pa.binary()),
-    ]
-    return Versions(
-        pa.RecordBatch.from_arrays(columns, schema=DOCUMENTS),
-        pa.RecordBatch.from_arrays(entries, schema=ENTRIES),
-    )
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(VERSIONS) if at < 5]
+    entries = [[{"index": 0, "slice": 0, "key": b"%d" % row[2], "value": b""}] for row in rows]
+    columns.append(pa.array(entries, VERSIONS.field("entries").type))
+    return pa.RecordBatch.from_arrays(columns, schema=VERSIONS)
 
 
 def test_the_newest_of_a_partition_by_offset_with_its_largest_time() -> None:
     found = reduced(
         versions((1, 0, 3, 90, b"a"), (1, 0, 5, 10, b"a"), (2, 0, 4, 1, b"b"), (1, 0, 1, 5, b"a"))
     )
-    places = list(zip(found.documents.column("id").to_pylist(), found.column("offset").tolist(), strict=True))
+    places = list(zip(found.column("id").to_pylist(), found.column("offset").to_pylist(), strict=True))
     assert sorted(places) == [(b"a", 5), (b"b", 4)]
-    assert dict(zip(found.column("offset").tolist(), found.column("time").tolist(), strict=True))[5] == 90
-    assert sorted(found.entries.column("key").to_pylist()) == [b"4", b"5"]
+    assert (
+        dict(zip(found.column("offset").to_pylist(), found.column("time").to_pylist(), strict=True))[5] == 90
+    )
+    assert sorted(found.column("entries").flatten().field("key").to_pylist()) == [b"4", b"5"]
 
 
 def test_between_partitions_by_time_then_partition() -> None:
     both = reduced(versions((1, 0, 9, 50, b"a"), (1, 1, 2, 60, b"a"), (2, 0, 3, 7, b"b"), (2, 1, 4, 7, b"b")))
     newest, foreign = decided(both)
-    assert newest.column("offset").tolist() == [2, 4]
+    assert newest.column("offset").to_pylist() == [2, 4]
     assert len(foreign) == 2
     truths = truths_of(both, versions((1, 1, 8, 70, b"a")), ["i"])
     assert truths[b"a"].version == VersionPlace(1, 2, 60)
@@ -249,8 +242,8 @@ def test_between_partitions_by_time_then_partition() -> None:
 def test_two_ids_with_one_hash_are_two_documents() -> None:
     found = reduced(versions((1, 0, 3, 1, b"a"), (1, 0, 4, 1, b"z"), (1, 0, 5, 1, b"a"), (1, 0, 6, 1, b"z")))
     newest, foreign = decided(found)
-    assert sorted(newest.documents.column("id").to_pylist()) == [b"a", b"z"]
-    assert sorted(newest.column("offset").tolist()) == [5, 6]
+    assert sorted(newest.column("id").to_pylist()) == [b"a", b"z"]
+    assert sorted(newest.column("offset").to_pylist()) == [5, 6]
     assert len(foreign) == 0
 
 

@@ -27,7 +27,7 @@ is read after T, and may have lost records meanwhile, so a difference is not a f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire.digests import BackRow
@@ -255,39 +255,40 @@ def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict
         indexes: ids, as entries are numbered.
     """
     newest, foreign = decided(before)
-    ids = newest.documents.column("id").to_pylist()
-    places = [
-        VersionPlace(partition, offset, moment)
-        for partition, offset, moment in zip(
-            *(newest.column(name).tolist() for name in ("partition", "offset", "time")), strict=True
-        )
-    ]
-    entries: dict[int, dict[str, list[Entry]]] = {}
-    columns = [newest.entries.column(name).to_pylist() for name in newest.entries.schema.names]
-    for document, index, number, key, value in zip(*columns, strict=True):
-        entries.setdefault(document, {}).setdefault(indexes[index], []).append(Entry(key, value, number))
-    past = set(later.documents.column("id").to_pylist())
+    ids = newest.column("id").to_pylist()
+    places = _places(newest)
+    past = set(later.column("id").to_pylist())
     others: dict[bytes, list[VersionPlace]] = {}
     if len(foreign):
         doubtful = {ids[row]: places[row] for row in foreign.tolist()}
-        columns = [
-            before.documents.column(name).to_pylist() for name in ("id", "partition", "offset", "time")
-        ]
-        for docid, partition, offset, moment in zip(*columns, strict=True):
-            if docid in doubtful and doubtful[docid].partition != partition:
-                others.setdefault(docid, []).append(VersionPlace(partition, offset, moment))
+        for docid, place in zip(before.column("id").to_pylist(), _places(before), strict=True):
+            if docid in doubtful and doubtful[docid].partition != place.partition:
+                others.setdefault(docid, []).append(place)
     truths = {
         docid: SourceDocument(
-            places[row],
-            {index: tuple(sorted(some)) for index, some in entries.get(row, {}).items()},
+            place,
+            _entries_of(some, indexes),
             docid in past,
             tuple(others.get(docid, ())),
         )
-        for row, docid in enumerate(ids)
+        for docid, place, some in zip(ids, places, newest.column("entries").to_pylist(), strict=True)
     }
     for docid in past - truths.keys():
         truths[docid] = SourceDocument(later=True)
     return truths
+
+
+def _places(versions: Versions) -> list[VersionPlace]:
+    columns = (versions.column(name).to_pylist() for name in ("partition", "offset", "time"))
+    return list(map(VersionPlace, *columns))
+
+
+def _entries_of(entries: list[dict[str, Any]], indexes: Sequence[str]) -> dict[str, tuple[Entry, ...]]:
+    """The entries of one document, by index id, sorted."""
+    found: dict[str, list[Entry]] = {}
+    for one in entries:
+        found.setdefault(indexes[one["index"]], []).append(Entry(one["key"], one["value"], one["slice"]))
+    return {index: tuple(sorted(some)) for index, some in found.items()}
 
 
 def holdings_of(

@@ -17,38 +17,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from keytide.wire import digests
-from keytide.wire.digests import Sums
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
 from streaming.core.runs import items
 
 Array = npt.NDArray[Any]
+Versions: TypeAlias = pa.RecordBatch
+"""Versions, as `VERSIONS` has them."""
 
-DOCUMENTS = pa.schema(
+ENTRY = pa.struct(
+    [("index", pa.uint16()), ("slice", pa.uint16()), ("key", pa.binary()), ("value", pa.binary())]
+)
+VERSIONS = pa.schema(
     [
         ("hash", pa.uint64()),
         ("partition", pa.uint32()),
         ("offset", pa.int64()),
         ("time", pa.int64()),
         ("id", pa.binary()),
-    ]
-)
-ENTRIES = pa.schema(
-    [
-        ("document", pa.uint32()),
-        ("index", pa.uint16()),
-        ("slice", pa.uint16()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
+        ("entries", pa.list_(ENTRY)),
     ]
 )
 
@@ -68,63 +63,12 @@ class IndexPlan:
     splits: tuple[bytes, ...] = ()
 
 
-class Versions(NamedTuple):
-    """Versions (`DOCUMENTS`) and their entries (`ENTRIES`, `document` being a row number; ascending)."""
-
-    documents: pa.RecordBatch
-    entries: pa.RecordBatch
-
-    def __len__(self) -> int:
-        return int(self.documents.num_rows)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.documents.nbytes + self.entries.nbytes)
-
-    def column(self, name: str) -> Array:
-        """A column of numbers of the documents."""
-        found: Array = self.documents.column(name).to_numpy(zero_copy_only=False)
-        return found
-
-    def take(self, rows: Array) -> Versions:
-        """Those at `rows` (ascending), with their entries."""
-        if len(rows) == len(self):
-            return self
-        kept = np.zeros(len(self), np.bool_)
-        kept[rows] = True
-        of = self.entries.column("document").to_numpy()
-        mask = kept[of]
-        left = self.entries.filter(pa.array(mask))
-        places = (np.cumsum(kept) - 1).astype(np.uint32)
-        columns = [pa.array(places[of[mask]]), *(left.column(name) for name in ENTRIES.names[1:])]
-        return Versions(
-            self.documents.take(pa.array(rows)), pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
-        )
-
-
-def none() -> Versions:
-    """No versions."""
-    return Versions(
-        pa.RecordBatch.from_arrays([pa.array([], field.type) for field in DOCUMENTS], schema=DOCUMENTS),
-        pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ENTRIES], schema=ENTRIES),
-    )
-
-
 def versions_of(batch: SourceBatch, plan: KeyspacePlan, indexes: Sequence[IndexPlan]) -> Versions:
     """What records project to. A record whose key is no document id is none."""
     projected = project(batch, plan, with_heard=False)
     count = len(projected.ids)
-    documents = pa.RecordBatch.from_arrays(
-        [
-            pa.array(projected.hashes),
-            pa.array(np.full(count, batch.partition, np.uint32)),
-            pa.array(projected.offsets),
-            pa.array(projected.times),
-            pa.array(projected.ids, pa.binary()),
-        ],
-        schema=DOCUMENTS,
-    )
-    parts: list[pa.RecordBatch] = []
+    owners: list[Array] = [np.zeros(0, np.int64)]
+    parts = [pa.array([], ENTRY)]
     for number, index in enumerate(indexes):
         made = projected.indexes[index.id]
         size = len(made.keys)
@@ -132,32 +76,36 @@ def versions_of(batch: SourceBatch, plan: KeyspacePlan, indexes: Sequence[IndexP
             continue
         values = made.values if made.values is not None else [b""] * size
         columns = [
-            pa.array(made.ordinals.astype(np.uint32)),
             pa.array(np.full(size, number, np.uint16)),
             pa.array(slices_of(made.partition_keys, index.slices, index.splits)),
             pa.array(made.keys, pa.binary()),
             pa.array(values, pa.binary()),
         ]
-        parts.append(pa.RecordBatch.from_arrays(columns, schema=ENTRIES))
-    return Versions(documents, _by_document(_joined(parts, ENTRIES)))
+        owners.append(made.ordinals)
+        parts.append(pa.StructArray.from_arrays(columns, fields=list(ENTRY)))
+    of = np.concatenate(owners)
+    entries = pa.concat_arrays(parts).take(pa.array(np.argsort(of, kind="stable")))
+    edges = np.concatenate([[0], np.cumsum(np.bincount(of, minlength=count))]).astype(np.int32)
+    columns = [
+        pa.array(projected.hashes),
+        pa.array(np.full(count, batch.partition, np.uint32)),
+        pa.array(projected.offsets),
+        pa.array(projected.times),
+        pa.array(projected.ids, pa.binary()),
+        pa.ListArray.from_arrays(pa.array(edges), entries),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=VERSIONS)
+
+
+def numbers(versions: Versions, name: str) -> Array:
+    """A column of numbers."""
+    found: Array = versions.column(name).to_numpy(zero_copy_only=False)
+    return found
 
 
 def joined(parts: Sequence[Versions]) -> Versions:
     """All of several."""
-    if not parts:
-        return none()
-    if len(parts) == 1:
-        return parts[0]
-    before = np.cumsum([0, *(len(part) for part in parts[:-1])])
-    moved = []
-    for part, start in zip(parts, before.tolist(), strict=True):
-        of = part.entries.column("document").to_numpy() + np.uint32(start)
-        columns = [
-            pa.array(of.astype(np.uint32)),
-            *(part.entries.column(name) for name in ENTRIES.names[1:]),
-        ]
-        moved.append(pa.RecordBatch.from_arrays(columns, schema=ENTRIES))
-    return Versions(_joined([part.documents for part in parts], DOCUMENTS), _joined(moved, ENTRIES))
+    return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], VERSIONS)
 
 
 def reduced(versions: Versions) -> Versions:
@@ -166,15 +114,16 @@ def reduced(versions: Versions) -> Versions:
     if len(versions) < 2:
         return versions
     hashes, partitions, offsets, times = (
-        versions.column(name) for name in ("hash", "partition", "offset", "time")
+        numbers(versions, name) for name in ("hash", "partition", "offset", "time")
     )
     order = np.lexsort((offsets, partitions, hashes))
     same = (hashes[order][1:] == hashes[order][:-1]) & (partitions[order][1:] == partitions[order][:-1])
     again = np.flatnonzero(same)
     if not len(again):
         return versions
-    ids = versions.documents.column("id")
-    if not _all_equal(ids, order[again], order[again + 1]):
+    ids = versions.column("id")
+    one, other = ids.take(pa.array(order[again])), ids.take(pa.array(order[again + 1]))
+    if not pc.all(pc.equal(one, other)).as_py():
         return _reduced_one_by_one(versions)
     starts = np.flatnonzero(np.concatenate([[True], ~same]))
     newest = order[np.concatenate([starts[1:] - 1, [len(order) - 1]])]
@@ -191,17 +140,17 @@ def decided(versions: Versions) -> tuple[Versions, Array]:
     """
     if len(versions) < 2:
         return versions, np.zeros(0, np.int64)
-    hashes = versions.column("hash")
+    hashes = numbers(versions, "hash")
     if len(np.unique(hashes)) == len(hashes):
         return versions, np.zeros(0, np.int64)
-    partitions, times = versions.column("partition"), versions.column("time")
+    partitions, times = numbers(versions, "partition"), numbers(versions, "time")
     best: dict[bytes, int] = {}
     several: set[bytes] = set()
     order = np.argsort(hashes, kind="stable")
     alike = hashes[order][1:] == hashes[order][:-1]
     doubtful = np.zeros(len(hashes), np.bool_)
     doubtful[order[1:][alike]] = doubtful[order[:-1][alike]] = True
-    ids = versions.documents.column("id")
+    ids = versions.column("id")
     for row in np.flatnonzero(doubtful).tolist():
         name = ids[row].as_py()
         known = best.get(name)
@@ -213,7 +162,7 @@ def decided(versions: Versions) -> tuple[Versions, Array]:
     kept[list(best.values())] = True
     rows = np.flatnonzero(kept)
     foreign = np.array(sorted(np.searchsorted(rows, best[name]) for name in several), np.int64)
-    return versions.take(rows), foreign
+    return versions.take(pa.array(rows)), foreign
 
 
 def by_range(versions: Versions, bits: int) -> Iterator[tuple[int, Versions]]:
@@ -221,47 +170,34 @@ def by_range(versions: Versions, bits: int) -> Iterator[tuple[int, Versions]]:
     thousands of ranges."""
     if not len(versions):
         return
-    ranges = digests.buckets_of(versions.column("hash"), bits)
+    ranges = digests.buckets_of(numbers(versions, "hash"), bits)
     order = np.argsort(ranges, kind="stable")
-    places = np.empty(len(order), np.uint32)
-    places[order] = np.arange(len(order), dtype=np.uint32)
-    documents = versions.documents.take(pa.array(order))
-    of = places[versions.entries.column("document").to_numpy()]
-    moved = np.argsort(of, kind="stable")
-    of, entries = of[moved], versions.entries.take(pa.array(moved))
+    ordered = versions.take(pa.array(order))
     edges = np.flatnonzero(np.diff(ranges[order])) + 1
     for start, end in pairwise([0, *edges.tolist(), len(order)]):
-        first, last = np.searchsorted(of, [start, end]).tolist()
-        mine = entries.slice(first, last - first)
-        columns = [pa.array(of[first:last] - np.uint32(start)), *(mine.column(n) for n in ENTRIES.names[1:])]
-        yield (
-            int(ranges[order[start]]),
-            Versions(
-                documents.slice(start, end - start), pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
-            ),
-        )
+        yield int(ranges[order[start]]), ordered.slice(start, end - start)
 
 
 def sums_of(versions: Versions, indexes: Sequence[IndexPlan], bits: int) -> list[npt.NDArray[np.uint64]]:
     """Digests of decided versions: for each index u64[slices, FIELDS, 2^bits]."""
-    hashes = versions.column("hash")
+    hashes = numbers(versions, "hash")
     buckets = digests.buckets_of(hashes, bits)
-    records = digests.record_hashes(hashes, versions.column("partition"), versions.column("offset"))
-    entries = versions.entries
-    of = entries.column("document").to_numpy().astype(np.int64)
-    numbers, places = entries.column("index").to_numpy(), entries.column("slice").to_numpy()
-    ids = versions.documents.column("id")
+    records = digests.record_hashes(hashes, numbers(versions, "partition"), numbers(versions, "offset"))
+    entries = versions.column("entries").flatten()
+    of = np.repeat(np.arange(len(versions)), pc.list_value_length(versions.column("entries")))
+    of_index, of_slice = (entries.field(name).to_numpy() for name in ("index", "slice"))
+    ids = versions.column("id")
     found = []
     for number, index in enumerate(indexes):
         sums = np.zeros((index.slices, digests.FIELDS, 1 << bits), np.uint64)
-        mine = np.flatnonzero(numbers == number)
+        mine = np.flatnonzero(of_index == number)
         if len(mine):
-            take = pa.array(mine)
-            documents, slices = of[mine], places[mine].astype(np.int64)
+            taken = entries.take(pa.array(mine))
+            documents, slices = of[mine], of_slice[mine].astype(np.int64)
             keys = pc.binary_join_element_wise(
-                entries.column("key").take(take), ids.take(pa.array(documents)), pa.scalar(b"", pa.binary())
+                taken.field("key"), ids.take(pa.array(documents)), pa.scalar(b"", pa.binary())
             )
-            _, full = digests.entry_hashes(_bytes(keys), _bytes(entries.column("value").take(take)))
+            _, full = digests.entry_hashes(_bytes(keys), _bytes(taken.field("value")))
             where = (slices, buckets[documents])
             np.add.at(sums[:, digests.ENTRIES], where, np.uint64(1))
             np.add.at(sums[:, digests.CONTENT], where, full)
@@ -275,26 +211,12 @@ def sums_of(versions: Versions, indexes: Sequence[IndexPlan], bits: int) -> list
 
 def encode(versions: Versions) -> bytes:
     """For the shuffle."""
-    return msgspec.msgpack.encode([_ipc(versions.documents), _ipc(versions.entries)])
+    return bytes(versions.serialize())
 
 
 def decode(body: bytes) -> Versions:
     """What `encode` made."""
-    documents, entries = msgspec.msgpack.decode(body, type=tuple[bytes, bytes])
-    return Versions(_read_ipc(documents, DOCUMENTS), _read_ipc(entries, ENTRIES))
-
-
-def add_sums(total: Sums, part: Sums) -> None:
-    """Add digests of other documents."""
-    np.add(total, part, out=total)
-
-
-def _ipc(batch: pa.RecordBatch) -> bytes:
-    return bytes(batch.serialize())
-
-
-def _read_ipc(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+    return pa.ipc.read_record_batch(pa.py_buffer(body), VERSIONS)
 
 
 def _bytes(column: Any) -> list[bytes]:
@@ -303,41 +225,17 @@ def _bytes(column: Any) -> list[bytes]:
     return items(column)  # type: ignore[return-value]
 
 
-def _joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    if len(parts) == 1:
-        return parts[0]
-    columns = [
-        pa.concat_arrays([pa.array([], field.type), *(part.column(n) for part in parts)])
-        for n, field in enumerate(schema)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _by_document(entries: pa.RecordBatch) -> pa.RecordBatch:
-    of = entries.column("document").to_numpy()
-    if len(of) < 2 or bool((of[1:] >= of[:-1]).all()):
-        return entries
-    return entries.take(pa.array(np.argsort(of, kind="stable")))
-
-
-def _all_equal(ids: pa.Array, one: Array, other: Array) -> bool:
-    return bool(pc.all(pc.equal(ids.take(pa.array(one)), ids.take(pa.array(other)))).as_py())
-
-
 def _with_times(versions: Versions, newest: Array, times: Array) -> Versions:
     """The versions at `newest` with other times."""
     ascending = np.argsort(newest)
-    rows = newest[ascending]
-    taken = versions.take(rows)
-    columns = [taken.documents.column(name) for name in DOCUMENTS.names]
-    columns[DOCUMENTS.get_field_index("time")] = pa.array(times[ascending])
-    return Versions(pa.RecordBatch.from_arrays(columns, schema=DOCUMENTS), taken.entries)
+    taken = versions.take(pa.array(newest[ascending]))
+    return taken.set_column(VERSIONS.get_field_index("time"), "time", pa.array(times[ascending]))
 
 
 def _reduced_one_by_one(versions: Versions) -> Versions:
     """The same, when two ids have one hash."""
-    ids, partitions = versions.documents.column("id"), versions.column("partition")
-    offsets, times = versions.column("offset"), versions.column("time")
+    ids, partitions = versions.column("id"), numbers(versions, "partition")
+    offsets, times = numbers(versions, "offset"), numbers(versions, "time")
     newest: dict[tuple[bytes, int], int] = {}
     largest: dict[tuple[bytes, int], int] = {}
     for row in range(len(versions)):
