@@ -77,7 +77,8 @@ class SlotSummary(msgspec.Struct, frozen=True, array_like=True, tag="slot"):
     """What one second-stage task delivered to one slot.
 
     Attributes:
-        retracted: entries that it dropped, because their share has a newer version (`streaming.core.share`).
+        retracted: entries that it dropped, because their share has a newer version
+            (`streaming.core.extent_projection`).
     """
 
     slot: int

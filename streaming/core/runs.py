@@ -55,6 +55,12 @@ class RunBlock(NamedTuple):
     entries: pa.RecordBatch
 
 
+def numbers(batch: pa.RecordBatch, name: str) -> Array:
+    """A column of numbers."""
+    found: Array = batch.column(name).to_numpy(zero_copy_only=False)
+    return found
+
+
 def lengths(column: pa.Array) -> Array:
     """Bytes of each item of a binary column. i64[n]."""
     found: Array = pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -129,8 +135,8 @@ def blocks(entries: pa.RecordBatch, limit: int) -> Iterator[RunBlock]:
 
 def without_versions(entries: pa.RecordBatch, versions: Mapping[int, Offsets]) -> pa.RecordBatch:
     """The entries but for those of the given versions (partition -> offsets, ascending)."""
-    partitions = entries.column("partition").to_numpy()
-    offsets = entries.column("offset").to_numpy().astype(np.int64)
+    partitions = numbers(entries, "partition")
+    offsets = numbers(entries, "offset").astype(np.int64)
     drop = np.zeros(entries.num_rows, np.bool_)
     for partition, unwanted in versions.items():
         drop |= (partitions == partition) & contained(offsets, unwanted)
@@ -204,9 +210,9 @@ def put_chunk(header: ChunkHeader, sequence: int, entries: pa.RecordBatch) -> Pu
         *header,
         sequence=sequence,
         count=entries.num_rows,
-        partitions=_numbers(entries, "partition", "<u4"),
-        offsets=_numbers(entries, "offset", "<u8"),
-        times=_numbers(entries, "time", "<i8"),
+        partitions=numbers(entries, "partition").astype("<u4", copy=False).tobytes(),
+        offsets=numbers(entries, "offset").astype("<u8", copy=False).tobytes(),
+        times=numbers(entries, "time").astype("<i8", copy=False).tobytes(),
         id_lengths=lengths(entries.column("id")).astype(np.uint8).tobytes(),
         ids=blob(entries.column("id")),
         key_lengths=lengths(entries.column("key")).astype("<u2").tobytes(),
@@ -214,8 +220,3 @@ def put_chunk(header: ChunkHeader, sequence: int, entries: pa.RecordBatch) -> Pu
         value_lengths=value_lengths.astype("<u4").tobytes() if some else b"",
         values=blob(values) if some else b"",
     )
-
-
-def _numbers(entries: pa.RecordBatch, name: str, kind: str) -> bytes:
-    numbers: Array = entries.column(name).to_numpy(zero_copy_only=False)
-    return numbers.astype(kind, copy=False).tobytes()

@@ -4,11 +4,11 @@ Theory of operation
 ===================
     an extent -> `read_and_project` -> rows of the shuffle, by slot -> `deliver_slots` -> summaries
 
-The first stage reads (`streaming.stages.source_reader`) and projects (`streaming.core.share`), hands blocks
-of sorted entries to the shuffle, and sends what every slot must hear, and lines for skip ledgers, straight
-to the backfill queues. The second merges the blocks of each slot and sends put chunks. Both hand back
-summaries (`streaming.core.micro_batches`); those of the first stage travel through the shuffle as a row, so
-that exactly those count whose share went into the result.
+The first stage reads (`streaming.stages.source_reader`) and projects (`streaming.core.extent_projection`),
+hands blocks of sorted entries to the shuffle, and sends what every slot must hear, and lines for skip
+ledgers, straight to the backfill queues. The second merges the blocks of each slot and sends put chunks. Both
+hand back summaries (`streaming.core.micro_batches`); those of the first stage travel through the shuffle as a
+row, so that exactly those count whose share went into the result.
 
 A task sends with an idempotent producer, under a name that no other attempt has, and returns only when
 everything is acknowledged. So it may fail anywhere and be run again: what a dead attempt has sent is never
@@ -33,6 +33,7 @@ import pyarrow as pa
 from keytide.wire.columns import hashes_of
 from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
+from streaming.core.extent_projection import Portion, ShareProjection, heard_columns
 from streaming.core.micro_batches import (
     ForeignSummary,
     SettledBatch,
@@ -51,7 +52,6 @@ from streaming.core.runs import (
     put_chunk,
     without_versions,
 )
-from streaming.core.share import Portion, ShareProjection, heard_pieces
 from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
 from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
@@ -155,7 +155,7 @@ class _FirstStage:
         """Send the removal chunks of a portion; the rows that it brings to the shuffle."""
         work = self._work
         if work.heard:
-            for base, heard in heard_pieces(portion.documents, work.settings.topics.segment_target_bytes):
+            for base, heard in heard_columns(portion.documents, work.settings.topics.segment_target_bytes):
                 for slot in range(len(work.slots)):
                     self._send(slot, portion.partition, base, heard, [])
         for slot, skips in sorted(portion.skips.items()):

@@ -26,9 +26,9 @@ from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import Message, encode, split
 from projector.core.projection import KeyspacePlan
+from streaming.core.extent_projection import PORTION_BYTES
 from streaming.core.micro_batches import Slot, slot_numbers
 from streaming.core.runs import ChunkHeader
-from streaming.core.share import PORTION_BYTES
 from streaming.core.versions import Offsets
 
 _FLUSH_LIMIT_S = 600.0

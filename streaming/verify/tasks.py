@@ -30,6 +30,7 @@ from keytide.settings.settings import Settings
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from projector.core.projection import SourceBatch
+from streaming.core.runs import numbers
 from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
@@ -43,7 +44,6 @@ from streaming.verify.core.newest import (
     decode,
     encode,
     joined,
-    numbers,
     reduced,
     sums_of,
     versions_of,

@@ -25,7 +25,7 @@ from keytide.definition.statement import CreateIndex
 from keytide.query import Candidate, Plan, parse_query, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
-from streaming.core.share import ShareProjection
+from streaming.core.extent_projection import ShareProjection
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import never
 

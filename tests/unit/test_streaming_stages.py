@@ -27,7 +27,7 @@ from projector.core.projection import SourceBatch
 from router.core import slices_of
 from streaming.core import micro_batches as core
 from streaming.core import runs, versions
-from streaming.core.share import ShareProjection, heard_pieces
+from streaming.core.extent_projection import ShareProjection, heard_columns
 from streaming.stages import tasks
 from streaming.stages.work import Work, plan_of, slots_by_index
 from tests.source_records import source_batch
@@ -444,6 +444,6 @@ def test_far_offsets_are_heard_in_pieces_of_their_own() -> None:
     share = ShareProjection(plan_of(todo.definitions), slots_by_index(todo), {})
     far = [0, 5, 2**40, 2**40 + 1]
     share.add(batch_of([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
-    pieces = list(heard_pieces(share.portion().documents, 1_000_000))
+    pieces = list(heard_columns(share.portion().documents, 1_000_000))
     found = [offset for base, heard in pieces for offset in heard_offsets(heard, base).tolist()]
     assert found == far

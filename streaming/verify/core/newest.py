@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from keytide.wire import digests
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
-from streaming.core.runs import items
+from streaming.core.runs import items, numbers
 
 Array = npt.NDArray[Any]
 Versions: TypeAlias = pa.RecordBatch
@@ -95,12 +95,6 @@ def versions_of(batch: SourceBatch, plan: KeyspacePlan, indexes: Sequence[IndexP
         pa.ListArray.from_arrays(pa.array(edges), entries),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=VERSIONS)
-
-
-def numbers(versions: Versions, name: str) -> Array:
-    """A column of numbers."""
-    found: Array = versions.column(name).to_numpy(zero_copy_only=False)
-    return found
 
 
 def joined(parts: Sequence[Versions]) -> Versions:

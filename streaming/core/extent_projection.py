@@ -29,7 +29,7 @@ from keytide.wire.messages import Heard, Skip
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from router.core import slices_of
 from streaming.core.micro_batches import add_counts
-from streaming.core.runs import SCHEMA, blob, lengths
+from streaming.core.runs import SCHEMA, blob, lengths, numbers
 from streaming.core.versions import Hashes, Offsets, contained, newest_versions
 
 Array = npt.NDArray[Any]
@@ -39,29 +39,14 @@ PORTION_BYTES = 192 * 1024 * 1024
 DOCUMENT_BYTES = 64
 SKIP_BYTES = 600
 
-
-class HeardPiece(NamedTuple):
-    """Heard columns that fit one message; `base` is what their offsets count from."""
-
-    base: int
-    heard: Heard
-
-
-class PartitionDocuments(NamedTuple):
-    """Versions of documents of one source partition, as columns in offset order."""
-
-    ids: pa.Array
-    hashes: Hashes
-    offsets: Offsets
-    times: Offsets
-
-    def take(self, ordinals: Array) -> PartitionDocuments:
-        return PartitionDocuments(
-            self.ids.take(pa.array(ordinals)),
-            self.hashes[ordinals],
-            self.offsets[ordinals],
-            self.times[ordinals],
-        )
+DOCUMENTS = pa.schema(
+    [("id", pa.binary()), ("hash", pa.uint64()), ("offset", pa.int64()), ("time", pa.int64())]
+)
+"""Versions of documents of one source partition, in offset order."""
+_ENTRIES = pa.schema(
+    [("ordinal", pa.int64()), ("slice", pa.uint16()), ("key", pa.binary()), ("value", pa.binary())]
+)
+"""Entries of one index; ordinals count through the documents of the spill."""
 
 
 class Portion(NamedTuple):
@@ -69,33 +54,17 @@ class Portion(NamedTuple):
 
     Attributes:
         partition: source partition, -1 when nothing was read.
-        documents: the newest version of each document.
+        documents: the newest version of each document (`DOCUMENTS`).
         entries: slot number -> entries of those versions, unsorted.
         retracted: offsets of versions in earlier portions that are no longer the newest; ascending.
         skips: slot number -> lines for its skip ledger, superseded versions included.
     """
 
     partition: int
-    documents: PartitionDocuments
+    documents: pa.RecordBatch
     entries: dict[int, pa.RecordBatch]
     retracted: Offsets
     skips: dict[int, list[Skip]]
-
-
-class _Entries(NamedTuple):
-    """Entries of one index from one batch: ordinals count through the portion."""
-
-    ordinals: npt.NDArray[np.int64]
-    slices: npt.NDArray[np.uint16]
-    keys: pa.Array
-    values: pa.Array
-
-    def where(self, kept: npt.NDArray[np.bool_]) -> _Entries:
-        """Those entries for which `kept` is true."""
-        mask = pa.array(kept)
-        return _Entries(
-            self.ordinals[kept], self.slices[kept], self.keys.filter(mask), self.values.filter(mask)
-        )
 
 
 class ShareProjection:
@@ -133,13 +102,13 @@ class ShareProjection:
         self.skipped: dict[str, dict[str, int]] = {}
         self.left_out: dict[str, dict[str, int]] = {}
         self._partition = -1
-        self._earlier = _NOTHING
+        self._earlier = _NO_DOCUMENTS
         self._clear()
 
     def _clear(self) -> None:
         self._bytes = self._heard = 0
-        self._documents: list[PartitionDocuments] = []
-        self._entries: dict[str, list[_Entries]] = {index: [] for index in self._plan.indexes}
+        self._documents = [_NO_DOCUMENTS]
+        self._entries: dict[str, list[pa.RecordBatch]] = {index: [] for index in self._plan.indexes}
         self._skips: dict[int, list[Skip]] = {}
 
     @property
@@ -150,7 +119,7 @@ class ShareProjection:
     @property
     def hashes(self) -> Hashes:
         """Hashes of all documents of the portions taken so far, each once."""
-        return self._earlier.hashes
+        return numbers(self._earlier, "hash")
 
     def add(self, batch: SourceBatch) -> None:
         """Project the next records of the share."""
@@ -167,28 +136,30 @@ class ShareProjection:
         for index, made in projected.indexes.items():
             self._add_index(index, made)
         ids = pa.array(projected.ids, pa.binary())
-        self._documents.append(PartitionDocuments(ids, projected.hashes, projected.offsets, projected.times))
+        columns = [ids, *map(pa.array, (projected.hashes, projected.offsets, projected.times))]
+        self._documents.append(pa.RecordBatch.from_arrays(columns, schema=DOCUMENTS))
         self._bytes += ids.nbytes + DOCUMENT_BYTES * len(ids)
         self._heard += len(ids)
 
     def _add_index(self, index: str, made: Projected) -> None:
-        numbers = self._slots[index]
-        slices = len(numbers)
+        slots = self._slots[index]
         if made.keys:
-            keys = pa.array(made.keys, pa.binary())
-            values = _empty(len(keys)) if made.values is None else pa.array(made.values, pa.binary())
-            ordinals = made.ordinals.astype(np.int64) + self._heard
-            routes = slices_of(made.partition_keys, slices, self._splits.get(index, ()))
-            entries = _Entries(ordinals, routes, keys, values)
+            routes = slices_of(made.partition_keys, len(slots), self._splits.get(index, ()))
+            columns = [
+                pa.array(made.ordinals.astype(np.int64) + self._heard),
+                pa.array(routes),
+                pa.array(made.keys, pa.binary()),
+                pa.array(made.values or [b""] * len(made.keys), pa.binary()),
+            ]
+            entries = pa.RecordBatch.from_arrays(columns, schema=_ENTRIES)
             if index in self._partly:
-                entries = entries.where(numbers[entries.slices] >= 0)
+                entries = entries.filter(pa.array(slots[routes] >= 0))
             self._entries[index].append(entries)
-            self._bytes += (
-                entries.keys.nbytes + entries.values.nbytes + DOCUMENT_BYTES * len(entries.ordinals)
-            )
+            self._bytes += sum(entries.column(name).nbytes for name in ("key", "value"))
+            self._bytes += DOCUMENT_BYTES * len(entries)
         reasons: dict[str, int] = {}
-        places = slices_of([skip.id for skip in made.skips], slices)
-        for skip, slot in zip(made.skips, numbers[places].tolist(), strict=True):
+        places = slices_of([skip.id for skip in made.skips], len(slots))
+        for skip, slot in zip(made.skips, slots[places].tolist(), strict=True):
             if slot < 0:
                 continue
             reasons[skip.reason] = reasons.get(skip.reason, 0) + 1
@@ -201,102 +172,79 @@ class ShareProjection:
 
     def portion(self) -> Portion:
         """What was added since the last portion; begins a new one."""
-        documents = _joined(self._documents)
-        newest = newest_versions(documents.hashes, documents.ids)
-        winning = newest & ~contained(documents.offsets, self._losers.get(self._partition, _NOTHING.offsets))
+        documents = pa.concat_batches(self._documents)
+        newest = newest_versions(numbers(documents, "hash"), documents.column("id"))
+        winning = newest.copy()
+        if (losers := self._losers.get(self._partition)) is not None:
+            winning &= ~contained(numbers(documents, "offset"), losers)
         entries: dict[int, pa.RecordBatch] = {}
         for index, made in self._entries.items():
-            entries.update(self._by_slot(index, made, winning, documents))
+            if made:
+                entries.update(self._by_slot(index, pa.concat_batches(made), winning, documents))
         skips = self._skips
         self._clear()
         if not newest.all():
-            documents = documents.take(np.flatnonzero(newest))
+            documents = documents.filter(pa.array(newest))
         return Portion(self._partition, documents, entries, self._retract(documents), skips)
 
-    def _retract(self, documents: PartitionDocuments) -> Offsets:
+    def _retract(self, documents: pa.RecordBatch) -> Offsets:
         """Offsets of earlier versions that `documents` replaces; then these are earlier ones, too."""
-        count = len(self._earlier.hashes)
-        if not count:
-            self._earlier = documents
-            return _NOTHING.offsets
-        both = _joined([self._earlier, documents])
-        newest = newest_versions(both.hashes, both.ids)
-        self._earlier = both.take(np.flatnonzero(newest))
-        return both.offsets[:count][~newest[:count]]
+        count = len(self._earlier)
+        both = pa.concat_batches([self._earlier, documents])
+        newest = newest_versions(numbers(both, "hash"), both.column("id")) if count else None
+        self._earlier = both if newest is None else both.filter(pa.array(newest))
+        offsets: Offsets = numbers(both, "offset")[:count]
+        return offsets if newest is None else offsets[~newest[:count]]
 
     def _by_slot(
-        self, index: str, made: list[_Entries], winning: Array, documents: PartitionDocuments
+        self, index: str, made: pa.RecordBatch, winning: Array, documents: pa.RecordBatch
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The entries of the winning versions, by slot number."""
-        if not made:
-            return
-        numbers = self._slots[index].tolist()
-        ordinals = np.concatenate([part.ordinals for part in made])
-        of_entry = np.concatenate([part.slices for part in made])
-        keys, values = (
-            pa.concat_arrays([part.keys for part in made]),
-            pa.concat_arrays([part.values for part in made]),
-        )
-        rows = np.flatnonzero(winning[ordinals])
-        rows = rows[np.argsort(of_entry[rows], kind="stable")]
-        edges = np.searchsorted(of_entry[rows], np.arange(len(numbers) + 1))
-        for number, (start, end) in enumerate(pairwise(edges.tolist())):
+        slots = self._slots[index].tolist()
+        rows = np.flatnonzero(winning[numbers(made, "ordinal")])
+        made = made.take(pa.array(rows[np.argsort(numbers(made, "slice")[rows], kind="stable")]))
+        edges = np.searchsorted(numbers(made, "slice"), np.arange(len(slots) + 1))
+        for slot, (start, end) in zip(slots, pairwise(edges.tolist()), strict=True):
             if start == end:
                 continue
-            take, of = pa.array(rows[start:end]), ordinals[rows[start:end]]
+            mine = made.slice(start, end - start)
+            of = documents.take(mine.column("ordinal"))
             columns = [
                 pa.array(np.full(end - start, self._partition, np.uint32)),
-                pa.array(documents.offsets[of].astype(np.uint64)),
-                pa.array(documents.times[of]),
-                documents.ids.take(pa.array(of)),
-                keys.take(take),
-                values.take(take),
+                of.column("offset").cast(pa.uint64()),
+                of.column("time"),
+                of.column("id"),
+                mine.column("key"),
+                mine.column("value"),
             ]
-            yield numbers[number], pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield slot, pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def heard_pieces(documents: PartitionDocuments, limit: int) -> Iterator[HeardPiece]:
-    """Documents as heard columns, cut so that each piece is at most about `limit` bytes."""
-    count = len(documents.hashes)
-    if count == 0:
+def heard_columns(documents: pa.RecordBatch, limit: int) -> Iterator[tuple[int, Heard]]:
+    """Documents as heard columns, each at most about `limit` bytes, with what their offsets count from."""
+    if not len(documents):
         return
-    sizes = lengths(documents.ids) + 4 + 8 + 1 + 8
-    pieces = (np.cumsum(sizes) - sizes) // limit
-    # Offsets travel as u32 from the first one of a piece on.
-    spans = (documents.offsets - documents.offsets[0]) >> 31
-    edges = [0, *(np.flatnonzero(np.diff(pieces) | np.diff(spans)) + 1).tolist(), count]
+    offsets = numbers(documents, "offset")
+    sizes = lengths(documents.column("id")) + 4 + 8 + 1 + 8
+    parts = (np.cumsum(sizes) - sizes) // limit
+    # Offsets travel as u32 from the first one of a part on.
+    spans = (offsets - offsets[0]) >> 31
+    edges = [0, *(np.flatnonzero(np.diff(parts) | np.diff(spans)) + 1).tolist(), len(documents)]
     for start, end in pairwise(edges):
-        ids, base = documents.ids.slice(start, end - start), int(documents.offsets[start])
-        time_base, times = pack_times(documents.times[start:end])
-        yield HeardPiece(
+        mine, base = documents.slice(start, end - start), int(offsets[start])
+        time_base, times = pack_times(numbers(mine, "time"))
+        yield (
             base,
             Heard(
                 count=end - start,
-                offsets=(documents.offsets[start:end] - base).astype("<u4").tobytes(),
+                offsets=(offsets[start:end] - base).astype("<u4").tobytes(),
                 time_base=time_base,
                 times=times,
-                id_lengths=lengths(ids).astype(np.uint8).tobytes(),
-                ids=blob(ids),
-                hashes=documents.hashes[start:end].astype("<u8", copy=False).tobytes(),
+                id_lengths=lengths(mine.column("id")).astype(np.uint8).tobytes(),
+                ids=blob(mine.column("id")),
+                hashes=numbers(mine, "hash").astype("<u8", copy=False).tobytes(),
             ),
         )
 
 
-_NOTHING = PartitionDocuments(
-    pa.array([], pa.binary()), np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-)
-
-
-def _joined(parts: list[PartitionDocuments]) -> PartitionDocuments:
-    if len(parts) < 2:
-        return parts[0] if parts else _NOTHING
-    return PartitionDocuments(
-        pa.concat_arrays([part.ids for part in parts]),
-        np.concatenate([part.hashes for part in parts]),
-        np.concatenate([part.offsets for part in parts]),
-        np.concatenate([part.times for part in parts]),
-    )
-
-
-def _empty(count: int) -> pa.Array:
-    return pa.array([b""], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
+_NO_DOCUMENTS = pa.RecordBatch.from_pylist([], DOCUMENTS)
