@@ -36,7 +36,7 @@ from keytide.process.sync_points import reach
 from keytide.settings.settings import SecuritySettings, Settings
 from keytide.wire.messages import BatchEnd, encode
 from streaming.backfill.table_origin import TableError, run_table
-from streaming.core import log_identity as footing
+from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.core.sizing import SizedBatch, Sizing, cut, documents
 from streaming.core.versions import Offsets, Version, losers_of
@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 FLUSH_LIMIT_S = 60.0
 READINGS = 5
 """Of one micro-batch by one driver, while leaders change."""
-LOOK_LIMIT_S = 10.0
+HISTORY_LIMIT_S = 10.0
 """For a leader that was replaced, and does not know it yet, to be out of the way."""
-LOOK_PAUSE_S = 0.2
+HISTORY_PAUSE_S = 0.2
 UNCOUNTED = 1 << 62
 """Documents of a table, at most."""
 
@@ -85,8 +85,8 @@ class Batches:
 
     Args:
         check_source: raises when the source is not the topic that the build began with.
-        look: asks for the source's past, as far back as the places of what was read need it; raises when
-            Kafka does not answer.
+        read_history: asks for the source's past, as far back as the places of what was read need it; raises
+            when Kafka does not answer.
 
     Attributes:
         run: names this start of the driver.
@@ -102,7 +102,7 @@ class Batches:
         status: Status,
         *,
         check_source: Callable[[], None],
-        look: Callable[[Timestamp], LogHistory],
+        read_history: Callable[[Timestamp], LogHistory],
     ) -> None:
         self.run = uuid.uuid4().hex[:12]
         self.error: BaseException | None = None
@@ -115,8 +115,8 @@ class Batches:
         self._checkpoint = checkpoint
         self._status = status
         self._check_source = check_source
-        self._look = look
-        self._looked: LogHistory | None = None
+        self._read_history = read_history
+        self._history: LogHistory | None = None
         self._gate: RateGate | None = None
         self._end = threading.Event()
         self._routes: tuple[int, ...] = ()
@@ -135,10 +135,10 @@ class Batches:
         """Spark's call for each micro-batch, numbered as the query does."""
         try:
             planned = self._checkpoint.range(self._checkpoint.first + batch)
-            while (piece := self._next(planned)) is not None:
+            while (sized := self._next(planned)) is not None:
                 self._status.begin_batch()
                 try:
-                    self._run_piece(frame, piece)
+                    self._run_batch(frame, sized)
                 finally:
                     self._status.end_batch()
         except BaseException as error:
@@ -157,18 +157,6 @@ class Batches:
             return None
         return SizedBatch(journal.finished + 1, start, cut(start, end, self._sizing.limited(self.rate)))
 
-    def _run_piece(self, frame: DataFrame, piece: SizedBatch) -> None:
-        """Run a micro-batch; how long it takes decides how large the next one is."""
-        began = time.monotonic()
-        if not self._begun:
-            self._begun = True
-            self._status.note_size(self._sizing.struck())
-        done = self._run_batch(frame, piece)
-        if self._gate is not None:
-            self._gate.settle(done)
-        self._sizing.finished(documents(piece.start, piece.end), time.monotonic() - began)
-        self._status.note_size(self._sizing.size)
-
     def on_table(self, table: DataFrame, begin: Timestamp) -> None:
         """Run micro-batch 0 of a build that begins with a table.
 
@@ -181,8 +169,8 @@ class Batches:
         """
         self._status.begin_batch()
         try:
-            self._looked = self._stand(begin)
-            if reason := footing.lost(begin, self._looked):
+            self._history = self._checked_history(begin)
+            if reason := log_identity.lost(begin, self._history):
                 raise TableError(
                     f"the table may hold records that the source has lost: {reason}",
                     next_step="take a newer table",
@@ -191,7 +179,7 @@ class Batches:
             self._status.at_table = True
             outcome = run_table(table, self._work(0), self._client(UNCOUNTED, 0))
             reach("driver-before-batch-end")
-            end = footing.placed(begin, Timestamp(), self._looked)
+            end = log_identity.placed(begin, Timestamp(), self._history)
             self._status.settle_batch(end, None)
             self.send_ends(0, begin, end, outcome.winners)
             journal = self._status.journal
@@ -206,17 +194,21 @@ class Batches:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
 
-    def _run_batch(self, frame: DataFrame, piece: SizedBatch) -> int:
-        """Run a micro-batch and send its ends; returns how many documents it read."""
-        batch, topic_id = piece.number, self._plan.topic_id
-        covered = Range(Timestamp.of(piece.start, topic_id), Timestamp.of(piece.end, topic_id))
+    def _run_batch(self, frame: DataFrame, sized: SizedBatch) -> None:
+        """Run a micro-batch and send its ends; how long it takes decides how large the next one is."""
+        began = time.monotonic()
+        if not self._begun:
+            self._begun = True
+            self._status.note_size(self._sizing.struck())
+        batch, topic_id = sized.number, self._plan.topic_id
+        covered = Range(Timestamp.of(sized.start, topic_id), Timestamp.of(sized.end, topic_id))
         work = self._work(batch)
-        if self._looked is None:
-            self._looked = self._stand(covered.end)
+        if self._history is None:
+            self._history = self._checked_history(covered.end)
         reach("driver-batch-begun")
-        outcome, end = self._read(frame, work, covered, self._looked)
+        outcome, end = self._read(frame, work, covered, self._history)
         reach("driver-before-batch-end")
-        self._status.settle_batch(end, piece)
+        self._status.settle_batch(end, sized)
         self.send_ends(batch, covered.start, end, outcome.winners)
         self._status.finish_batch(batch, end, self._plan.slots, outcome)
         reach("driver-batch-ended")
@@ -224,7 +216,10 @@ class Batches:
             "build %s: micro-batch %d done, %d documents, %d entries",
             *(self._plan.build, batch, outcome.documents, sum(outcome.entries)),
         )
-        return outcome.documents
+        if self._gate is not None:
+            self._gate.settle(outcome.documents)
+        self._sizing.finished(documents(sized.start, sized.end), time.monotonic() - began)
+        self._status.note_size(self._sizing.size)
 
     def _read(
         self, frame: DataFrame, work: Work, covered: Range, before: LogHistory
@@ -246,35 +241,35 @@ class Batches:
                 outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
             reach("driver-chunks-sent")
             self._check_source()
-            now = self._looked = self._stand(covered.end, before)
-            mixed = footing.mixed(before, now, covered.start, covered.end)
+            now = self._history = self._checked_history(covered.end, before)
+            mixed = log_identity.mixed(before, now, covered.start, covered.end)
             if not mixed:
-                return outcome, footing.placed(covered.end, self._status.journal.read, now)
+                return outcome, log_identity.placed(covered.end, self._status.journal.read, now)
             words = "build %s: micro-batch %d is read again: leaders of partitions %s have changed meanwhile"
             log.warning(words, self._plan.build, work.batch, mixed)
             before = now
         raise RetryableError(f"leaders of {self._plan.keyspace} changed in each of {READINGS} readings")
 
-    def _stand(self, end: Timestamp, before: LogHistory | None = None) -> LogHistory:
+    def _checked_history(self, end: Timestamp, before: LogHistory | None = None) -> LogHistory:
         """Look at the source's past; it must hold what was read, and what is to be read up to `end`.
 
         Raises:
             ReadLostError: it does not.
             RetryableError: Kafka does not answer, or with what it said before `before`.
         """
-        deadline = time.monotonic() + LOOK_LIMIT_S
+        deadline = time.monotonic() + HISTORY_LIMIT_S
         read = self._status.journal.read
         while True:
-            now = self._look(read)
+            now = self._read_history(read)
             if now.topic_id != self._plan.topic_id:
                 raise RetryableError(f"topic {self._plan.keyspace} changes while it is read")
-            if not footing.stale(before or LogHistory(), now):
+            if not log_identity.stale(before or LogHistory(), now):
                 break
             if time.monotonic() > deadline:
                 raise RetryableError(f"a leader of {self._plan.keyspace} that was replaced still answers")
-            self._end.wait(LOOK_PAUSE_S)
-        if reason := footing.lost(read, now) or footing.cut_short(end, now):
-            raise footing.ReadLostError(f"the source lost records that the build has read: {reason}")
+            self._end.wait(HISTORY_PAUSE_S)
+        if reason := log_identity.lost(read, now) or log_identity.cut_short(end, now):
+            raise log_identity.ReadLostError(f"the source lost records that the build has read: {reason}")
         return now
 
     def _losers(self, frame: DataFrame, work: Work, covered: Range, hashes: bytes) -> dict[int, Offsets]:

@@ -75,7 +75,7 @@ log = logging.getLogger(__name__)
 LOCK_LIMIT_S = 15.0
 ACTIVATION_LIMIT_S = 10.0
 """With nothing to read, this long for projectors to activate the build before Spark is started."""
-LOOK_TIMEOUT_S = 10.0
+HISTORY_TIMEOUT_S = 10.0
 POLL_S = 0.1
 AGAIN_S = 1.0
 """Before what failed is tried again."""
@@ -144,9 +144,9 @@ class BackfillDriver(Driver):
                     held.enter_context(if_it_fails.pop_all())
                     return batches
             except (RetryableError, KafkaException) as error:
-                self._sit_out(error)
+                self._wait_out(error)
 
-    def _sit_out(self, error: BaseException) -> None:
+    def _wait_out(self, error: BaseException) -> None:
         """Wait a moment before what failed is tried again.
 
         Raises:
@@ -198,7 +198,7 @@ class BackfillDriver(Driver):
             self._checkpoint,
             self._status,
             check_source=self._check_source,
-            look=self._look,
+            read_history=self._read_history,
         )
 
     def _table_left(self) -> bool:
@@ -239,10 +239,10 @@ class BackfillDriver(Driver):
         if error is not None:
             raise error
 
-    def _look(self, read: Timestamp) -> LogHistory:
+    def _read_history(self, read: Timestamp) -> LogHistory:
         """The past of the source, back to what was read."""
         down_to = {partition: place.epoch for partition, place in read.places.items() if place.epoch >= 0}
-        return log_history(self._settings, self._keyspace.name, LOOK_TIMEOUT_S, down_to=down_to)
+        return log_history(self._settings, self._keyspace.name, HISTORY_TIMEOUT_S, down_to=down_to)
 
     def _follow(self) -> None:
         """Take in what the metadata says now.
@@ -300,7 +300,7 @@ class BackfillDriver(Driver):
         try:
             while not self._status.try_close(self._passed):
                 if not query.isActive:
-                    self._sit_out(
+                    self._wait_out(
                         batches.error or query.exception() or RetryableError("Spark ended the query")
                     )
                     query = self._start_query(engine.session, batches)

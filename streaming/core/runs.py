@@ -94,17 +94,15 @@ def items(column: pa.Array) -> list[bytes | None]:
     return found
 
 
-def entry_keys(entries: pa.RecordBatch) -> pa.Array:
-    """The entry key of each entry: canonical key and document id."""
-    joined = pc.binary_join_element_wise(
-        entries.column("key"), entries.column("id"), pa.scalar(b"", pa.binary())
-    )
+def entry_keys(keys: pa.Array, ids: pa.Array) -> pa.Array:
+    """The entry keys of canonical keys and document ids."""
+    joined = pc.binary_join_element_wise(keys, ids, pa.scalar(b"", pa.binary()))
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def sort_run(entries: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     """The entries in entry key order, and their entry keys."""
-    keys = entry_keys(entries)
+    keys = entry_keys(entries.column("key"), entries.column("id"))
     order = pc.sort_indices(keys)
     return entries.take(order), keys.take(order)
 

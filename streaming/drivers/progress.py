@@ -27,7 +27,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
-from streaming.core import log_identity as footing
+from streaming.core.log_identity import known
 from streaming.core.micro_batches import SettledBatch, Slot, add_counts
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.rate_gate import RateGate
@@ -126,7 +126,7 @@ class Status:
 
     def resume(self, finished: int, position: Timestamp, earliest: Timestamp) -> None:
         """Take over what the checkpoint says; leader epochs are in the journal."""
-        position = footing.known(position, self.journal.read)
+        position = known(position, self.journal.read)
         with self._lock:
             self.finished, self.position, self.earliest, self._state = finished, position, earliest, "RUNNING"
 

@@ -101,13 +101,10 @@ class LiveComparison:
             until=ends,
         )
         reader = self._reader(documents)
-        try:
-            judging = DocumentComparison(self._context, reader, work, VerificationResult(pin, {}), began)
-            truths = judging.truths(pin, {}, {index.id: ids})
-            held = judging.held(pin, {}, {index.id: ids})
-            evidence = judging.evidence()
-        finally:
-            reader.close()
+        judging = DocumentComparison(self._context, reader, work, VerificationResult(pin, {}), began)
+        truths = judging.truths(pin, {}, {index.id: ids})
+        held = judging.held(pin, {}, {index.id: ids})
+        evidence = judging.evidence()
         self._context.source.check(pin.timestamp, pin.incarnation)
         return truths, {docid: some for (_, docid), some in held.items()}, evidence
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.catalog.catalog import BuildRecord
 from keytide.errors import RetryableError
 from keytide.kafka.topics import admin, describe_topics, list_offsets
 from keytide.process.clock import now_ms
@@ -30,7 +30,7 @@ from streaming.drivers import failures
 from streaming.drivers.engine import TASKS_PER_CORE, SparkEngine
 from streaming.drivers.lifecycle import Driver, MetadataFollower, run_driver
 from streaming.drivers.progress import StoppedError
-from streaming.sample.sampling import ROW, SampleResult, sample_blocks, sample_rows, spread
+from streaming.sample.sampling import ROW, Definitions, SampleResult, sample_blocks, sample_rows, spread
 from streaming.stages.source_reader import OffsetsLostError
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ class SampleDriver(Driver):
         sample = SampleResult()
         if indexes and (build.origin is not None or starts != ends):
             engine = self.start_spark("sample", app="keytide-sample")
+            definitions = tuple((one.id, msgspec.json.encode(one.definition)) for one in indexes)
             engine.run(
-                lambda: self._collect(engine, build, indexes, starts, ends, sample),
-                self._wanted,
+                lambda: self._collect(engine, build, definitions, starts, ends, sample),
+                self._wanted,  # the build may be cancelled meanwhile
             )
         splits: dict[str, list[bytes]] = {}
         entries: dict[str, int] = {}
@@ -107,13 +108,12 @@ class SampleDriver(Driver):
         self,
         engine: SparkEngine,
         build: BuildRecord,
-        indexes: list[IndexRecord],
+        definitions: Definitions,
         starts: dict[int, int],
         ends: dict[int, int],
         sample: SampleResult,
     ) -> None:
         """Run the tasks, and take what they bring."""
-        definitions = tuple((one.id, msgspec.json.encode(one.definition)) for one in indexes)
         documents = self._settings.build.sample_documents
         length = sum(ends[partition] - start for partition, start in starts.items())
         if build.origin is not None:

@@ -166,7 +166,7 @@ def _events(messages: list[Message], topic: str, extent: Extent) -> tuple[int, s
                 next_step="let the user of the build read the topic with the group that the message names",
             )
         elif error.fatal() or error.code() == KafkaError._LOG_TRUNCATION:
-            # Truncated below what was read: read anew, the driver then sees which log it is (`footing`).
+            # Truncated below what was read: read anew, the driver then sees which log it is (`log_identity`).
             raise SourceStalledError(f"{_name(topic, extent)}: {error}")
         else:
             trouble = str(error)

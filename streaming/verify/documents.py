@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -299,13 +299,11 @@ class DocumentComparison:
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
     ) -> dict[bytes, SourceDocument]:
         """What the source has, up to its end now, of documents of buckets and ids."""
-        work = VerifyWork(
-            **{
-                **{name: getattr(self._work, name) for name in VerifyWork.__dataclass_fields__},
-                "until": pin.timestamp.offsets(),
-                "buckets": tuple(sorted({bucket for some in buckets.values() for bucket in some})),
-                "ids": frozenset(docid for some in ids.values() for docid in some),
-            }
+        work = replace(
+            self._work,
+            until=pin.timestamp.offsets(),
+            buckets=tuple(sorted({bucket for some in buckets.values() for bucket in some})),
+            ids=frozenset(docid for some in ids.values() for docid in some),
         )
         ends = self._context.source.ends()
         reading = SourceRanges.of(self._context.keyspace, self._context.starts(), ends)

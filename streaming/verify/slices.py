@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar, get_args
 
 import httpx
@@ -275,11 +276,7 @@ class SliceClient:
         total = digests.no_sums(bits)
         left_out = 0
         duplicates: list[DuplicateKey] = []
-        where = (*place, pin.number, pin.incarnation)
-
-        def ask(stage: Stage, after: bytes) -> DigestAsk:
-            return DigestAsk(*where, stage=stage, bits=bits, floors=floors, after=after, limit=ROWS_PER_CALL)
-
+        ask = partial(DigestAsk, *place, pin.number, pin.incarnation, bits=bits, floors=floors)
         for stage, answer in self._pages(pin, place, ask, DigestAnswer):
             total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
             left_out += answer.left_out if stage == "forward" else 0
@@ -305,49 +302,30 @@ class SliceClient:
         entries: list[tuple[bytes, bytes, bytes]] = []
         back: list[BackRow] = []
         where = (*place, pin.number, pin.incarnation)
-
-        def ask(stage: Stage, after: bytes) -> RowsAsk:
-            return RowsAsk(
-                *where,
-                stage=stage,
-                bits=bits,
-                buckets=buckets,
-                ids=ids,
-                after=after,
-                limit=ROWS_PER_CALL,
-                bytes_limit=ROWS_BYTES,
-            )
-
+        ask = partial(RowsAsk, *where, bits=bits, buckets=buckets, ids=ids, bytes_limit=ROWS_BYTES)
         for _, answer in self._pages(pin, place, ask, RowsAnswer):
             entries += answer.entries
             back += answer.back
         return place, entries, back
 
     def _pages(
-        self, pin: Pin, place: Place, ask: Callable[[Stage, bytes], Ask], kind: type[PageT]
+        self, pin: Pin, place: Place, ask: Callable[..., Ask], kind: type[PageT]
     ) -> Iterator[tuple[Stage, PageT]]:
         """What a slice answers of its entries, then of its back index, part by part.
 
         Args:
-            ask: (stage, what was reached) -> the question.
+            ask: makes the question, all but `stage`, `after` and `limit`.
         """
         for stage in get_args(Stage):
             after, more = b"", True
             while more:
-                answer = self._read(pin, place, ask(stage, after), kind)
+                question = ask(stage=stage, after=after, limit=ROWS_PER_CALL)
+                try:
+                    answer = self._call(pin.nodes[place], question, kind)
+                except NodeAwayError:  # a connection that broke, say
+                    answer = self._call(pin.nodes[place], question, kind)
                 yield stage, answer
                 after, more = answer.reached, answer.more
-
-    def _read(self, pin: Pin, place: Place, ask: Ask, kind: type[AnswerT]) -> AnswerT:
-        """Ask the slice's node; once more when it did not answer at all.
-
-        Raises:
-            PinLostError: it does not hold the snapshot any more.
-        """
-        try:
-            return self._call(pin.nodes[place], ask, kind)
-        except NodeAwayError:  # a connection that broke, say
-            return self._call(pin.nodes[place], ask, kind)
 
     def _records(self) -> list[IndexRecord]:
         catalog = self._catalog()

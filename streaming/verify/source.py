@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -150,29 +150,8 @@ class KafkaSource:
             raise RetryableError(f"partitions {short} of {self._keyspace} end below the snapshot")
 
 
-class SourceReader(Protocol):
-    """Reads and projects a source."""
-
-    partitions: int
-    """Of the shuffle."""
-
-    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
-        """The digests of each range of documents that has any."""
-        ...
-
-    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
-        """The versions of chosen documents."""
-        ...
-
-    def documents(self) -> int:
-        """Records read so far, by all readings."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class SparkReader:
-    """By Spark's tasks, within the rate limit.
+    """Reads and projects a source by Spark's tasks, within the rate limit; one engine may have several.
 
     Args:
         rate: documents per second that may be read now, 0 for no limit; asked all the time.
@@ -187,15 +166,14 @@ class SparkReader:
         engine.gate.begin(0, 0)
 
     def documents(self) -> int:
+        """Records read so far, by all readings."""
         return self._before + self._engine.gate.documents
-
-    def close(self) -> None:
-        """Spark stays, for other readings of the job."""
 
     def _run(self, action: Callable[[], list[Row]]) -> list[Row]:
         return self._engine.run(action, lambda: self._engine.gate.limit(self._rate()))
 
     def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+        """The digests of each range of documents that has any."""
         if not reading.ranges:
             return
         shares = self._begin(reading)
@@ -207,6 +185,7 @@ class SparkReader:
             yield row["place"], decode_counted(bytes(row["body"]))
 
     def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
+        """The versions of chosen documents."""
         if not reading.ranges:
             return []
         shares = self._begin(reading)
@@ -225,7 +204,7 @@ class SparkReader:
 
 
 class DriverReader:
-    """By the driver itself, one partition after the other.
+    """The same by the driver itself, one partition after the other.
 
     Args:
         stop: set to end a reading.
@@ -241,12 +220,11 @@ class DriverReader:
         self.partitions = 1
 
     def documents(self) -> int:
+        """Records read so far, by all readings."""
         return self._read
 
-    def close(self) -> None:
-        """Nothing stays open between readings."""
-
     def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+        """The digests of each range of documents that has any."""
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
             for row in gather(work, self._records(reading, partition)):
@@ -256,6 +234,7 @@ class DriverReader:
                 yield place, decode_counted(row.column("body")[0].as_py())
 
     def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
+        """The versions of chosen documents."""
         return [
             decode_found(row.column("body")[0].as_py())
             for partition in reading.ranges
@@ -290,3 +269,6 @@ class DriverReader:
     def _heed(self) -> None:
         if self._stop.is_set():
             raise StoppedError
+
+
+SourceReader = SparkReader | DriverReader

@@ -82,8 +82,6 @@ class Verification:
         finally:
             if pin is None:
                 self._context.slices.release(held)
-            if self._reader is not None:
-                self._reader.close()
 
     def _verify(self, pin: Pin) -> VerificationResult:
         self._context.source.check(pin.timestamp, pin.incarnation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -40,7 +40,7 @@ from streaming.verify.core.difference import Difference, DifferenceClass, is_cle
 from streaming.verify.core.newest import decode
 from streaming.verify.documents import VerificationContext, VerificationResult
 from streaming.verify.slices import Pin, Place, SliceClient
-from streaming.verify.source import Counted, KafkaSource, SourceRanges
+from streaming.verify.source import Counted, KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import (
     DocumentVersions,
     VerifyWork,
@@ -260,9 +260,6 @@ class FakeReader:
     def documents(self) -> int:
         return self._read
 
-    def close(self) -> None:
-        pass
-
     def _batches(self, reading: SourceRanges, partition: int) -> Iterator[SourceBatch]:
         start, end = reading.ranges[partition]
         mine = [r for r in self._log.records if r.partition == partition and start <= r.offset < end]
@@ -291,6 +288,10 @@ class FakeReader:
         ]
 
 
+def by(reader: FakeReader) -> Callable[[int], SourceReader]:
+    return lambda _: cast(SourceReader, reader)
+
+
 def context_of(
     log: Log, slices: FakeSlices, indexes: Iterable[str], limit: int = 10_000
 ) -> VerificationContext:
@@ -306,7 +307,9 @@ def context_of(
 
 
 def verified(log: Log, slices: FakeSlices, reader: FakeReader, limit: int = 10_000) -> VerificationResult:
-    outcome = Verification(context_of(log, slices, STATEMENTS, limit), lambda _: reader).run()
+    outcome = Verification(
+        context_of(log, slices, STATEMENTS, limit), lambda _: cast(SourceReader, reader)
+    ).run()
     assert slices.pins == 0
     return outcome
 
@@ -429,7 +432,9 @@ def test_records_that_a_table_stands_for_are_not_compared(
     assert outcome.counts == ({"UNPROVABLE": unproven} if unproven else {})
     assert outcome.documents <= sum(max(0, end - starts[partition]) for partition, end in ends.items())
 
-    looks = LiveComparison(context_of(log, slices, [CITY]), lambda _: FakeReader(log, *shape))
+    looks = LiveComparison(
+        context_of(log, slices, [CITY]), lambda _: cast(SourceReader, FakeReader(log, *shape))
+    )
     ids = {b"d%d" % number for number in range(31)}
     truths, there, evidence = looks.some(slices.pin(), ids)
     found = [judge(CITY, one, there.get(one, ()), truths.get(one, NOTHING), evidence) for one in ids]

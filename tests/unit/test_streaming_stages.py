@@ -412,7 +412,11 @@ def test_merging_is_sorting(limit: int) -> None:
     merge = runs.Merge(limit)
     pieces = [piece for block in sorted(blocks, key=lambda b: b.first) for piece in merge.add(block)]
     pieces += merge.finish()
-    merged = [key for piece in pieces for key in runs.entry_keys(piece).to_pylist()]
+    merged = [
+        key
+        for piece in pieces
+        for key in runs.entry_keys(piece.column("key"), piece.column("id")).to_pylist()
+    ]
     assert merged == sorted(everything)
     if limit == 50:
         assert len(pieces) > 1, "it must not hold everything"

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from keytide.wire import digests
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
-from streaming.core.runs import items, numbers
+from streaming.core.runs import entry_keys, items, numbers
 
 Array = npt.NDArray[Any]
 Versions: TypeAlias = pa.RecordBatch
@@ -188,9 +188,7 @@ def sums_of(versions: Versions, indexes: Sequence[IndexPlan], bits: int) -> list
         if len(mine):
             taken = entries.take(pa.array(mine))
             documents, slices = of[mine], of_slice[mine].astype(np.int64)
-            keys = pc.binary_join_element_wise(
-                taken.field("key"), ids.take(pa.array(documents)), pa.scalar(b"", pa.binary())
-            )
+            keys = entry_keys(taken.field("key"), ids.take(pa.array(documents)))
             _, full = digests.entry_hashes(_bytes(keys), _bytes(taken.field("value")))
             where = (slices, buckets[documents])
             np.add.at(sums[:, digests.ENTRIES], where, np.uint64(1))
@@ -213,10 +211,8 @@ def decode(body: bytes) -> Versions:
     return pa.ipc.read_record_batch(pa.py_buffer(body), VERSIONS)
 
 
-def _bytes(column: Any) -> list[bytes]:
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return items(column)  # type: ignore[return-value]
+def _bytes(column: pa.Array) -> list[bytes]:
+    return items(column)  # type: ignore[return-value] # none is null
 
 
 def _with_times(versions: Versions, newest: Array, times: Array) -> Versions:

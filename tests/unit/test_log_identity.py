@@ -15,7 +15,7 @@ from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
 from streaming.backfill import batches
 from streaming.backfill.batches import Batches, BuildPlan
-from streaming.core import log_identity as footing
+from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.drivers.progress import DriverTotals, Status
 from streaming.spark.checkpoint import Checkpoint, Range
@@ -34,16 +34,16 @@ def at(offset: int, epoch: int = -1) -> Timestamp:
 
 
 def test_what_was_read_is_lost_with_its_branch() -> None:
-    assert footing.lost(at(7, 0), log((0, 7))) == ""
-    assert footing.lost(at(7, 0), log((0, 9), (1, 12))) == ""
-    assert "from 3 on" in footing.lost(at(7, 0), log((0, 3), (1, 12)))
-    assert footing.lost(at(7), log((0, 3), (1, 5))) == "", "nothing is known of its branch"
+    assert log_identity.lost(at(7, 0), log((0, 7))) == ""
+    assert log_identity.lost(at(7, 0), log((0, 9), (1, 12))) == ""
+    assert "from 3 on" in log_identity.lost(at(7, 0), log((0, 3), (1, 12)))
+    assert log_identity.lost(at(7), log((0, 3), (1, 5))) == "", "nothing is known of its branch"
 
 
 def test_a_log_that_ends_below_the_batch_cuts_it_short() -> None:
-    assert footing.cut_short(at(7), log((0, 7))) == ""
-    assert "ends at 6" in footing.cut_short(at(7), log((0, 3), (1, 6)))
-    assert footing.cut_short(at(7), LogHistory("T"))
+    assert log_identity.cut_short(at(7), log((0, 7))) == ""
+    assert "ends at 6" in log_identity.cut_short(at(7), log((0, 3), (1, 6)))
+    assert log_identity.cut_short(at(7), LogHistory("T"))
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def test_a_log_that_ends_below_the_batch_cuts_it_short() -> None:
 def test_a_change_of_leaders_mixes_what_the_new_one_may_have_otherwise(
     before: LogHistory, now: LogHistory, mixed: bool
 ) -> None:
-    assert footing.mixed(before, now, at(2), at(7)) == ([0] if mixed else [])
-    assert footing.mixed(before, now, at(7), at(7)) == [], "nothing was read"
+    assert log_identity.mixed(before, now, at(2), at(7)) == ([0] if mixed else [])
+    assert log_identity.mixed(before, now, at(7), at(7)) == [], "nothing was read"
 
 
 def test_ends_get_the_epochs_of_their_log_and_positions_those_that_are_known() -> None:
     now = log((0, 4), (3, 9))
-    assert footing.placed(at(7), at(4, 0), now) == at(7, 3)
-    assert footing.placed(at(4), at(2, 0), now) == at(4, 0)
-    assert footing.placed(at(4), at(4, 0), log((3, 9))) == at(4, 0), "nothing came: its place stays"
+    assert log_identity.placed(at(7), at(4, 0), now) == at(7, 3)
+    assert log_identity.placed(at(4), at(2, 0), now) == at(4, 0)
+    assert log_identity.placed(at(4), at(4, 0), log((3, 9))) == at(4, 0), "nothing came: its place stays"
     both = Timestamp({0: Place(7), 1: Place(5)}, "T")
-    assert footing.known(both, at(7, 3)) == Timestamp({0: Place(7, 3), 1: Place(5)}, "T")
-    assert footing.known(at(6), at(7, 3)) == at(6)
+    assert log_identity.known(both, at(7, 3)) == Timestamp({0: Place(7, 3), 1: Place(5)}, "T")
+    assert log_identity.known(at(6), at(7, 3)) == at(6)
 
 
 Elections = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=4)
@@ -102,11 +102,11 @@ def test_what_passes_both_looks_is_on_the_log(
 
     read_to = data.draw(st.integers(0, len(records)))
     held = list(records[:read_to])
-    read = footing.placed(at(read_to), Timestamp(), history())
+    read = log_identity.placed(at(read_to), Timestamp(), history())
     for one in before:
         elect(*one)
     looked = history()
-    if footing.lost(read, looked):
+    if log_identity.lost(read, looked):
         return
     end = read_to + size
     taken: list[tuple[int, int]] = []
@@ -116,15 +116,15 @@ def test_what_passes_both_looks_is_on_the_log(
         if one:
             elect(*one)
     now = history()
-    fine = not footing.lost(read, now) and not footing.cut_short(at(end), now)
-    if not fine or footing.mixed(looked, now, at(read_to), at(end)):
+    fine = not log_identity.lost(read, now) and not log_identity.cut_short(at(end), now)
+    if not fine or log_identity.mixed(looked, now, at(read_to), at(end)):
         return
     held += taken
     assert held == records[:end]
-    read = footing.placed(at(end), read, now)
+    read = log_identity.placed(at(end), read, now)
     for one in after:
         elect(*one)
-    assert (footing.lost(read, history()) == "") is (held == records[:end])
+    assert (log_identity.lost(read, history()) == "") is (held == records[:end])
 
 
 # --- micro-batches ------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class _Batches(Batches):
 def reader(monkeypatch: pytest.MonkeyPatch, folder: Path, *looks: LogHistory) -> _Batches:
     """Batches whose looks at the source show these histories, the last one for ever."""
     monkeypatch.setattr(batches, "producer", lambda _: None)
-    monkeypatch.setattr(batches, "LOOK_LIMIT_S", 0.05)
-    monkeypatch.setattr(batches, "LOOK_PAUSE_S", 0.01)
+    monkeypatch.setattr(batches, "HISTORY_LIMIT_S", 0.05)
+    monkeypatch.setattr(batches, "HISTORY_PAUSE_S", 0.01)
     left = list(looks)
     return _Batches(
         load_settings(),
@@ -155,7 +155,7 @@ def reader(monkeypatch: pytest.MonkeyPatch, folder: Path, *looks: LogHistory) ->
         Checkpoint(folder, "s", "T"),
         Status(folder / "progress.json"),
         check_source=lambda: None,
-        look=lambda read: left.pop(0) if len(left) > 1 else left[0],
+        read_history=lambda read: left.pop(0) if len(left) > 1 else left[0],
     )
 
 
@@ -180,23 +180,23 @@ def test_a_batch_on_another_log_than_the_one_before_ends_the_driver(
 ) -> None:
     one = reader(monkeypatch, tmp_path, log((0, 3), (1, 9)))
     one._status.settle_batch(at(5, 0), None)
-    with pytest.raises(footing.ReadLostError, match="from 3 on"):
+    with pytest.raises(log_identity.ReadLostError, match="from 3 on"):
         one._read(cast(Any, None), WORK, COVERED, log((0, 9)))
-    with pytest.raises(footing.ReadLostError, match="from 3 on"):
-        one._stand(COVERED.end)  # the first look of the next driver
+    with pytest.raises(log_identity.ReadLostError, match="from 3 on"):
+        one._checked_history(COVERED.end)  # the first look of the next driver
     one = reader(monkeypatch, tmp_path / "other", log((0, 1), (1, 5)))
-    with pytest.raises(footing.ReadLostError, match="ends at 5"):
+    with pytest.raises(log_identity.ReadLostError, match="ends at 5"):
         one._read(cast(Any, None), WORK, COVERED, log((0, 9)))
 
 
 def test_a_leader_that_was_replaced_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old, new = log((0, 9)), log((0, 2), (1, 9))
     one = reader(monkeypatch, tmp_path, old, old, new)
-    assert one._stand(COVERED.end, new) == new
+    assert one._checked_history(COVERED.end, new) == new
     with pytest.raises(RetryableError, match="replaced"):
-        reader(monkeypatch, tmp_path, old)._stand(COVERED.end, new)
+        reader(monkeypatch, tmp_path, old)._checked_history(COVERED.end, new)
     with pytest.raises(RetryableError, match="changes while"):
-        reader(monkeypatch, tmp_path, LogHistory("U", new.partitions))._stand(COVERED.end, new)
+        reader(monkeypatch, tmp_path, LogHistory("U", new.partitions))._checked_history(COVERED.end, new)
 
 
 def test_where_it_stands_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
