@@ -33,25 +33,9 @@ import pyarrow as pa
 from keytide.wire.columns import hashes_of
 from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
+from streaming.core import micro_batches as core
+from streaming.core import runs
 from streaming.core.extent_projection import Portion, ShareProjection, heard_columns
-from streaming.core.micro_batches import (
-    ForeignSummary,
-    SettledBatch,
-    ShareSummary,
-    SlotSummary,
-    Summary,
-    settle,
-)
-from streaming.core.runs import (
-    Merge,
-    RunBlock,
-    blocks,
-    cuts,
-    decode_block,
-    encode_block,
-    put_chunk,
-    without_versions,
-)
 from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
 from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
@@ -88,7 +72,7 @@ _VERSION_SCHEMA = pa.schema(
 _SKIPS_PER_CHUNK = 5_000
 
 _encode_summary = msgspec.msgpack.Encoder().encode
-_decode_summary: msgspec.msgpack.Decoder[Summary] = msgspec.msgpack.Decoder(Summary)
+_decode_summary: msgspec.msgpack.Decoder[core.Summary] = msgspec.msgpack.Decoder(core.Summary)
 
 
 # --- first stage --------------------------------------------------------------------------------
@@ -167,8 +151,8 @@ class _FirstStage:
                 yield row(work.route(slot), slot, RETRACTION, b"", body)
         for slot, entries in sorted(portion.entries.items()):
             self._entries[slot] = self._entries.get(slot, 0) + entries.num_rows
-            for first, block in blocks(entries, work.settings.build.chunk_bytes):
-                yield row(work.route(slot), slot, BLOCK, first, encode_block(block))
+            for first, block in runs.blocks(entries, work.settings.build.chunk_bytes):
+                yield row(work.route(slot), slot, BLOCK, first, runs.encode_block(block))
 
     def _send(self, slot: int, partition: int, base: int, heard: Heard | None, skips: list[Skip]) -> None:
         sequence = self._chunks.get(slot, 0)
@@ -183,7 +167,7 @@ class _FirstStage:
         for route, hashes in zip(routes, hash_ranges(share.hashes, len(routes)), strict=True):
             if len(hashes):
                 yield row(route, -1, HASHES, b"", hashes.tobytes())
-        summary = ShareSummary(
+        summary = core.ShareSummary(
             self._sender.attempt, share.read, self._chunks, self._entries, share.skipped, share.left_out
         )
         yield row(routes[0], -1, SUMMARY, b"", _encode_summary(summary))
@@ -207,7 +191,7 @@ def deliver_slots(work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             elif kind == RETRACTION:
                 stage.retract(slot, np.frombuffer(body.to_pybytes(), np.int64))
             else:
-                stage.block(slot, RunBlock(firsts[position].as_py(), decode_block(body)))
+                stage.block(slot, runs.RunBlock(firsts[position].as_py(), runs.decode_block(body)))
     for summary in stage.finish():
         yield row(0, -1, SUMMARY, b"", _encode_summary(summary))
 
@@ -220,7 +204,7 @@ class _SecondStage:
         self._work = work
         self._sender = ChunkSender(work)
         self._slot = -1
-        self._done: list[SlotSummary] = []
+        self._done: list[core.SlotSummary] = []
         self._begin_slot(-1)
 
     def _begin_slot(self, slot: int) -> None:
@@ -228,7 +212,7 @@ class _SecondStage:
             return
         self._end_slot()
         self._slot = slot
-        self._merge = Merge()
+        self._merge = runs.Merge()
         self._retracted: dict[int, Offsets] = {}
         self._chunks = self._entries = self._dropped = 0
 
@@ -239,19 +223,21 @@ class _SecondStage:
         known = self._retracted.get(partition)
         self._retracted[partition] = np.sort(offsets if known is None else np.concatenate([known, offsets]))
 
-    def block(self, slot: int, block: RunBlock) -> None:
+    def block(self, slot: int, block: runs.RunBlock) -> None:
         self._begin_slot(slot)
         if self._retracted:
-            kept = without_versions(block.entries, self._retracted)
+            kept = runs.without_versions(block.entries, self._retracted)
             self._dropped += block.entries.num_rows - kept.num_rows
-            block = RunBlock(block.first, kept)
+            block = runs.RunBlock(block.first, kept)
         for entries in self._merge.add(block):
             self._send(entries)
 
     def _send(self, entries: pa.RecordBatch) -> None:
         header = self._work.header(self._slot, self._sender.attempt)
-        for start, end in pairwise(cuts(entries, self._work.settings.build.chunk_bytes)):
-            self._sender.send(self._slot, put_chunk(header, self._chunks, entries.slice(start, end - start)))
+        for start, end in pairwise(runs.cuts(entries, self._work.settings.build.chunk_bytes)):
+            self._sender.send(
+                self._slot, runs.put_chunk(header, self._chunks, entries.slice(start, end - start))
+            )
             self._chunks += 1
         self._entries += entries.num_rows
 
@@ -261,14 +247,14 @@ class _SecondStage:
         for entries in self._merge.finish():
             self._send(entries)
         self._done.append(
-            SlotSummary(self._slot, self._sender.attempt, self._chunks, self._entries, self._dropped)
+            core.SlotSummary(self._slot, self._sender.attempt, self._chunks, self._entries, self._dropped)
         )
 
-    def finish(self) -> list[Summary]:
+    def finish(self) -> list[core.Summary]:
         """Send the rest and wait for the acknowledgements; what was done."""
         self._end_slot()
         self._sender.finish()
-        return [*self._done, ForeignSummary(repeated(self.hashes).tobytes())]
+        return [*self._done, core.ForeignSummary(repeated(self.hashes).tobytes())]
 
 
 # --- documents in several source partitions ---------------------------------------------------------------
@@ -307,7 +293,7 @@ def row(route: int, slot: int, kind: int, first: bytes, body: bytes) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
 
 
-def read_summary(body: bytes) -> Summary:
+def read_summary(body: bytes) -> core.Summary:
     """The summary in the body of a row that `deliver_slots` gave back."""
     return _decode_summary.decode(body)
 
@@ -315,7 +301,7 @@ def read_summary(body: bytes) -> Summary:
 # --- in the driver ------------------------------------------------------------------------------------------
 
 
-def settled(work: Work, rows: DataFrame, first: Any, shares: int) -> SettledBatch:
+def settled(work: Work, rows: DataFrame, first: Any, shares: int) -> core.SettledBatch:
     """The one Spark action of a micro-batch: both stages over `rows`, and what they came to.
 
     Args:
@@ -324,7 +310,7 @@ def settled(work: Work, rows: DataFrame, first: Any, shares: int) -> SettledBatc
     """
     second: Any = functools.partial(deliver_slots, work)
     found = two_stages(rows, first, ROW, len(work.routes), ROW_ORDER, second)
-    return settle(len(work.slots), shares, [read_summary(bytes(row["body"])) for row in found])
+    return core.settle(len(work.slots), shares, [read_summary(bytes(row["body"])) for row in found])
 
 
 def two_stages(

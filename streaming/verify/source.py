@@ -41,20 +41,7 @@ from streaming.drivers.progress import StoppedError
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.tasks import two_stages
-from streaming.verify.tasks import (
-    ROW,
-    DocumentVersions,
-    Shares,
-    VerifyWork,
-    decode_counted,
-    decode_found,
-    find,
-    gather,
-    read_and_find,
-    read_and_gather,
-    sum_up,
-)
-from streaming.verify.tasks import Counted as Counted
+from streaming.verify import tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -172,35 +159,37 @@ class SparkReader:
     def _run(self, action: Callable[[], list[Row]]) -> list[Row]:
         return self._engine.run(action, lambda: self._engine.gate.limit(self._rate()))
 
-    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+    def sums(self, reading: SourceRanges, work: tasks.VerifyWork) -> Iterator[tuple[int, tasks.Counted]]:
         """The digests of each range of documents that has any."""
         if not reading.ranges:
             return
         shares = self._begin(reading)
-        gathered: Any = functools.partial(read_and_gather, work, shares)
-        summed: Any = functools.partial(sum_up, work)
+        gathered: Any = functools.partial(tasks.read_and_gather, work, shares)
+        summed: Any = functools.partial(tasks.sum_up, work)
         numbers = self._engine.numbers(len(shares.extents))
-        rows = self._run(lambda: two_stages(numbers, gathered, ROW, len(work.routes), ("place",), summed))
+        rows = self._run(
+            lambda: two_stages(numbers, gathered, tasks.ROW, len(work.routes), ("place",), summed)
+        )
         for row in rows:
-            yield row["place"], decode_counted(bytes(row["body"]))
+            yield row["place"], tasks.decode_counted(bytes(row["body"]))
 
-    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
+    def find(self, reading: SourceRanges, work: tasks.VerifyWork) -> list[tasks.DocumentVersions]:
         """The versions of chosen documents."""
         if not reading.ranges:
             return []
         shares = self._begin(reading)
-        found: Any = functools.partial(read_and_find, work, shares)
+        found: Any = functools.partial(tasks.read_and_find, work, shares)
         numbers = self._engine.numbers(len(shares.extents))
-        rows = self._run(lambda: numbers.mapInArrow(found, ROW).collect())
-        return [decode_found(bytes(row["body"])) for row in rows]
+        rows = self._run(lambda: numbers.mapInArrow(found, tasks.ROW).collect())
+        return [tasks.decode_found(bytes(row["body"])) for row in rows]
 
-    def _begin(self, reading: SourceRanges) -> Shares:
+    def _begin(self, reading: SourceRanges) -> tasks.Shares:
         """Count a reading from now on; what its tasks read."""
         gate = self._engine.gate
         self._before += gate.documents
         extents = reading.extents(TASKS_PER_CORE * self._engine.parallelism)
         gate.begin(reading.documents, len(extents))
-        return Shares(self._settings, reading.topic, extents, gate.client)
+        return tasks.Shares(self._settings, reading.topic, extents, gate.client)
 
 
 class DriverReader:
@@ -223,22 +212,22 @@ class DriverReader:
         """Records read so far, by all readings."""
         return self._read
 
-    def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
+    def sums(self, reading: SourceRanges, work: tasks.VerifyWork) -> Iterator[tuple[int, tasks.Counted]]:
         """The digests of each range of documents that has any."""
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
-            for row in gather(work, self._records(reading, partition)):
+            for row in tasks.gather(work, self._records(reading, partition)):
                 shuffled.setdefault(row.column("place")[0].as_py(), []).append(row)
         for place in sorted(shuffled):
-            for row in sum_up(work, shuffled.pop(place)):
-                yield place, decode_counted(row.column("body")[0].as_py())
+            for row in tasks.sum_up(work, shuffled.pop(place)):
+                yield place, tasks.decode_counted(row.column("body")[0].as_py())
 
-    def find(self, reading: SourceRanges, work: VerifyWork) -> list[DocumentVersions]:
+    def find(self, reading: SourceRanges, work: tasks.VerifyWork) -> list[tasks.DocumentVersions]:
         """The versions of chosen documents."""
         return [
-            decode_found(row.column("body")[0].as_py())
+            tasks.decode_found(row.column("body")[0].as_py())
             for partition in reading.ranges
-            for row in find(work, self._records(reading, partition))
+            for row in tasks.find(work, self._records(reading, partition))
         ]
 
     def _records(self, reading: SourceRanges, partition: int) -> Iterator[SourceBatch]:

@@ -36,18 +36,7 @@ from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.tasks import amount, chosen
 from streaming.stages.work import plan_of
-from streaming.verify.core.newest import (
-    IndexPlan,
-    Versions,
-    by_range,
-    decided,
-    decode,
-    encode,
-    joined,
-    reduced,
-    sums_of,
-    versions_of,
-)
+from streaming.verify.core import newest
 
 PORTION_BYTES = 64 << 20
 """What a task holds, about, before it thins out and hands on."""
@@ -72,7 +61,7 @@ class VerifyWork:
     """
 
     definitions: tuple[tuple[str, bytes], ...]
-    indexes: tuple[IndexPlan, ...]
+    indexes: tuple[newest.IndexPlan, ...]
     bits: int
     range_bits: int
     routes: tuple[int, ...]
@@ -144,10 +133,10 @@ def read_and_find(
 def gather(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
     """Records to versions by range (rows of the shuffle)."""
     plan = plan_of(work.definitions)
-    held: list[Versions] = []
+    held: list[newest.Versions] = []
     size = 0
     for batch in records:
-        held.append(versions_of(batch, plan, work.indexes))
+        held.append(newest.versions_of(batch, plan, work.indexes))
         size += held[-1].nbytes
         if size >= work.portion_bytes:
             yield from _hand_on(work, held)
@@ -155,14 +144,14 @@ def gather(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.Reco
     yield from _hand_on(work, held)
 
 
-def _hand_on(work: VerifyWork, held: list[Versions]) -> Iterator[pa.RecordBatch]:
-    for place, some in by_range(reduced(joined(held)), work.range_bits):
-        yield _row(work.routes[place % len(work.routes)], place, encode(some))
+def _hand_on(work: VerifyWork, held: list[newest.Versions]) -> Iterator[pa.RecordBatch]:
+    for place, some in newest.by_range(newest.reduced(newest.joined(held)), work.range_bits):
+        yield _row(work.routes[place % len(work.routes)], place, newest.encode(some))
 
 
 def sum_up(work: VerifyWork, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of the shuffle, ordered by range, to the digests of each range."""
-    held: list[Versions] = []
+    held: list[newest.Versions] = []
     size, present = 0, -1
     for batch in rows:
         places, bodies = batch.column("place"), batch.column("body")
@@ -171,25 +160,25 @@ def sum_up(work: VerifyWork, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
             if place != present:
                 yield from _count(work, present, held)
                 held, size, present = [], 0, place
-            held.append(decode(bodies[position].as_py()))
+            held.append(newest.decode(bodies[position].as_py()))
             size += held[-1].nbytes
             if size >= work.portion_bytes:
-                held = [reduced(joined(held))]
+                held = [newest.reduced(newest.joined(held))]
                 size = held[0].nbytes // 2  # what is left is not thinned out by every further row
     yield from _count(work, present, held)
 
 
-def _count(work: VerifyWork, place: int, held: list[Versions]) -> Iterator[pa.RecordBatch]:
+def _count(work: VerifyWork, place: int, held: list[newest.Versions]) -> Iterator[pa.RecordBatch]:
     if place < 0:
         return
-    newest, foreign = decided(reduced(joined(held)))
+    won, foreign = newest.decided(newest.reduced(newest.joined(held)))
     width = 1 << (work.bits - work.range_bits)
     start = place * width
     sums = [
         np.ascontiguousarray(one[:, :, start : start + width]).astype("<u8").tobytes()
-        for one in sums_of(newest, work.indexes, work.bits)
+        for one in newest.sums_of(won, work.indexes, work.bits)
     ]
-    yield _row(0, place, _encode(Counted(len(newest), len(foreign), sums)))
+    yield _row(0, place, _encode(Counted(len(won), len(foreign), sums)))
 
 
 def find(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
@@ -197,18 +186,18 @@ def find(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.Record
     plan = plan_of(work.definitions)
     wanted = np.zeros(1 << work.bits, np.bool_)
     wanted[list(work.buckets)] = True
-    before, later = joined([]), joined([])
+    before, later = newest.joined([]), newest.joined([])
     for batch in records:
         some = _looked_for(batch, wanted, work)
         if not some.ids:
             continue
-        versions = versions_of(some, plan, work.indexes)
+        versions = newest.versions_of(some, plan, work.indexes)
         until = work.until.get(int(numbers(versions, "partition")[0]), 0) if len(versions) else 0
         below = numbers(versions, "offset") < until
-        before = reduced(joined([before, versions.filter(pa.array(below))]))
-        later = reduced(joined([later, versions.filter(pa.array(~below))]))
+        before = newest.reduced(newest.joined([before, versions.filter(pa.array(below))]))
+        later = newest.reduced(newest.joined([later, versions.filter(pa.array(~below))]))
     if len(before) or len(later):
-        yield _row(0, 0, _encode(DocumentVersions(encode(before), encode(later))))
+        yield _row(0, 0, _encode(DocumentVersions(newest.encode(before), newest.encode(later))))
 
 
 def _looked_for(batch: SourceBatch, wanted: Any, work: VerifyWork) -> SourceBatch:

@@ -40,8 +40,9 @@ from streaming.verify.core.difference import Difference, DifferenceClass, is_cle
 from streaming.verify.core.newest import decode
 from streaming.verify.documents import VerificationContext, VerificationResult
 from streaming.verify.slices import Pin, Place, SliceClient
-from streaming.verify.source import Counted, KafkaSource, SourceRanges, SourceReader
+from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import (
+    Counted,
     DocumentVersions,
     VerifyWork,
     decode_counted,
