@@ -4,8 +4,8 @@ read.
 What lives here: the job that reads a keyspace from its earliest offset in checkpointed micro-batches,
 projects with the projector's own core, keeps the newest version of each document, sorts by slice and key, and
 writes chunks and batch ends into the backfill queues. Spark's Kafka source plans the micro-batches; tasks
-read their shares themselves (ADR 20). Beside it, and apart from it, `source`: the data source by which users'
-Spark jobs read indexes.
+read their extents themselves (ADR 20). Beside it, and apart from it, `source`: the data source by which
+users' Spark jobs read indexes.
 
 Who may import it: `deploy`, and `pyspark_keytide` what is in `source`; it also runs as a program of its own
 under Spark. What it may import: `keytide` and the pure cores of `projector` and `router`.

@@ -44,7 +44,7 @@ from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateClient, RateGate
 from streaming.spark.checkpoint import Checkpoint, Extent, Range
 from streaming.stages.tasks import VERSION_ROW, read_and_find_versions, read_and_project, settled
-from streaming.stages.work import DeliveryError, Work
+from streaming.stages.work import BatchWork, DeliveryError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,8 +76,8 @@ class BuildPlan:
     slices: Mapping[str, Sequence[int]]
 
     @functools.cached_property
-    def slots(self) -> list[core.Slot]:
-        return core.slots_of(self.slices)
+    def targets(self) -> list[core.Target]:
+        return core.targets_of(self.slices)
 
 
 class Batches:
@@ -185,7 +185,7 @@ class Batches:
             journal = self._status.journal
             journal.table_read, journal.table_documents = True, outcome.documents
             self._status.at_table = False
-            self._status.finish_batch(0, end, self._plan.slots, outcome)
+            self._status.finish_batch(0, end, self._plan.targets, outcome)
             reach("driver-batch-ended")
         except BaseException as error:
             self.error = error
@@ -210,7 +210,7 @@ class Batches:
         reach("driver-before-batch-end")
         self._status.settle_batch(end, sized)
         self.send_ends(batch, covered.start, end, outcome.winners)
-        self._status.finish_batch(batch, end, self._plan.slots, outcome)
+        self._status.finish_batch(batch, end, self._plan.targets, outcome)
         reach("driver-batch-ended")
         log.info(
             "build %s: micro-batch %d done, %d documents, %d entries",
@@ -222,7 +222,7 @@ class Batches:
         self._status.note_size(self._sizing.size)
 
     def _read(
-        self, frame: DataFrame, work: Work, covered: Range, before: LogHistory
+        self, frame: DataFrame, work: BatchWork, covered: Range, before: LogHistory
     ) -> tuple[core.SettledBatch, Timestamp]:
         """Read a micro-batch, again while what was read may be of two logs; what it came to, and its end with
         leader epochs.
@@ -272,7 +272,7 @@ class Batches:
             raise log_identity.ReadLostError(f"the source lost records that the build has read: {reason}")
         return now
 
-    def _losers(self, frame: DataFrame, work: Work, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+    def _losers(self, frame: DataFrame, work: BatchWork, covered: Range, hashes: bytes) -> dict[int, Offsets]:
         """The versions that documents with these hashes have a newer one of, in another partition."""
         wanted = np.sort(np.frombuffer(hashes, np.uint64))
         log.warning(
@@ -289,13 +289,13 @@ class Batches:
             (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
         )
 
-    def _work(self, batch: int) -> Work:
+    def _work(self, batch: int) -> BatchWork:
         definitions = ((index.id, msgspec.json.encode(index.definition)) for index in self._plan.indexes)
-        return Work(
+        return BatchWork(
             build=self._plan.build,
             run=self.run,
             batch=batch,
-            slots=tuple(self._plan.slots),
+            targets=tuple(self._plan.targets),
             definitions=tuple(definitions),
             routes=self._routes,
             heard=batch > 0,
@@ -303,20 +303,20 @@ class Batches:
             splits={index.id: index.splits for index in self._plan.indexes if index.splits},
         )
 
-    def _act(self, frame: DataFrame, work: Work, covered: Range) -> core.SettledBatch:
+    def _act(self, frame: DataFrame, work: BatchWork, covered: Range) -> core.SettledBatch:
         """The one Spark action of a micro-batch. The tasks read the source themselves
         (`streaming.stages.source_reader`); `frame`, which Spark's own source would read, only says that its
         offsets are planned."""
         extents = covered.extents
         client = self._client(covered.start.documents_to(covered.end), len(extents))
         project: Any = functools.partial(read_and_project, work, client, self._plan.keyspace, extents)
-        return settled(work, _a_task_each(frame, extents), project, covered.shares)
+        return settled(work, _a_task_each(frame, extents), project, len(extents))
 
-    def _client(self, documents: int, shares: int) -> RateClient | None:
+    def _client(self, documents: int, extents: int) -> RateClient | None:
         """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
         if self._gate is None:
             return None
-        self._gate.begin(documents, shares)
+        self._gate.begin(documents, extents)
         return self._gate.client
 
     def send_ends(
@@ -338,7 +338,7 @@ class Batches:
                 errors.append(error)
 
         ends: list[BatchEnd] = core.batch_ends(
-            self._plan.build, self.run, batch, self._plan.slots, start, end, winners
+            self._plan.build, self.run, batch, self._plan.targets, start, end, winners
         )
         try:
             for message in ends:

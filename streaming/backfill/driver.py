@@ -179,7 +179,7 @@ class BackfillDriver(Driver):
         earliest = self._checkpoint.begin()
         journal = self._status.journal
         if not journal.size:  # never cut
-            journal.piece = self._checkpoint.newest()
+            journal.newest = self._checkpoint.newest()
         begun = earliest is not None or journal.table_read or journal.nothing_to_read is not None
         if core.forgotten(self._build, journal.first_read_at, begun):
             raise CheckpointLostError(f"{self.folder} does not have the checkpoint of build {self._id}")
@@ -189,8 +189,8 @@ class BackfillDriver(Driver):
             with admin(self._settings) as client:
                 offsets = list_offsets(client, keyspace.name, range(keyspace.partitions), earliest=True)
             earliest = Timestamp.of(offsets, keyspace.topic_id)
-        piece = journal.piece
-        position = Timestamp.of(piece.reached, keyspace.topic_id) if piece else earliest
+        newest = journal.newest
+        position = Timestamp.of(newest.reached, keyspace.topic_id) if newest else earliest
         self._status.resume(journal.finished, position, earliest)
         return Batches(
             self._settings,
@@ -277,7 +277,7 @@ class BackfillDriver(Driver):
         if self._status.finished < 0 or empty is not None:
             end = Timestamp.of(empty or self._status.position.offsets(), self._keyspace.topic_id)
             self._status.finish_empty(end)
-            batches.send_ends(0, end, end, [{} for _ in self._plan.slots])
+            batches.send_ends(0, end, end, [{} for _ in self._plan.targets])
         reach("driver-passed")
         self._status.enter("PASSED")
         self._reporter.send()
@@ -287,7 +287,7 @@ class BackfillDriver(Driver):
 
     def _stream(self, engine: SparkEngine, batches: Batches) -> None:
         """Run the query until the build has passed."""
-        engine.shuffle(spark.shuffle_partitions(len(self._plan.slots), engine.parallelism))
+        engine.shuffle(spark.shuffle_partitions(len(self._plan.targets), engine.parallelism))
         self._status.gate = gate = engine.gate
         gate.limit(self._build.rate_limit)
         batches.prepare(engine.partitions, gate)

@@ -36,8 +36,8 @@ from streaming.core import micro_batches as core
 from streaming.core.runs import items
 from streaming.core.versions import Hashes, contained, hash_ranges, repeated
 from streaming.drivers.rate_gate import RateClient
-from streaming.stages.tasks import HASHES, project_share, row, settled
-from streaming.stages.work import Work
+from streaming.stages.tasks import HASHES, project_extent, row, settled
+from streaming.stages.work import BatchWork
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -152,7 +152,7 @@ def starting_offsets(topic: str, offsets: Mapping[int, int]) -> str:
 # --- one micro-batch ----------------------------------------------------------------------------------------
 
 
-def run_table(table: DataFrame, work: Work, client: RateClient | None) -> core.SettledBatch:
+def run_table(table: DataFrame, work: BatchWork, client: RateClient | None) -> core.SettledBatch:
     """Read, project and send the table: all chunks of micro-batch 0.
 
     Raises:
@@ -193,16 +193,16 @@ def _refuse_duplicates(table: DataFrame, hashes: bytes) -> None:
 
 
 def project_rows(
-    work: Work, client: RateClient | None, rows: Iterable[pa.RecordBatch]
+    work: BatchWork, client: RateClient | None, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one share to rows of the shuffle, as `streaming.stages.tasks.project_share` makes them of
+    """Rows of one share to rows of the shuffle, as `streaming.stages.tasks.project_extent` makes them of
     records; and once more the hashes of ids that this share has more than once."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     seen: list[Hashes] = []
     records = as_records(context.partitionId() if context else 0, rows, seen)
-    yield from project_share(work, client, records)
+    yield from project_extent(work, client, records)
     again = hash_ranges(repeated(seen), len(work.routes))
     yield from (
         row(route, -1, HASHES, b"", some.tobytes())

@@ -7,8 +7,8 @@ projected with its core. What they project to is kept, as columns, until the sha
 version of each document is known, and only its entries go on (a tombstone or a version that cannot be
 projected goes on as nothing).
 
-A share that takes more than `limit` bytes goes on in *portions*. Of the earlier ones the task keeps ids and
-offsets only; when a later portion has a newer version of a document, the older one is *retracted*: the second
+A share that takes more than `limit` bytes goes on in *spills*. Of the earlier ones the task keeps ids and
+offsets only; when a later spill has a newer version of a document, the older one is *retracted*: the second
 stage drops its entries.
 """
 
@@ -34,7 +34,7 @@ from streaming.core.versions import Hashes, Offsets, contained, newest_versions
 
 Array = npt.NDArray[Any]
 
-PORTION_BYTES = 192 * 1024 * 1024
+SPILL_BYTES = 192 * 1024 * 1024
 """About what a task keeps of its share: ids, keys, values, and DOCUMENT_BYTES a document and entry."""
 DOCUMENT_BYTES = 64
 SKIP_BYTES = 600
@@ -49,15 +49,15 @@ _ENTRIES = pa.schema(
 """Entries of one index; ordinals count through the documents of the spill."""
 
 
-class Portion(NamedTuple):
+class Spill(NamedTuple):
     """What a share, or a part of it, comes to.
 
     Attributes:
         partition: source partition, -1 when nothing was read.
         documents: the newest version of each document (`DOCUMENTS`).
-        entries: slot number -> entries of those versions, unsorted.
-        retracted: offsets of versions in earlier portions that are no longer the newest; ascending.
-        skips: slot number -> lines for its skip ledger, superseded versions included.
+        entries: target number -> entries of those versions, unsorted.
+        retracted: offsets of versions in earlier spills that are no longer the newest; ascending.
+        skips: target number -> lines for its skip ledger, superseded versions included.
     """
 
     partition: int
@@ -67,15 +67,15 @@ class Portion(NamedTuple):
     skips: dict[int, list[Skip]]
 
 
-class ShareProjection:
+class ExtentProjection:
     """Collects one share.
 
     Args:
         plan: the indexes of the build.
-        slots: index id -> slot number of each of its slices, -1 where the build does not fill it: what
+        targets: index id -> target number of each of its slices, -1 where the build does not fill it: what
             belongs there is dropped at once.
         losers: partition -> offsets of versions whose document has a newer one in another partition.
-        limit: bytes after which a portion is full.
+        limit: bytes after which a spill is full.
         splits: index id -> its splits, of those by RANGE.
 
     Attributes:
@@ -87,15 +87,15 @@ class ShareProjection:
     def __init__(
         self,
         plan: KeyspacePlan,
-        slots: Mapping[str, Sequence[int]],
+        targets: Mapping[str, Sequence[int]],
         losers: Mapping[int, Offsets],
-        limit: int = PORTION_BYTES,
+        limit: int = SPILL_BYTES,
         splits: Mapping[str, Sequence[bytes]] = MappingProxyType({}),
     ) -> None:
         self._plan = plan
         self._splits = splits
-        self._slots = {index: np.array(numbers, np.int64) for index, numbers in slots.items()}
-        self._partly = {index for index, numbers in self._slots.items() if (numbers < 0).any()}
+        self._targets = {index: np.array(numbers, np.int64) for index, numbers in targets.items()}
+        self._partly = {index for index, numbers in self._targets.items() if (numbers < 0).any()}
         self._losers = losers
         self._limit = limit
         self.read = 0
@@ -113,12 +113,12 @@ class ShareProjection:
 
     @property
     def full(self) -> bool:
-        """Whether a portion should be taken now."""
+        """Whether a spill should be taken now."""
         return self._bytes >= self._limit
 
     @property
     def hashes(self) -> Hashes:
-        """Hashes of all documents of the portions taken so far, each once."""
+        """Hashes of all documents of the spills taken so far, each once."""
         return numbers(self._earlier, "hash")
 
     def add(self, batch: SourceBatch) -> None:
@@ -142,9 +142,9 @@ class ShareProjection:
         self._heard += len(ids)
 
     def _add_index(self, index: str, made: Projected) -> None:
-        slots = self._slots[index]
+        targets = self._targets[index]
         if made.keys:
-            routes = slices_of(made.partition_keys, len(slots), self._splits.get(index, ()))
+            routes = slices_of(made.partition_keys, len(targets), self._splits.get(index, ()))
             columns = [
                 pa.array(made.ordinals.astype(np.int64) + self._heard),
                 pa.array(routes),
@@ -153,25 +153,25 @@ class ShareProjection:
             ]
             entries = pa.RecordBatch.from_arrays(columns, schema=_ENTRIES)
             if index in self._partly:
-                entries = entries.filter(pa.array(slots[routes] >= 0))
+                entries = entries.filter(pa.array(targets[routes] >= 0))
             self._entries[index].append(entries)
             self._bytes += sum(entries.column(name).nbytes for name in ("key", "value"))
             self._bytes += DOCUMENT_BYTES * len(entries)
         reasons: dict[str, int] = {}
-        places = slices_of([skip.id for skip in made.skips], len(slots))
-        for skip, slot in zip(made.skips, slots[places].tolist(), strict=True):
-            if slot < 0:
+        places = slices_of([skip.id for skip in made.skips], len(targets))
+        for skip, target in zip(made.skips, targets[places].tolist(), strict=True):
+            if target < 0:
                 continue
             reasons[skip.reason] = reasons.get(skip.reason, 0) + 1
             self._bytes += SKIP_BYTES
             # The ordinal would count in heard columns that are not sent: partition and offset do.
             line = Skip(-1, skip.offset, skip.id, skip.reason, skip.detail)
-            self._skips.setdefault(slot, []).append(line)
+            self._skips.setdefault(target, []).append(line)
         add_counts(self.skipped, {index: reasons} if reasons else {})
         add_counts(self.left_out, {index: made.left_out} if made.left_out else {})
 
-    def portion(self) -> Portion:
-        """What was added since the last portion; begins a new one."""
+    def spill(self) -> Spill:
+        """What was added since the last spill; begins a new one."""
         documents = pa.concat_batches(self._documents)
         newest = newest_versions(numbers(documents, "hash"), documents.column("id"))
         winning = newest.copy()
@@ -180,12 +180,12 @@ class ShareProjection:
         entries: dict[int, pa.RecordBatch] = {}
         for index, made in self._entries.items():
             if made:
-                entries.update(self._by_slot(index, pa.concat_batches(made), winning, documents))
+                entries.update(self._by_target(index, pa.concat_batches(made), winning, documents))
         skips = self._skips
         self._clear()
         if not newest.all():
             documents = documents.filter(pa.array(newest))
-        return Portion(self._partition, documents, entries, self._retract(documents), skips)
+        return Spill(self._partition, documents, entries, self._retract(documents), skips)
 
     def _retract(self, documents: pa.RecordBatch) -> Offsets:
         """Offsets of earlier versions that `documents` replaces; then these are earlier ones, too."""
@@ -196,15 +196,15 @@ class ShareProjection:
         offsets: Offsets = numbers(both, "offset")[:count]
         return offsets if newest is None else offsets[~newest[:count]]
 
-    def _by_slot(
+    def _by_target(
         self, index: str, made: pa.RecordBatch, winning: Array, documents: pa.RecordBatch
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The entries of the winning versions, by slot number."""
-        slots = self._slots[index].tolist()
+        """The entries of the winning versions, by target number."""
+        targets = self._targets[index].tolist()
         rows = np.flatnonzero(winning[numbers(made, "ordinal")])
         made = made.take(pa.array(rows[np.argsort(numbers(made, "slice")[rows], kind="stable")]))
-        edges = np.searchsorted(numbers(made, "slice"), np.arange(len(slots) + 1))
-        for slot, (start, end) in zip(slots, pairwise(edges.tolist()), strict=True):
+        edges = np.searchsorted(numbers(made, "slice"), np.arange(len(targets) + 1))
+        for target, (start, end) in zip(targets, pairwise(edges.tolist()), strict=True):
             if start == end:
                 continue
             mine = made.slice(start, end - start)
@@ -217,7 +217,7 @@ class ShareProjection:
                 mine.column("key"),
                 mine.column("value"),
             ]
-            yield slot, pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield target, pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def heard_columns(documents: pa.RecordBatch, limit: int) -> Iterator[tuple[int, Heard]]:

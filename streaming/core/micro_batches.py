@@ -9,16 +9,17 @@ a batch, tasks write chunks into the backfill queues, and a task may be run twic
 driver that was killed). So each attempt has a name of its own, chunks carry it, and nothing counts until
 the batch end has named the winners (R22). The driver learns the winners from small *summaries* that the
 tasks hand back through Spark: a summary arrives exactly once for every share (one source partition's range,
-first stage) and every slot (one slice of one index, second stage), from an attempt that has delivered all
+first stage) and every target (one slice of one index, second stage), from an attempt that has delivered all
 it had to.
 
 `settle` turns the summaries into winners and checks that nothing was lost on the way: as many entries as the
 shares put into the shuffle must have come out of it into the queues.
 
-Words: a *slot* is an (index, slice) pair that the build fills, numbered through the build; a *share* is what
-one first-stage task reads. A build of whole indexes has a slot for every slice. A rebuild (slices of READY
-indexes whose data was lost) has slots for those slices only: the source is read and projected as ever, but
-nothing is shuffled, sent or ended for the others. Everything here is deterministic, without clock and I/O.
+Words: a *target* is an (index, slice) pair that the build fills, numbered through the build; a *share* is
+what one first-stage task reads. A build of whole indexes has a target for every slice. A rebuild (slices of
+READY indexes whose data was lost) has targets for those slices only: the source is read and projected as
+ever, but nothing is shuffled, sent or ended for the others. Everything here is deterministic, without clock
+and I/O.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ EXIT_STOPPED = 143
 """Stopped on request (SIGTERM, or the build was paused or cancelled)."""
 
 
-class Slot(NamedTuple):
+class Target(NamedTuple):
     """One slice of one index: a partition of a backfill queue."""
 
     index_id: str
     slice: int
 
 
-class ShareSummary(msgspec.Struct, frozen=True, array_like=True, tag="share"):
+class ExtentSummary(msgspec.Struct, frozen=True, array_like=True, tag="extent"):
     """What one first-stage task did with its share.
 
     Attributes:
         attempt: names the removal chunks that it sent.
         documents: records read.
-        chunks: slot number -> removal chunks delivered.
-        entries: slot number -> entries that it put into the shuffle.
+        chunks: target number -> removal chunks delivered.
+        entries: target number -> entries that it put into the shuffle.
         skipped: index id -> reason -> versions (in the ledger).
         left_out: index id -> reason -> documents that the definition leaves out.
     """
@@ -73,15 +74,15 @@ class ShareSummary(msgspec.Struct, frozen=True, array_like=True, tag="share"):
     left_out: dict[str, dict[str, int]] = {}
 
 
-class SlotSummary(msgspec.Struct, frozen=True, array_like=True, tag="slot"):
-    """What one second-stage task delivered to one slot.
+class TargetSummary(msgspec.Struct, frozen=True, array_like=True, tag="target"):
+    """What one second-stage task delivered to one target.
 
     Attributes:
         retracted: entries that it dropped, because their share has a newer version
             (`streaming.core.extent_projection`).
     """
 
-    slot: int
+    target: int
     attempt: str
     chunks: int
     entries: int
@@ -94,15 +95,15 @@ class ForeignSummary(msgspec.Struct, frozen=True, array_like=True, tag="foreign"
     hashes: bytes
 
 
-Summary = ShareSummary | SlotSummary | ForeignSummary
+Summary = ExtentSummary | TargetSummary | ForeignSummary
 
 
 class SettledBatch(NamedTuple):
     """One micro-batch, settled.
 
     Attributes:
-        winners: for each slot, attempt -> chunks.
-        entries: for each slot, entries delivered.
+        winners: for each target, attempt -> chunks.
+        entries: for each target, entries delivered.
         documents: records read.
         foreign: hashes of documents found in more than one source partition; u64[n], one byte string.
         skipped, left_out: index id -> reason -> count.
@@ -116,36 +117,36 @@ class SettledBatch(NamedTuple):
     left_out: dict[str, dict[str, int]]
 
 
-def slots_of(slices: Mapping[str, Iterable[int]]) -> list[Slot]:
-    """The slots of a build, in slot number order, from index id -> the slices that it fills."""
-    return [Slot(index, number) for index in sorted(slices) for number in sorted(slices[index])]
+def targets_of(slices: Mapping[str, Iterable[int]]) -> list[Target]:
+    """The targets of a build, in target number order, from index id -> the slices that it fills."""
+    return [Target(index, number) for index in sorted(slices) for number in sorted(slices[index])]
 
 
-def slot_numbers(slots: Iterable[Slot], slices: Mapping[str, int]) -> dict[str, list[int]]:
-    """For every slice of each index the number of its slot, -1 when the build does not fill it.
+def target_numbers(targets: Iterable[Target], slices: Mapping[str, int]) -> dict[str, list[int]]:
+    """For every slice of each index the number of its target, -1 when the build does not fill it.
 
     Args:
         slices: index id -> number of slices that the index has.
     """
     numbers = {index: [-1] * count for index, count in slices.items()}
-    for number, slot in enumerate(slots):
-        numbers[slot.index_id][slot.slice] = number
+    for number, target in enumerate(targets):
+        numbers[target.index_id][target.slice] = number
     return numbers
 
 
-def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> SettledBatch:
+def settle(targets: int, shares: int, summaries: Iterable[Summary]) -> SettledBatch:
     """The winners of a micro-batch.
 
     Args:
-        slots: how many slots the build has.
+        targets: how many targets the build has.
         shares: how many source partitions the batch brings anything from.
         summaries: everything that the tasks handed back.
 
     Raises:
         InvariantViolationError: a share or an entry was lost or came twice between the stages.
     """
-    winners: list[dict[str, int]] = [{} for _ in range(slots)]
-    put_in, taken_out, delivered = [0] * slots, [0] * slots, [0] * slots
+    winners: list[dict[str, int]] = [{} for _ in range(targets)]
+    put_in, taken_out, delivered = [0] * targets, [0] * targets, [0] * targets
     documents = seen = 0
     foreign: list[bytes] = []
     done: set[int] = set()
@@ -153,22 +154,24 @@ def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> SettledBatc
     left_out: dict[str, dict[str, int]] = {}
     for summary in summaries:
         match summary:
-            case ShareSummary():
+            case ExtentSummary():
                 seen += 1
                 documents += summary.documents
-                for slot, chunks in summary.chunks.items():
-                    winners[slot][summary.attempt] = chunks
-                for slot, entries in summary.entries.items():
-                    put_in[slot] += entries
+                for target, chunks in summary.chunks.items():
+                    winners[target][summary.attempt] = chunks
+                for target, entries in summary.entries.items():
+                    put_in[target] += entries
                 add_counts(skipped, summary.skipped)
                 add_counts(left_out, summary.left_out)
-            case SlotSummary(slot=slot):
+            case TargetSummary(target=target):
                 invariant(
-                    slot not in done, "NothingLost", f"slot {slot} was delivered twice in one micro-batch"
+                    target not in done,
+                    "NothingLost",
+                    f"target {target} was delivered twice in one micro-batch",
                 )
-                done.add(slot)
-                delivered[slot], taken_out[slot] = summary.entries, summary.entries + summary.retracted
-                winners[slot][summary.attempt] = summary.chunks
+                done.add(target)
+                delivered[target], taken_out[target] = summary.entries, summary.entries + summary.retracted
+                winners[target][summary.attempt] = summary.chunks
             case ForeignSummary():
                 foreign.append(summary.hashes)
     invariant(
@@ -179,7 +182,7 @@ def settle(slots: int, shares: int, summaries: Iterable[Summary]) -> SettledBatc
     invariant(
         put_in == taken_out,
         "NothingLost",
-        lambda: f"entries projected per slot {put_in}, entries delivered or retracted {taken_out}",
+        lambda: f"entries projected per target {put_in}, entries delivered or retracted {taken_out}",
     )
     return SettledBatch(winners, delivered, documents, b"".join(foreign), skipped, left_out)
 
@@ -196,24 +199,24 @@ def batch_ends(
     build: str,
     run: str,
     batch: int,
-    slots: Sequence[Slot],
+    targets: Sequence[Target],
     start: Timestamp,
     end: Timestamp,
     winners: Sequence[Mapping[str, int]],
 ) -> list[BatchEnd]:
-    """The batch end for each slot; attempts that sent a slot nothing are left out."""
+    """The batch end for each target; attempts that sent a target nothing are left out."""
     return [
         BatchEnd(
             build=build,
-            index=slot.index_id,
-            slice=slot.slice,
+            index=target.index_id,
+            slice=target.slice,
             run=run,
             batch=batch,
             start=start,
             end=end,
             winners={attempt: chunks for attempt, chunks in sorted(won.items()) if chunks},
         )
-        for slot, won in zip(slots, winners, strict=True)
+        for target, won in zip(targets, winners, strict=True)
     ]
 
 
@@ -240,8 +243,8 @@ def forgotten(build: BuildRecord, first_read_at: int, begun: bool) -> bool:
 
 def passed(position: Timestamp, build: BuildRecord, partitions: int) -> bool:
     """Whether the backfill may end at `position`."""
-    target = goal(build, partitions)
-    return target is not None and position.covers(target)
+    wanted = goal(build, partitions)
+    return wanted is not None and position.covers(wanted)
 
 
 _MASK = 0xFFFFFFFF
@@ -268,7 +271,7 @@ def exact_routes(partitions: int) -> list[int]:
     """For each shuffle partition, an integer that Spark's hash partitioning sends exactly there.
 
     Spark 4.0's `repartition(n, column)` goes by hash, so that of 8 slices some tasks would get three and some
-    none; with these integers in the column every slot has a task of its own.
+    none; with these integers in the column every target has a task of its own.
     """
     routes: dict[int, int] = {}
     candidate = 0

@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 This is an external merge sort with Spark's shuffle in the middle, and no row of Spark's is ever an entry. A
-first-stage task sorts what its share brings to each slot and cuts that *run* into blocks of about
-`chunk_bytes`; a block is one row of the shuffle: (slot, first entry key, the columns as an Arrow record
-batch). Spark sorts the few rows of a slot by first key, spilling if it must, and the second stage merges:
+first-stage task sorts what its share brings to each target and cuts that *run* into blocks of about
+`chunk_bytes`; a block is one row of the shuffle: (target, first entry key, the columns as an Arrow record
+batch). Spark sorts the few rows of a target by first key, spilling if it must, and the second stage merges:
 once it has read a row whose first key is k, no entry below k is still to come, so what it holds below k can
 be sorted and sent. It holds about one block of every run, whatever the size of the micro-batch.
 
@@ -122,7 +122,7 @@ def cuts(entries: pa.RecordBatch, limit: int) -> list[int]:
 
 
 def blocks(entries: pa.RecordBatch, limit: int) -> Iterator[RunBlock]:
-    """Sort the entries that a share brings to one slot, and cut them into blocks of about `limit` bytes."""
+    """Sort the entries that a share brings to one target, and cut them into blocks of about `limit` bytes."""
     if entries.num_rows == 0:
         return
     ordered, keys = sort_run(entries)
@@ -151,7 +151,7 @@ def decode_block(data: pa.Buffer | bytes) -> pa.RecordBatch:
 
 
 class Merge:
-    """Merges the runs of one slot; blocks must come in the order of their first keys.
+    """Merges the runs of one target; blocks must come in the order of their first keys.
 
     Args:
         limit: bytes held before anything is merged.

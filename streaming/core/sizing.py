@@ -4,15 +4,15 @@ Theory of operation
 ===================
 Spark fixes the offsets of a planned batch before it runs, and a driver that dies leaves it planned: were it
 one micro-batch of the build, a machine on which drivers never live as long as it takes would do it again for
-ever. So the driver cuts what is planned into *pieces*, the micro-batches that slices know, and writes each
-one down before its first end is sent (`streaming.drivers.progress.DriverTotals`): from then on its number
-stands for these offsets, whoever runs it (R22). Until then nobody has heard of it, and the next driver may
-cut another, smaller one.
+ever. So the driver cuts what is planned into the micro-batches that slices know, and writes each one down
+before its first end is sent (`streaming.drivers.progress.DriverTotals`): from then on its number stands for
+these offsets, whoever runs it (R22). Until then nobody has heard of it, and the next driver may cut another,
+smaller one.
 
-The first piece is as large as may be: entries of micro-batch 0 are appended to empty slices, and nobody need
-hear of documents that it does not hold, so what is in it is cheapest. A driver that died in its first piece
-has the next one begin with an eighth, until pieces get done between faults. A piece that is done says how
-fast this machine is: from then on pieces take about as long as they should, and grow fourfold at most.
+The first one is as large as may be: entries of micro-batch 0 are appended to empty slices, and nobody need
+hear of documents that it does not hold, so what is in it is cheapest. A driver that died in its first
+micro-batch has the next one begin with an eighth, until they get done between faults. One that is done says
+how fast this machine is: from then on they take about as long as they should, and grow fourfold at most.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final
 import msgspec
 
 SHRINK: Final = 8
-"""A start that came to nothing has the next one begin with this part of its piece."""
+"""A start that came to nothing has the next one begin with this part of its micro-batch."""
 GROW: Final = 4
-"""A piece has this many times the documents of the one before at most: its pace may be a fluke."""
+"""A micro-batch has this many times the documents of the one before at most: its pace may be a fluke."""
 RATE_SECONDS: Final = 10
-"""Under a rate limit a piece has no more than this many seconds' worth, so that reading is even."""
+"""Under a rate limit a micro-batch has no more than this many seconds' worth, so that reading is even."""
 
 
 class SizedBatch(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def documents(start: Mapping[int, int], end: Mapping[int, int]) -> int:
 
 
 def cut(start: Mapping[int, int], end: Mapping[int, int], most: int) -> dict[int, int]:
-    """Where a piece of about `most` offsets from `start` on ends: the same share of each partition.
+    """Where a micro-batch of about `most` offsets from `start` on ends: the same share of each partition.
 
     Never past `end`, and never without anything while there is something.
     """
@@ -73,11 +73,11 @@ def cut(start: Mapping[int, int], end: Mapping[int, int], most: int) -> dict[int
 
 
 class Sizing:
-    """How many documents the next piece has.
+    """How many documents the next micro-batch has.
 
     Args:
         most, least: bounds (`build.batch_documents`, `build.batch_least_documents`).
-        seconds: how long a piece should take (`build.batch_seconds`).
+        seconds: how long a micro-batch should take (`build.batch_seconds`).
         size: what an earlier driver left (`struck`, or its last `size`); 0 when none did.
     """
 
@@ -90,11 +90,11 @@ class Sizing:
         return max(1, min(self.size, RATE_SECONDS * rate)) if rate > 0 else self.size
 
     def struck(self) -> int:
-        """What the next driver is to begin with if this one never finishes its piece."""
+        """What the next driver is to begin with if this one never finishes its micro-batch."""
         return self._bounded(self.size // SHRINK)
 
     def finished(self, done: int, seconds: float) -> None:
-        """A piece of `done` documents took so long."""
+        """A micro-batch of `done` documents took so long."""
         if 2 * done < self.size:
             return  # what was left of a plan, or rate-limited: it says nothing of larger ones
         wanted = int(done * self._seconds / max(seconds, 0.001))

@@ -28,7 +28,7 @@ from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
 from streaming.core.log_identity import known
-from streaming.core.micro_batches import SettledBatch, Slot, add_counts
+from streaming.core.micro_batches import SettledBatch, Target, add_counts
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.rate_gate import RateGate
 
@@ -42,7 +42,7 @@ class StoppedError(Exception):
     """The driver was asked to end, or its build is no longer to be backfilled."""
 
 
-class DriverTotals(msgspec.Struct):
+class DriverTotals(msgspec.Struct, rename={"newest": "piece"}):
     """Counts through all starts of a build's driver.
 
     Attributes:
@@ -53,7 +53,7 @@ class DriverTotals(msgspec.Struct):
             (`streaming.core.log_identity`).
         table_read: the table that the build begins with is in the queues, as micro-batch 0.
         table_documents: rows of it.
-        piece: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
+        newest: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
         size: documents that the next driver's first micro-batch has; 0 before any was begun.
     """
 
@@ -66,19 +66,19 @@ class DriverTotals(msgspec.Struct):
     read: Timestamp = Timestamp()
     table_read: bool = False
     table_documents: int = 0
-    piece: SizedBatch | None = None
+    newest: SizedBatch | None = None
     size: int = 0
     left_out: dict[str, dict[str, int]] = {}
 
     @property
     def pending(self) -> SizedBatch | None:
         """A micro-batch that some slices may have, and others not: it comes first, as it is."""
-        return self.piece if self.piece is not None and not self.piece.done else None
+        return self.newest if self.newest is not None and not self.newest.done else None
 
     @property
     def finished(self) -> int:
         """Number of the last micro-batch that is done, -1 when none."""
-        return max(self.piece.finished if self.piece else -1, 0 if self.table_read else -1)
+        return max(self.newest.finished if self.newest else -1, 0 if self.table_read else -1)
 
     @classmethod
     def load(cls, file: Path) -> DriverTotals:
@@ -159,19 +159,19 @@ class Status:
         self.journal.size = size
         self.journal.save(self._file)
 
-    def settle_batch(self, end: Timestamp, piece: SizedBatch | None) -> None:
+    def settle_batch(self, end: Timestamp, batch: SizedBatch | None) -> None:
         """What a micro-batch has read is of one log; on disk before any of its ends is sent.
 
         Args:
             end: with leader epochs.
-            piece: the micro-batch; None for a table's, which has no offsets.
+            batch: the micro-batch; None for a table's, which has no offsets.
         """
         self.journal.read = end
         with self._lock:
-            self.journal.piece = piece
+            self.journal.newest = batch
         self.journal.save(self._file)
 
-    def finish_batch(self, batch: int, end: Timestamp, slots: list[Slot], outcome: SettledBatch) -> None:
+    def finish_batch(self, batch: int, end: Timestamp, targets: list[Target], outcome: SettledBatch) -> None:
         """The ends of a micro-batch are in the queues."""
         journal = self.journal
         with self._lock:
@@ -179,12 +179,12 @@ class Status:
             journal.documents += outcome.documents
             journal.bytes += self.gate.bytes if self.gate is not None else 0
             self._counted = True
-            for slot, entries in zip(slots, outcome.entries, strict=True):
-                journal.entries[slot.index_id] = journal.entries.get(slot.index_id, 0) + entries
+            for target, entries in zip(targets, outcome.entries, strict=True):
+                journal.entries[target.index_id] = journal.entries.get(target.index_id, 0) + entries
             add_counts(journal.skipped, outcome.skipped)
             add_counts(journal.left_out, outcome.left_out)
-            if journal.piece is not None:
-                journal.piece = replace(journal.piece, done=True)
+            if journal.newest is not None:
+                journal.newest = replace(journal.newest, done=True)
         journal.save(self._file)
 
     def finish_empty(self, end: Timestamp) -> None:

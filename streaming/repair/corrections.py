@@ -10,7 +10,7 @@ import msgspec
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire.corrections import Correction
 from streaming.verify.core.comparing import SourceDocument
-from streaming.verify.core.difference import Difference, DifferenceClass, Holding
+from streaming.verify.core.difference import Difference, DifferenceClass, IndexedDocument
 
 CORRECTED: Final = frozenset(
     {
@@ -46,7 +46,7 @@ def wanted(differences: Iterable[Difference]) -> set[bytes]:
 
 
 def planned(
-    docid: bytes, index: str, slices: int, held: Sequence[Holding], truth: SourceDocument
+    docid: bytes, index: str, slices: int, held: Sequence[IndexedDocument], truth: SourceDocument
 ) -> list[Planned]:
     """What to do about one document that differs, slice by slice; slices that are right are left out.
 
@@ -58,7 +58,7 @@ def planned(
     by_slice = {one.slice: one for one in held}
     found: list[Planned] = []
     for number in range(slices):
-        holding = by_slice.get(number, Holding(number, None, (), ()))
+        holding = by_slice.get(number, IndexedDocument(number, None, (), ()))
         values = {entry.key: entry.value for entry in truth.entries.get(index, ()) if entry.slice == number}
         action = _action(holding, values, truth)
         if action is None:
@@ -68,7 +68,7 @@ def planned(
     return found
 
 
-def _action(holding: Holding, values: Mapping[bytes, bytes], truth: SourceDocument) -> Action | None:
+def _action(holding: IndexedDocument, values: Mapping[bytes, bytes], truth: SourceDocument) -> Action | None:
     there = {entry.key: entry.value for entry in holding.entries}
     if there == values:
         return None if _remembers(holding, values, truth) else "record"
@@ -77,7 +77,7 @@ def _action(holding: Holding, values: Mapping[bytes, bytes], truth: SourceDocume
     return "replace" if there or holding.version is not None else "put"
 
 
-def _remembers(holding: Holding, values: Mapping[bytes, bytes], truth: SourceDocument) -> bool:
+def _remembers(holding: IndexedDocument, values: Mapping[bytes, bytes], truth: SourceDocument) -> bool:
     """Whether the record of a slice whose entries are right is right, too: none where it has no entries."""
     held, newest = holding.version, truth.version
     if not values or held is None or newest is None:

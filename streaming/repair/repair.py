@@ -36,9 +36,9 @@ from keytide.wire import digests
 from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
 from keytide.wire.messages import Corrections, RepairEnd, RepairWatch, SliceStatus
 from streaming.repair.corrections import CORRECTED, Planned, batches, count_actions, planned, wanted
-from streaming.repair.slices import SliceChannel, Told
+from streaming.repair.slices import SliceChannel, SliceStatuses
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
-from streaming.verify.core.difference import Difference, Holding
+from streaming.verify.core.difference import Difference, IndexedDocument
 from streaming.verify.core.newest import IndexPlan
 from streaming.verify.documents import DocumentComparison, VerificationContext, VerificationResult
 from streaming.verify.slices import Pin
@@ -86,7 +86,7 @@ class LiveComparison:
 
     def some(
         self, pin: Pin, ids: set[bytes]
-    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[Holding]], Evidence]:
+    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[IndexedDocument]], Evidence]:
         """What the source and the slices have of some documents, at a snapshot that is held."""
         index, began = self._index, time.monotonic()
         self._context.source.check(pin.timestamp, pin.incarnation)
@@ -240,7 +240,7 @@ class Repair:
 
     def _between(
         self, to: Mapping[int, Round], ids: set[bytes], incarnation: int, seen_at: float
-    ) -> tuple[list[Planned], Told]:
+    ) -> tuple[list[Planned], SliceStatuses]:
         """What is done while slices watch: what was planned, and what they say of it."""
         number = next(iter(to.values())).number
         self._wait("watching", lambda status: _at(status, self._name, number) and status_watches(status))
@@ -311,7 +311,7 @@ class Repair:
         says = _at(status, self._name, number) and status.repair is not None and status.repair.durable
         return says or status.queue_position > over
 
-    def _wait(self, what: str, done: Callable[[SliceStatus], bool]) -> Told:
+    def _wait(self, what: str, done: Callable[[SliceStatus], bool]) -> SliceStatuses:
         return self._channel.wait(what, done, self._settings.wait_s, self._stopped)
 
 

@@ -34,7 +34,7 @@ from keytide.wire.messages import (
 POLL_S: Final = 0.2
 SEND_LIMIT_S: Final = 60.0
 
-Told = Mapping[tuple[str, int], SliceStatus]
+SliceStatuses = Mapping[tuple[str, int], SliceStatus]
 """(node, slice) -> its newest status."""
 
 
@@ -95,7 +95,7 @@ class SliceChannel:
 
     def wait(
         self, what: str, done: Callable[[SliceStatus], bool], limit_s: float, stopped: Callable[[], bool]
-    ) -> Told:
+    ) -> SliceStatuses:
         """Wait until every slice, on every node that holds it, says something.
 
         Args:

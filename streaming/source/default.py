@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from streaming.source.opening import Opened
+    from streaming.source.opening import IndexSnapshot
     from streaming.source.options import Options
 
 TOKEN_VARIABLE: Final = "KEYTIDE_TOKEN"
@@ -60,7 +60,7 @@ class Reader(DataSourceReader):
         OptionError: the schema has columns or types that the index has not.
     """
 
-    def __init__(self, options: Options, opened: Opened, schema: StructType) -> None:
+    def __init__(self, options: Options, opened: IndexSnapshot, schema: StructType) -> None:
         from streaming.source.columns import chosen
 
         self._options = options

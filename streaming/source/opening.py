@@ -36,7 +36,7 @@ _HELP: Final = {
 
 
 @dataclass(frozen=True)
-class Opened:
+class IndexSnapshot:
     """An index at a snapshot.
 
     Attributes:
@@ -52,7 +52,7 @@ class Opened:
     selection: Mapping[str, Any] | None
 
 
-def open_index(options: Options) -> Opened:
+def open_index(options: Options) -> IndexSnapshot:
     """Hold a snapshot of an index, and learn what tasks must know.
 
     Raises:
@@ -81,11 +81,11 @@ def open_index(options: Options) -> Opened:
             page = client.page(options.index, limit=1, columns=["id"], explain=True, **asking, **selection)
             slices = tuple(one["slice"] for one in (page.explain or {})["slices"])
         if_it_fails.pop_all()  # the hold stays: nobody tells a data source that its last job is over
-        return Opened(at, slices, tuple(columns), selection)
+        return IndexSnapshot(at, slices, tuple(columns), selection)
 
 
 def read_slice(
-    options: Options, opened: Opened, slice_number: int, columns: tuple[IndexColumn, ...]
+    options: Options, opened: IndexSnapshot, slice_number: int, columns: tuple[IndexColumn, ...]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one slice, with these columns and perhaps more of their group.
 

@@ -59,13 +59,8 @@ class Range(NamedTuple):
     end: Timestamp
 
     @property
-    def shares(self) -> int:
-        """Source partitions that the micro-batch reads anything from."""
-        return len(self.extents)
-
-    @property
     def extents(self) -> list[Extent]:
-        """What is to be read of each of them."""
+        """What is to be read of each source partition that the micro-batch reads anything from."""
         return [
             Extent(p, self.start.offset(p), place.offset)
             for p, place in sorted(self.end.places.items())

@@ -147,9 +147,9 @@ def _executors(settings: Settings, rows: bool) -> dict[str, str]:
     }
 
 
-def shuffle_partitions(slots: int, parallelism: int) -> int:
-    """One for each slot, but no more than keep all cores busy."""
-    return max(1, min(slots, _TASKS_PER_CORE * max(2, parallelism)))
+def shuffle_partitions(targets: int, parallelism: int) -> int:
+    """One for each target, but no more than keep all cores busy."""
+    return max(1, min(targets, _TASKS_PER_CORE * max(2, parallelism)))
 
 
 def source_options(settings: Settings, topic: str) -> dict[str, str]:

@@ -2,21 +2,21 @@
 
 Theory of operation
 ===================
-    an extent -> `read_and_project` -> rows of the shuffle, by slot -> `deliver_slots` -> summaries
+    an extent -> `read_and_project` -> rows of the shuffle, by target -> `deliver_targets` -> summaries
 
 The first stage reads (`streaming.stages.source_reader`) and projects (`streaming.core.extent_projection`),
-hands blocks of sorted entries to the shuffle, and sends what every slot must hear, and lines for skip
-ledgers, straight to the backfill queues. The second merges the blocks of each slot and sends put chunks. Both
-hand back summaries (`streaming.core.micro_batches`); those of the first stage travel through the shuffle as a
-row, so that exactly those count whose share went into the result.
+hands blocks of sorted entries to the shuffle, and sends what every target must hear, and lines for skip
+ledgers, straight to the backfill queues. The second merges the blocks of each target and sends put chunks.
+Both hand back summaries (`streaming.core.micro_batches`); those of the first stage travel through the shuffle
+as a row, so that exactly those count whose share went into the result.
 
 A task sends with an idempotent producer, under a name that no other attempt has, and returns only when
 everything is acknowledged. So it may fail anywhere and be run again: what a dead attempt has sent is never
 named in a batch end.
 
-Rows of the shuffle: route (an integer that Spark's hash partitioning takes to the right task), slot
+Rows of the shuffle: route (an integer that Spark's hash partitioning takes to the right task), target
 (number, -1 for rows that belong to none), kind (below), first (entry key of a block), body. A task reads
-them ordered by slot, kind and first.
+them ordered by target, kind and first.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
 from streaming.core import runs
-from streaming.core.extent_projection import Portion, ShareProjection, heard_columns
+from streaming.core.extent_projection import ExtentProjection, Spill, heard_columns
 from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
 from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
-from streaming.stages.work import ChunkSender, Work, plan_of, slots_by_index
+from streaming.stages.work import BatchWork, ChunkSender, plan_of, targets_by_index
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -54,12 +54,12 @@ RETRACTION = 2
 BLOCK = 3
 """A row whose body is a block of a run (`streaming.core.runs`)."""
 
-ROW = "route int, slot int, kind int, first binary, body binary"
-ROW_ORDER = ("slot", "kind", "first")
+ROW = "route int, target int, kind int, first binary, body binary"
+ROW_ORDER = ("target", "kind", "first")
 _ROW_SCHEMA = pa.schema(
     [
         ("route", pa.int32()),
-        ("slot", pa.int32()),
+        ("target", pa.int32()),
         ("kind", pa.int32()),
         ("first", pa.binary()),
         ("body", pa.binary()),
@@ -79,15 +79,15 @@ _decode_summary: msgspec.msgpack.Decoder[core.Summary] = msgspec.msgpack.Decoder
 
 
 def read_and_project(
-    work: Work,
+    work: BatchWork,
     client: RateClient | None,
     topic: str,
     extents: Sequence[Extent],
     rows: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Read the share whose number in `extents` is in the one row of this task, and `project_share` it."""
+    """Read the share whose number in `extents` is in the one row of this task, and `project_extent` it."""
     for extent in chosen(extents, rows):
-        yield from project_share(work, client, read_extent(work.settings, topic, extent))
+        yield from project_extent(work, client, read_extent(work.settings, topic, extent))
 
 
 def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterator[Extent]:
@@ -96,16 +96,16 @@ def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterato
         yield from (extents[number] for number in batch.column(0).to_pylist())
 
 
-def project_share(
-    work: Work, client: RateClient | None, records: Iterable[SourceBatch]
+def project_extent(
+    work: BatchWork, client: RateClient | None, records: Iterable[SourceBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
 
     Args:
         client: is told what is read, and has the task wait while the build may read no more.
     """
-    share = ShareProjection(
-        plan_of(work.definitions), slots_by_index(work), work.losers, work.portion_bytes, work.splits
+    share = ExtentProjection(
+        plan_of(work.definitions), targets_by_index(work), work.losers, work.spill_bytes, work.splits
     )
     stage = _FirstStage(work)
     for batch in records:
@@ -113,10 +113,10 @@ def project_share(
             client.read(*amount(batch))
         share.add(batch)
         if share.full:
-            yield from stage.portion(share.portion())
+            yield from stage.spill(share.spill())
     if client is not None:
         client.finished()
-    yield from stage.portion(share.portion())
+    yield from stage.spill(share.spill())
     yield from stage.finish(share)
 
 
@@ -129,45 +129,45 @@ def amount(batch: SourceBatch) -> tuple[int, int]:
 class _FirstStage:
     """Sends what slices hear, and makes the rows of the shuffle."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BatchWork) -> None:
         self._work = work
         self._sender = ChunkSender(work)
         self._chunks: dict[int, int] = {}
         self._entries: dict[int, int] = {}
 
-    def portion(self, portion: Portion) -> Iterator[pa.RecordBatch]:
-        """Send the removal chunks of a portion; the rows that it brings to the shuffle."""
+    def spill(self, spill: Spill) -> Iterator[pa.RecordBatch]:
+        """Send the removal chunks of a spill; the rows that it brings to the shuffle."""
         work = self._work
         if work.heard:
-            for base, heard in heard_columns(portion.documents, work.settings.topics.segment_target_bytes):
-                for slot in range(len(work.slots)):
-                    self._send(slot, portion.partition, base, heard, [])
-        for slot, skips in sorted(portion.skips.items()):
+            for base, heard in heard_columns(spill.documents, work.settings.topics.segment_target_bytes):
+                for target in range(len(work.targets)):
+                    self._send(target, spill.partition, base, heard, [])
+        for target, skips in sorted(spill.skips.items()):
             for start in range(0, len(skips), _SKIPS_PER_CHUNK):
-                self._send(slot, portion.partition, 0, None, skips[start : start + _SKIPS_PER_CHUNK])
-        if len(portion.retracted):
-            body = np.concatenate([[portion.partition], portion.retracted]).astype(np.int64).tobytes()
-            for slot in range(len(work.slots)):
-                yield row(work.route(slot), slot, RETRACTION, b"", body)
-        for slot, entries in sorted(portion.entries.items()):
-            self._entries[slot] = self._entries.get(slot, 0) + entries.num_rows
+                self._send(target, spill.partition, 0, None, skips[start : start + _SKIPS_PER_CHUNK])
+        if len(spill.retracted):
+            body = np.concatenate([[spill.partition], spill.retracted]).astype(np.int64).tobytes()
+            for target in range(len(work.targets)):
+                yield row(work.route(target), target, RETRACTION, b"", body)
+        for target, entries in sorted(spill.entries.items()):
+            self._entries[target] = self._entries.get(target, 0) + entries.num_rows
             for first, block in runs.blocks(entries, work.settings.build.chunk_bytes):
-                yield row(work.route(slot), slot, BLOCK, first, runs.encode_block(block))
+                yield row(work.route(target), target, BLOCK, first, runs.encode_block(block))
 
-    def _send(self, slot: int, partition: int, base: int, heard: Heard | None, skips: list[Skip]) -> None:
-        sequence = self._chunks.get(slot, 0)
-        self._chunks[slot] = sequence + 1
-        header = self._work.header(slot, self._sender.attempt)
-        self._sender.send(slot, RemovalChunk(*header, sequence, partition, base, heard, skips))
+    def _send(self, target: int, partition: int, base: int, heard: Heard | None, skips: list[Skip]) -> None:
+        sequence = self._chunks.get(target, 0)
+        self._chunks[target] = sequence + 1
+        header = self._work.header(target, self._sender.attempt)
+        self._sender.send(target, RemovalChunk(*header, sequence, partition, base, heard, skips))
 
-    def finish(self, share: ShareProjection) -> Iterator[pa.RecordBatch]:
+    def finish(self, share: ExtentProjection) -> Iterator[pa.RecordBatch]:
         """Wait for the acknowledgements, then say what was done."""
         self._sender.finish()
         routes = self._work.routes
         for route, hashes in zip(routes, hash_ranges(share.hashes, len(routes)), strict=True):
             if len(hashes):
                 yield row(route, -1, HASHES, b"", hashes.tobytes())
-        summary = core.ShareSummary(
+        summary = core.ExtentSummary(
             self._sender.attempt, share.read, self._chunks, self._entries, share.skipped, share.left_out
         )
         yield row(routes[0], -1, SUMMARY, b"", _encode_summary(summary))
@@ -176,55 +176,55 @@ class _FirstStage:
 # --- second stage -----------------------------------------------------------------------------------------
 
 
-def deliver_slots(work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def deliver_targets(work: BatchWork, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of the shuffle, in order, to put chunks in the queues; gives summaries back."""
     stage = _SecondStage(work)
     for batch in rows:
-        slots, kinds, firsts, bodies = (batch.column(name) for name in ("slot", "kind", "first", "body"))
+        targets, kinds, firsts, bodies = (batch.column(name) for name in ("target", "kind", "first", "body"))
         for position in range(batch.num_rows):
-            slot, body = slots[position].as_py(), bodies[position].as_buffer()
+            target, body = targets[position].as_py(), bodies[position].as_buffer()
             kind = kinds[position].as_py()
             if kind == SUMMARY:
                 yield row(0, -1, SUMMARY, b"", body.to_pybytes())
             elif kind == HASHES:
                 stage.hashes.append(np.frombuffer(body.to_pybytes(), np.uint64))
             elif kind == RETRACTION:
-                stage.retract(slot, np.frombuffer(body.to_pybytes(), np.int64))
+                stage.retract(target, np.frombuffer(body.to_pybytes(), np.int64))
             else:
-                stage.block(slot, runs.RunBlock(firsts[position].as_py(), runs.decode_block(body)))
+                stage.block(target, runs.RunBlock(firsts[position].as_py(), runs.decode_block(body)))
     for summary in stage.finish():
         yield row(0, -1, SUMMARY, b"", _encode_summary(summary))
 
 
 class _SecondStage:
-    """Merges and sends slot after slot."""
+    """Merges and sends target after target."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BatchWork) -> None:
         self.hashes: list[Hashes] = []
         self._work = work
         self._sender = ChunkSender(work)
-        self._slot = -1
-        self._done: list[core.SlotSummary] = []
-        self._begin_slot(-1)
+        self._target = -1
+        self._done: list[core.TargetSummary] = []
+        self._begin_target(-1)
 
-    def _begin_slot(self, slot: int) -> None:
-        if slot == self._slot:
+    def _begin_target(self, target: int) -> None:
+        if target == self._target:
             return
-        self._end_slot()
-        self._slot = slot
+        self._end_target()
+        self._target = target
         self._merge = runs.Merge()
         self._retracted: dict[int, Offsets] = {}
         self._chunks = self._entries = self._dropped = 0
 
-    def retract(self, slot: int, body: Offsets) -> None:
+    def retract(self, target: int, body: Offsets) -> None:
         """Versions whose entries must be dropped; they come before the blocks."""
-        self._begin_slot(slot)
+        self._begin_target(target)
         partition, offsets = int(body[0]), body[1:]
         known = self._retracted.get(partition)
         self._retracted[partition] = np.sort(offsets if known is None else np.concatenate([known, offsets]))
 
-    def block(self, slot: int, block: runs.RunBlock) -> None:
-        self._begin_slot(slot)
+    def block(self, target: int, block: runs.RunBlock) -> None:
+        self._begin_target(target)
         if self._retracted:
             kept = runs.without_versions(block.entries, self._retracted)
             self._dropped += block.entries.num_rows - kept.num_rows
@@ -233,26 +233,26 @@ class _SecondStage:
             self._send(entries)
 
     def _send(self, entries: pa.RecordBatch) -> None:
-        header = self._work.header(self._slot, self._sender.attempt)
+        header = self._work.header(self._target, self._sender.attempt)
         for start, end in pairwise(runs.cuts(entries, self._work.settings.build.chunk_bytes)):
             self._sender.send(
-                self._slot, runs.put_chunk(header, self._chunks, entries.slice(start, end - start))
+                self._target, runs.put_chunk(header, self._chunks, entries.slice(start, end - start))
             )
             self._chunks += 1
         self._entries += entries.num_rows
 
-    def _end_slot(self) -> None:
-        if self._slot < 0:
+    def _end_target(self) -> None:
+        if self._target < 0:
             return
         for entries in self._merge.finish():
             self._send(entries)
         self._done.append(
-            core.SlotSummary(self._slot, self._sender.attempt, self._chunks, self._entries, self._dropped)
+            core.TargetSummary(self._target, self._sender.attempt, self._chunks, self._entries, self._dropped)
         )
 
     def finish(self) -> list[core.Summary]:
         """Send the rest and wait for the acknowledgements; what was done."""
-        self._end_slot()
+        self._end_target()
         self._sender.finish()
         return [*self._done, core.ForeignSummary(repeated(self.hashes).tobytes())]
 
@@ -261,7 +261,7 @@ class _SecondStage:
 
 
 def read_and_find_versions(
-    work: Work, wanted: bytes, topic: str, extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]
+    work: BatchWork, wanted: bytes, topic: str, extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The versions in one share, read again, of documents with the given hashes (u64[n], ascending)."""
     for extent in chosen(extents, rows):
@@ -286,31 +286,31 @@ def _or_empty(item: bytes | None) -> bytes:
     return item or b""
 
 
-def row(route: int, slot: int, kind: int, first: bytes, body: bytes) -> pa.RecordBatch:
+def row(route: int, target: int, kind: int, first: bytes, body: bytes) -> pa.RecordBatch:
     """A row of the shuffle."""
-    values: list[Any] = [[route], [slot], [kind], [first], [body]]
+    values: list[Any] = [[route], [target], [kind], [first], [body]]
     columns = [pa.array(value, column.type) for value, column in zip(values, _ROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
 
 
 def read_summary(body: bytes) -> core.Summary:
-    """The summary in the body of a row that `deliver_slots` gave back."""
+    """The summary in the body of a row that `deliver_targets` gave back."""
     return _decode_summary.decode(body)
 
 
 # --- in the driver ------------------------------------------------------------------------------------------
 
 
-def settled(work: Work, rows: DataFrame, first: Any, shares: int) -> core.SettledBatch:
+def settled(work: BatchWork, rows: DataFrame, first: Any, shares: int) -> core.SettledBatch:
     """The one Spark action of a micro-batch: both stages over `rows`, and what they came to.
 
     Args:
         first: makes rows of the shuffle of a task's.
         shares: how many tasks of the first stage there are.
     """
-    second: Any = functools.partial(deliver_slots, work)
+    second: Any = functools.partial(deliver_targets, work)
     found = two_stages(rows, first, ROW, len(work.routes), ROW_ORDER, second)
-    return core.settle(len(work.slots), shares, [read_summary(bytes(row["body"])) for row in found])
+    return core.settle(len(work.targets), shares, [read_summary(bytes(row["body"])) for row in found])
 
 
 def two_stages(

@@ -26,8 +26,8 @@ from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import Message, encode, split
 from projector.core.projection import KeyspacePlan
-from streaming.core.extent_projection import PORTION_BYTES
-from streaming.core.micro_batches import Slot, slot_numbers
+from streaming.core.extent_projection import SPILL_BYTES
+from streaming.core.micro_batches import Target, target_numbers
 from streaming.core.runs import ChunkHeader
 from streaming.core.versions import Offsets
 
@@ -41,14 +41,14 @@ class DeliveryError(RetryableError):
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchWork:
     """What the tasks of one micro-batch must know; pickled with them.
 
     Attributes:
-        slots: what the build fills (`streaming.core.micro_batches`).
+        targets: what the build fills (`streaming.core.micro_batches`).
         definitions: index id -> its definition as JSON.
         routes: route of each shuffle partition (`streaming.core.micro_batches.exact_routes`).
-        heard: whether all slots hear all documents (R21): in every micro-batch after the first.
+        heard: whether all targets hear all documents (R21): in every micro-batch after the first.
         settings: without secrets that only other parts need.
         losers: partition -> offsets of versions that another partition has a newer version of.
         splits: index id -> its splits, of those by RANGE.
@@ -57,39 +57,39 @@ class Work:
     build: str
     run: str
     batch: int
-    slots: tuple[Slot, ...]
+    targets: tuple[Target, ...]
     definitions: tuple[tuple[str, bytes], ...]
     routes: tuple[int, ...]
     heard: bool
     settings: Settings = field(repr=False)
     losers: Mapping[int, Offsets] = field(default_factory=dict, repr=False)
-    portion_bytes: int = PORTION_BYTES
+    spill_bytes: int = SPILL_BYTES
     splits: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
 
-    def route(self, slot: int) -> int:
-        return self.routes[slot % len(self.routes)]
+    def route(self, target: int) -> int:
+        return self.routes[target % len(self.routes)]
 
-    def header(self, slot: int, attempt: str) -> ChunkHeader:
-        index, number = self.slots[slot]
+    def header(self, target: int, attempt: str) -> ChunkHeader:
+        index, number = self.targets[target]
         return ChunkHeader(self.build, index, number, self.run, self.batch, attempt)
 
 
 class ChunkSender:
     """Sends the messages of one task attempt to the backfill queues."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BatchWork) -> None:
         self.attempt = uuid.uuid4().hex[:20]
         self._work = work
         self._producer = _producer_for(work.settings.model_dump_json())
         self._topics = {
-            index: Topics(work.settings.cluster).backfill(index, work.build) for index, _ in work.slots
+            index: Topics(work.settings.cluster).backfill(index, work.build) for index, _ in work.targets
         }
         self._part_bytes = work.settings.topics.part_bytes
         self._messages = 0
         self._failed: list[KafkaError] = []
 
-    def send(self, slot: int, message: Message) -> None:
-        index, number = self._work.slots[slot]
+    def send(self, target: int, message: Message) -> None:
+        index, number = self._work.targets[target]
         self._messages += 1
         for data in split(encode(message), self._part_bytes, self.attempt, self._messages):
             self._produce(self._topics[index], number, data)
@@ -140,7 +140,7 @@ def plan_of(definitions: tuple[tuple[str, bytes], ...]) -> KeyspacePlan:
     )
 
 
-def slots_by_index(work: Work) -> dict[str, list[int]]:
-    """Index id -> the slot number of each of its slices, -1 for those that the build does not fill."""
+def targets_by_index(work: BatchWork) -> dict[str, list[int]]:
+    """Index id -> the target number of each of its slices, -1 for those that the build does not fill."""
     indexes = plan_of(work.definitions).indexes
-    return slot_numbers(work.slots, {id_: index.definition.slices for id_, index in indexes.items()})
+    return target_numbers(work.targets, {id_: index.definition.slices for id_, index in indexes.items()})

@@ -27,12 +27,12 @@ from streaming.verify.core.comparing import (
     NOTHING,
     Evidence,
     SourceDocument,
-    holdings_of,
+    indexed_documents,
     is_proven,
     judge,
     truths_of,
 )
-from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, Holding
+from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, IndexedDocument
 from streaming.verify.core.newest import decode, joined, reduced
 from streaming.verify.slices import Pin, SliceClient
 from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
@@ -314,9 +314,9 @@ class DocumentComparison:
 
     def held(
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
-    ) -> dict[tuple[str, bytes], list[Holding]]:
+    ) -> dict[tuple[str, bytes], list[IndexedDocument]]:
         """What slices hold: (index id, document id) -> by slice."""
-        held: dict[tuple[str, bytes], list[Holding]] = {}
+        held: dict[tuple[str, bytes], list[IndexedDocument]] = {}
         for index in sorted({*buckets, *ids}):
             mine, wanted = sorted(buckets.get(index, ())), sorted(ids.get(index, ()))
             if not mine and not wanted:
@@ -325,7 +325,7 @@ class DocumentComparison:
             for (_, number), entries, back in self._context.slices.rows(
                 pin, places, self._work.bits, mine, wanted
             ):
-                for docid, holding in holdings_of(number, entries, back):
+                for docid, holding in indexed_documents(number, entries, back):
                     held.setdefault((index, docid), []).append(holding)
         return held
 

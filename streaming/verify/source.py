@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 LEAST_EXTENT: Final = 50_000
 """Offsets: with fewer, starting a reader takes longer than reading."""
 MOST_EXTENT: Final = 500_000
-"""Offsets: what a task that fails reads again, and about what it holds at once (`PORTION_BYTES`)."""
+"""Offsets: what a task that fails reads again, and about what it holds at once (`SPILL_BYTES`)."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ class SparkReader:
         """The digests of each range of documents that has any."""
         if not reading.ranges:
             return
-        shares = self._begin(reading)
-        gathered: Any = functools.partial(tasks.read_and_gather, work, shares)
+        source_tasks = self._begin(reading)
+        gathered: Any = functools.partial(tasks.read_and_gather, work, source_tasks)
         summed: Any = functools.partial(tasks.sum_up, work)
-        numbers = self._engine.numbers(len(shares.extents))
+        numbers = self._engine.numbers(len(source_tasks.extents))
         rows = self._run(
             lambda: two_stages(numbers, gathered, tasks.ROW, len(work.routes), ("place",), summed)
         )
@@ -177,19 +177,19 @@ class SparkReader:
         """The versions of chosen documents."""
         if not reading.ranges:
             return []
-        shares = self._begin(reading)
-        found: Any = functools.partial(tasks.read_and_find, work, shares)
-        numbers = self._engine.numbers(len(shares.extents))
+        source_tasks = self._begin(reading)
+        found: Any = functools.partial(tasks.read_and_find, work, source_tasks)
+        numbers = self._engine.numbers(len(source_tasks.extents))
         rows = self._run(lambda: numbers.mapInArrow(found, tasks.ROW).collect())
         return [tasks.decode_found(bytes(row["body"])) for row in rows]
 
-    def _begin(self, reading: SourceRanges) -> tasks.Shares:
+    def _begin(self, reading: SourceRanges) -> tasks.SourceTasks:
         """Count a reading from now on; what its tasks read."""
         gate = self._engine.gate
         self._before += gate.documents
         extents = reading.extents(TASKS_PER_CORE * self._engine.parallelism)
         gate.begin(reading.documents, len(extents))
-        return tasks.Shares(self._settings, reading.topic, extents, gate.client)
+        return tasks.SourceTasks(self._settings, reading.topic, extents, gate.client)
 
 
 class DriverReader:

@@ -4,7 +4,7 @@ Theory of operation
 ===================
     an extent -> `gather` -> versions by range -> shuffle, ordered by range -> `sum_up` -> digests
 
-A task of the first stage reads an extent itself, as those of builds do (ADR 20), and holds one portion of
+A task of the first stage reads an extent itself, as those of builds do (ADR 20), and holds one spill of
 what it has read; a task of the second what one range has, thinned out whenever it grows. Both are bounded,
 whatever the size of the source. What comes back to the driver are digests: so many bytes for each slice and
 bucket, whatever the number of documents.
@@ -38,7 +38,7 @@ from streaming.stages.tasks import amount, chosen
 from streaming.stages.work import plan_of
 from streaming.verify.core import newest
 
-PORTION_BYTES = 64 << 20
+SPILL_BYTES = 64 << 20
 """What a task holds, about, before it thins out and hands on."""
 
 ROW = "route int, place int, body binary"
@@ -68,11 +68,11 @@ class VerifyWork:
     until: dict[int, int]
     buckets: tuple[int, ...] = ()
     ids: frozenset[bytes] = field(default_factory=frozenset)
-    portion_bytes: int = PORTION_BYTES
+    spill_bytes: int = SPILL_BYTES
 
 
 @dataclass(frozen=True)
-class Shares:
+class SourceTasks:
     """What the tasks of one reading read; pickled with them.
 
     Attributes:
@@ -117,17 +117,17 @@ decode_found = msgspec.msgpack.Decoder(DocumentVersions).decode
 
 
 def read_and_gather(
-    work: VerifyWork, shares: Shares, rows: Iterable[pa.RecordBatch]
+    work: VerifyWork, source_tasks: SourceTasks, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Read the extent whose number is in the one row of this task, and `gather` it."""
-    return gather(work, shares.read(rows))
+    return gather(work, source_tasks.read(rows))
 
 
 def read_and_find(
-    work: VerifyWork, shares: Shares, rows: Iterable[pa.RecordBatch]
+    work: VerifyWork, source_tasks: SourceTasks, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Read the extent whose number is in the one row of this task, and `find` documents in it."""
-    return find(work, shares.read(rows))
+    return find(work, source_tasks.read(rows))
 
 
 def gather(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
@@ -138,7 +138,7 @@ def gather(work: VerifyWork, records: Iterable[SourceBatch]) -> Iterator[pa.Reco
     for batch in records:
         held.append(newest.versions_of(batch, plan, work.indexes))
         size += held[-1].nbytes
-        if size >= work.portion_bytes:
+        if size >= work.spill_bytes:
             yield from _hand_on(work, held)
             held, size = [], 0
     yield from _hand_on(work, held)
@@ -162,7 +162,7 @@ def sum_up(work: VerifyWork, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
                 held, size, present = [], 0, place
             held.append(newest.decode(bodies[position].as_py()))
             size += held[-1].nbytes
-            if size >= work.portion_bytes:
+            if size >= work.spill_bytes:
                 held = [newest.reduced(newest.joined(held))]
                 size = held[0].nbytes // 2  # what is left is not thinned out by every further row
     yield from _count(work, present, held)

@@ -271,7 +271,7 @@ class FakeReader:
             yield source_batch(partition, [(one.offset, one.time, one.id, one.value) for one in some])
 
     def sums(self, reading: SourceRanges, work: VerifyWork) -> Iterator[tuple[int, Counted]]:
-        work = VerifyWork(**{**vars(work), "portion_bytes": self._portion})
+        work = VerifyWork(**{**vars(work), "spill_bytes": self._portion})
         shuffled: dict[int, list[pa.RecordBatch]] = {}
         for partition in reading.ranges:
             for row in gather(work, self._batches(reading, partition)):

@@ -19,7 +19,7 @@ from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.drivers.progress import DriverTotals, Status
 from streaming.spark.checkpoint import Checkpoint, Range
-from streaming.stages.work import Work
+from streaming.stages.work import BatchWork
 
 
 def log(*branches: tuple[int, int], leader: int | None = None) -> LogHistory:
@@ -138,7 +138,7 @@ class _Batches(Batches):
 
     readings = 0
 
-    def _act(self, frame: Any, work: Work, covered: Range) -> core.SettledBatch:
+    def _act(self, frame: Any, work: BatchWork, covered: Range) -> core.SettledBatch:
         self.readings += 1
         return OUTCOME
 
@@ -159,7 +159,7 @@ def reader(monkeypatch: pytest.MonkeyPatch, folder: Path, *looks: LogHistory) ->
     )
 
 
-WORK = cast(Work, type("_Work", (), {"batch": 1}))
+WORK = cast(BatchWork, type("_Work", (), {"batch": 1}))
 
 
 def test_a_batch_is_read_again_when_its_leader_has_changed(

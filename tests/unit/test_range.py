@@ -25,7 +25,7 @@ from keytide.definition.statement import CreateIndex
 from keytide.query import Candidate, Plan, parse_query, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
-from streaming.core.extent_projection import ShareProjection
+from streaming.core.extent_projection import ExtentProjection
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import never
 
@@ -295,10 +295,10 @@ def test_backfill_sends_entries_where_the_projector_does() -> None:
     ids = [f"d{n}".encode() for n in range(12)]
     batch = SourceBatch(0, 0, 0, 12, range(12), list(ids), [b'{"a":%d}' % n for n in range(12)], [0] * 12)
     plan = KeyspacePlan([("i", definition)])
-    share = ShareProjection(plan, {"i": [7, 8, 9]}, {}, splits={"i": splits})
+    share = ExtentProjection(plan, {"i": [7, 8, 9]}, {}, splits={"i": splits})
     share.add(batch)
     sent = {
-        slot: sorted(entries.column("id").to_pylist()) for slot, entries in share.portion().entries.items()
+        slot: sorted(entries.column("id").to_pylist()) for slot, entries in share.spill().entries.items()
     }
     assert sent == {slot: sorted(ids[4 * at : 4 * at + 4]) for at, slot in enumerate((7, 8, 9))}
     projected = project(batch, plan).indexes["i"]

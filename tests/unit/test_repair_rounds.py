@@ -26,9 +26,9 @@ from keytide.wire.messages import Corrections, RepairEnd, RepairWatch, SliceStat
 from streaming.repair import corrections as composing
 from streaming.repair.corrections import batches, count_actions, planned, wanted
 from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
-from streaming.repair.slices import Told
+from streaming.repair.slices import SliceStatuses
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
-from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding
+from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument
 from streaming.verify.core.difference import VersionPlace as Place
 from streaming.verify.documents import IndexOutcome, VerificationResult
 from streaming.verify.slices import Pin
@@ -129,8 +129,8 @@ class Scene:
 
     def some(
         self, pin: Pin, ids: set[bytes]
-    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[Holding]], Evidence]:
-        held: dict[bytes, list[Holding]] = {}
+    ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[IndexedDocument]], Evidence]:
+        held: dict[bytes, list[IndexedDocument]] = {}
         for number, store in enumerate(self.stores):
             state = store._state
             docids = {key[-2:] for key in state.entries} | set(state.back)
@@ -141,7 +141,7 @@ class Scene:
                 back = state.back.get(docid)
                 version = None if back is None else Place(back.partition, back.offset, back.time)
                 keys = () if back is None else tuple(sorted(back.keys))
-                held.setdefault(docid, []).append(Holding(number, version, keys, tuple(entries)))
+                held.setdefault(docid, []).append(IndexedDocument(number, version, keys, tuple(entries)))
         return self.truth(pin.timestamp.offset(0)), held, Evidence(compacted=self.compacted)
 
     def ends(self) -> dict[int, int]:
@@ -168,7 +168,7 @@ class Scene:
 
     def wait(
         self, what: str, done: Callable[[SliceStatus], bool], limit_s: float, stopped: Callable[[], bool]
-    ) -> Told:
+    ) -> SliceStatuses:
         self.events(what)
         self.stamp()
         for store in self.stores:
@@ -383,17 +383,21 @@ def test_only_faults_of_the_index_are_wanted() -> None:
 def test_slices_that_are_right_are_left_out() -> None:
     version = Place(0, 3, 7)
     truth = SourceDocument(version, {"i": (Entry(b"a", b"", 0), Entry(b"b", b"", 1))})
-    held = [Holding(0, version, (b"a",), (Entry(b"a", b"", 0),))]
+    held = [IndexedDocument(0, version, (b"a",), (Entry(b"a", b"", 0),))]
     [one] = planned(b"d", "i", 3, held, truth)
     assert (one.slice, one.action, one.correction.values) == (1, "put", {b"b": b""})
-    stale = [*held, Holding(1, version, (b"b",), (Entry(b"b", b"", 1),)), Holding(2, version, (b"c",), ())]
+    stale = [
+        *held,
+        IndexedDocument(1, version, (b"b",), (Entry(b"b", b"", 1),)),
+        IndexedDocument(2, version, (b"c",), ()),
+    ]
     [one] = planned(b"d", "i", 3, stale, truth)
     assert (one.slice, one.action, one.correction.values) == (2, "record", {})
 
 
 def test_a_deleted_document_of_two_partitions_goes_and_its_deletion_is_remembered() -> None:
     """Deleted in partition 0; an older write to partition 1 was met after that."""
-    held = [Holding(1, Place(1, 3, 5), (b"a",), (Entry(b"a", b"", 1),))]
+    held = [IndexedDocument(1, Place(1, 3, 5), (b"a",), (Entry(b"a", b"", 1),))]
     truth = SourceDocument(Place(0, 7, 9), {}, False, (Place(1, 3, 5),))
     verdict = judge("i", b"d", held, truth, Evidence())
     assert isinstance(verdict, Difference)

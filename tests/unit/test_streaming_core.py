@@ -13,7 +13,7 @@ from keytide.errors import ConfigurationError, InvariantViolationError, Retryabl
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
-from streaming.core.micro_batches import ForeignSummary, ShareSummary, Slot, SlotSummary, settle
+from streaming.core.micro_batches import ExtentSummary, ForeignSummary, Target, TargetSummary, settle
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import diagnose, source_changed
 from streaming.spark import session as spark
@@ -21,8 +21,8 @@ from streaming.spark.checkpoint import Checkpoint, CheckpointError, parse_offset
 from streaming.workers import without_archives
 
 
-def share(attempt: str, chunks: dict[int, int], entries: dict[int, int], documents: int = 1) -> ShareSummary:
-    return ShareSummary(attempt, documents, chunks, entries, {"i": {"not-json": 1}}, {})
+def share(attempt: str, chunks: dict[int, int], entries: dict[int, int], documents: int = 1) -> ExtentSummary:
+    return ExtentSummary(attempt, documents, chunks, entries, {"i": {"not-json": 1}}, {})
 
 
 def test_a_folder_that_does_not_know_what_was_read_is_another_machines() -> None:
@@ -48,8 +48,8 @@ def test_winners_are_the_attempts_that_handed_back_a_summary() -> None:
         [
             share("a", {0: 2, 1: 1}, {0: 5}, 10),
             share("b", {0: 1}, {0: 1, 1: 4}, 20),
-            SlotSummary(0, "c", 3, 6),
-            SlotSummary(1, "c", 1, 3, retracted=1),
+            TargetSummary(0, "c", 3, 6),
+            TargetSummary(1, "c", 1, 3, retracted=1),
             ForeignSummary(b"12345678"),
             ForeignSummary(b""),
         ],
@@ -63,12 +63,13 @@ def test_winners_are_the_attempts_that_handed_back_a_summary() -> None:
 @pytest.mark.parametrize(
     "summaries",
     [
-        [SlotSummary(0, "c", 1, 5)],  # a share is missing
-        [share("a", {}, {0: 5}), share("a2", {}, {0: 5}), SlotSummary(0, "c", 1, 10)],  # one came twice
-        [share("a", {}, {0: 5}), SlotSummary(0, "c", 1, 4)],  # an entry was lost
+        [TargetSummary(0, "c", 1, 5)],  # a share is missing
+        [share("a", {}, {0: 5}), share("a2", {}, {0: 5}), TargetSummary(0, "c", 1, 10)],  # one came twice
+        [share("a", {}, {0: 5}), TargetSummary(0, "c", 1, 4)],  # an entry was lost
         [share("a", {}, {0: 5})],  # a slot was never delivered
-        [share("a", {}, {0: 5}), SlotSummary(0, "c", 1, 2), SlotSummary(0, "d", 1, 3)],  # two tasks for one
-        [share("a", {}, {0: 5}), SlotSummary(0, "c", 1, 5), SlotSummary(0, "c", 1, 0)],
+        # two tasks for one
+        [share("a", {}, {0: 5}), TargetSummary(0, "c", 1, 2), TargetSummary(0, "d", 1, 3)],
+        [share("a", {}, {0: 5}), TargetSummary(0, "c", 1, 5), TargetSummary(0, "c", 1, 0)],
     ],
 )
 def test_nothing_is_lost_between_the_stages(summaries: list[core.Summary]) -> None:
@@ -77,8 +78,8 @@ def test_nothing_is_lost_between_the_stages(summaries: list[core.Summary]) -> No
 
 
 def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something() -> None:
-    slots = core.slots_of({"b-2": [0], "a-1": range(2)})
-    assert slots == [Slot("a-1", 0), Slot("a-1", 1), Slot("b-2", 0)]
+    slots = core.targets_of({"b-2": [0], "a-1": range(2)})
+    assert slots == [Target("a-1", 0), Target("a-1", 1), Target("b-2", 0)]
     start, end = Timestamp.of({0: 1}), Timestamp.of({0: 5})
     ends = core.batch_ends("b", "r", 3, slots, start, end, [{"x": 1, "y": 0}, {}, {"z": 2}])
     assert [(e.index, e.slice, e.winners) for e in ends] == [
@@ -90,9 +91,9 @@ def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something()
 
 
 def test_a_rebuild_has_slots_for_its_slices_only() -> None:
-    slots = core.slots_of({"b-2": [5, 1], "a-1": [0], "c-3": []})
-    assert slots == [Slot("a-1", 0), Slot("b-2", 1), Slot("b-2", 5)]
-    assert core.slot_numbers(slots, {"a-1": 1, "b-2": 6}) == {"a-1": [0], "b-2": [-1, 1, -1, -1, -1, 2]}
+    slots = core.targets_of({"b-2": [5, 1], "a-1": [0], "c-3": []})
+    assert slots == [Target("a-1", 0), Target("b-2", 1), Target("b-2", 5)]
+    assert core.target_numbers(slots, {"a-1": 1, "b-2": 6}) == {"a-1": [0], "b-2": [-1, 1, -1, -1, -1, 2]}
 
 
 def build(low: dict[int, int], load: dict[int, int]) -> BuildRecord:
@@ -139,7 +140,7 @@ def test_the_checkpoint_says_what_each_micro_batch_covers(tmp_path: Path) -> Non
     write_offsets(tmp_path / "offsets/.0.crc", {})
     assert (checkpoint.planned(), checkpoint.committed()) == (0, -1)
     assert checkpoint.range(0) == (begin, Timestamp.of({0: 3, 1: 7}, "id"))
-    assert checkpoint.range(0).shares == 1
+    assert len(checkpoint.range(0).extents) == 1
     assert checkpoint.newest() == SizedBatch(0, {0: 3, 1: 0}, {0: 3, 1: 7}), "planned is not done"
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits/0").write_text("v1\n{}")
@@ -148,7 +149,7 @@ def test_the_checkpoint_says_what_each_micro_batch_covers(tmp_path: Path) -> Non
         write_offsets(tmp_path / "offsets" / str(number), {"0": 10 * number, "1": 7})
     assert checkpoint.planned() == 11, "numbers are compared as numbers"
     assert checkpoint.range(11).start.offsets() == {0: 100, 1: 7}
-    assert checkpoint.range(11).shares == 1
+    assert len(checkpoint.range(11).extents) == 1
     (tmp_path / "offsets/4").unlink()
     with pytest.raises(CheckpointError):
         checkpoint.range(5)

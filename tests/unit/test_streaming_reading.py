@@ -184,4 +184,4 @@ def test_a_batch_of_large_documents_is_small(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_micro_batch_has_an_extent_for_each_partition_with_anything_new() -> None:
     covered = Range(Timestamp.of({0: 5, 1: 7}), Timestamp.of({0: 9, 1: 7, 2: 3}))
     assert covered.extents == [Extent(0, 5, 9), Extent(2, 0, 3)]
-    assert covered.shares == 2
+    assert len(covered.extents) == 2

@@ -27,9 +27,9 @@ from projector.core.projection import SourceBatch
 from router.core import slices_of
 from streaming.core import micro_batches as core
 from streaming.core import runs, versions
-from streaming.core.extent_projection import ShareProjection, heard_columns
+from streaming.core.extent_projection import ExtentProjection, heard_columns
 from streaming.stages import tasks
-from streaming.stages.work import Work, plan_of, slots_by_index
+from streaming.stages.work import BatchWork, plan_of, targets_by_index
 from tests.source_records import source_batch
 
 TIME = 1_700_000_000_000
@@ -59,7 +59,7 @@ class Sent:
     messages: list[tuple[int, Message]]
     numbers: Iterator[int]
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BatchWork) -> None:
         self.attempt = f"attempt-{next(Sent.numbers)}"
         self._work = work
         self._finished = False
@@ -78,19 +78,19 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "ChunkSender", Sent)
 
 
-def work(indexes: dict[str, IndexDefinition], **changes: object) -> Work:
+def work(indexes: dict[str, IndexDefinition], **changes: object) -> BatchWork:
     settings = load_settings(build={"chunk_bytes": 300}, topics={"segment_target_bytes": 400})
     fields: dict[str, object] = {
         "build": "b",
         "run": "r",
         "batch": 0,
-        "slots": tuple(core.slots_of({name: range(index.slices) for name, index in indexes.items()})),
+        "targets": tuple(core.targets_of({name: range(index.slices) for name, index in indexes.items()})),
         "definitions": tuple((name, msgspec.json.encode(index)) for name, index in sorted(indexes.items())),
         "routes": tuple(core.exact_routes(3)),
         "heard": False,
         "settings": settings,
     }
-    return Work(**{**fields, **changes})  # type: ignore[arg-type]
+    return BatchWork(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def batch_of(records: list[Record]) -> SourceBatch:
@@ -109,11 +109,11 @@ def batches_of(records: list[Record], size: int) -> Iterator[SourceBatch]:
         yield batch_of(records[start : start + size])
 
 
-def micro_batch(todo: Work, records: list[Record], size: int = 7) -> core.SettledBatch:
+def micro_batch(todo: BatchWork, records: list[Record], size: int = 7) -> core.SettledBatch:
     by_task: dict[int, list[tuple[int, int, bytes, bytes, int]]] = defaultdict(list)
     numbers = itertools.count()
     for share in shares(records):
-        for row in tasks.project_share(todo, None, batches_of(share, size)):
+        for row in tasks.project_extent(todo, None, batches_of(share, size)):
             route, slot, kind, first, body = (column[0].as_py() for column in row.columns)
             task = core.spark_hash(route) % len(todo.routes)
             by_task[task].append((slot, kind, first, body, next(numbers)))
@@ -121,9 +121,9 @@ def micro_batch(todo: Work, records: list[Record], size: int = 7) -> core.Settle
     for task in range(len(todo.routes)):
         rows = [tasks.row(0, slot, kind, first, body) for slot, kind, first, body, _ in sorted(by_task[task])]
         summaries += [
-            tasks.read_summary(row.column("body")[0].as_py()) for row in tasks.deliver_slots(todo, rows)
+            tasks.read_summary(row.column("body")[0].as_py()) for row in tasks.deliver_targets(todo, rows)
         ]
-    return core.settle(len(todo.slots), len(shares(records)), summaries)
+    return core.settle(len(todo.targets), len(shares(records)), summaries)
 
 
 class Entry(NamedTuple):
@@ -135,7 +135,7 @@ class Entry(NamedTuple):
 
 
 def delivered(outcome: core.SettledBatch) -> dict[int, list[Entry]]:
-    """Slot -> entries of the winners' put chunks, in the order of their chunks."""
+    """Target -> entries of the winners' put chunks, in the order of their chunks."""
     counts = [dict.fromkeys(won, 0) for won in outcome.winners]
     entries: dict[int, list[Entry]] = defaultdict(list)
     for slot, message in Sent.messages:
@@ -238,7 +238,7 @@ def test_a_share_in_portions_gives_the_same(seed: int) -> None:
     records = random_records(seed, 300, partitions=2)
     for limit in (1, 3_000):
         Sent.messages = []
-        outcome = micro_batch(work({"i-1": BY_A}, portion_bytes=limit), records, size=11)
+        outcome = micro_batch(work({"i-1": BY_A}, spill_bytes=limit), records, size=11)
         assert outcome.foreign == b"", "two portions of one share are not two partitions"
         assert delivered(outcome) == expected_by_a(records)
 
@@ -320,43 +320,45 @@ def test_one_document_may_have_entries_in_many_slices() -> None:
     assert sum(len(entries[slot]) for slot in range(4, 7)) == 150
 
 
-def sent_by_slice(todo: Work, outcome: core.SettledBatch) -> dict[core.Slot, list[object]]:
+def sent_by_slice(todo: BatchWork, outcome: core.SettledBatch) -> dict[core.Target, list[object]]:
     """What the winners sent to each slice: entries, newest versions heard, and ledger lines, without names
     and cuts that differ from run to run."""
-    found: dict[core.Slot, list[object]] = {slot: [] for slot in todo.slots}
-    newest: dict[tuple[core.Slot, int, bytes], int] = {}
+    found: dict[core.Target, list[object]] = {slot: [] for slot in todo.targets}
+    newest: dict[tuple[core.Target, int, bytes], int] = {}
     for slot, entries in delivered(outcome).items():
-        found[todo.slots[slot]] += entries
+        found[todo.targets[slot]] += entries
     for slot, message in Sent.messages:
         if isinstance(message, RemovalChunk) and message.attempt in outcome.winners[slot]:
             if message.heard is not None:
                 ids, offsets = heard_ids(message.heard), heard_offsets(message.heard, message.base).tolist()
                 for docid, offset in zip(ids, offsets, strict=True):
-                    newest[todo.slots[slot], message.partition, docid] = offset
-            found[todo.slots[slot]] += [(message.partition, s.offset, s.id, s.reason) for s in message.skips]
+                    newest[todo.targets[slot], message.partition, docid] = offset
+            found[todo.targets[slot]] += [
+                (message.partition, s.offset, s.id, s.reason) for s in message.skips
+            ]
     for (of_slot, partition, docid), offset in sorted(newest.items()):
         found[of_slot].append((partition, docid, offset))
     return found
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("portion_bytes", [3_000, 1_000_000])
-def test_a_rebuild_sends_its_slices_what_a_whole_build_sends_them(seed: int, portion_bytes: int) -> None:
+@pytest.mark.parametrize("spill_bytes", [3_000, 1_000_000])
+def test_a_rebuild_sends_its_slices_what_a_whole_build_sends_them(seed: int, spill_bytes: int) -> None:
     """And the others nothing at all: not an entry, not a heard document, not a line."""
     records = random_records(seed, 400)
     indexes = {"i-1": BY_A, "j-2": BY_TAG}
-    whole = work(indexes, batch=1, heard=True, portion_bytes=portion_bytes)
+    whole = work(indexes, batch=1, heard=True, spill_bytes=spill_bytes)
     outcome = micro_batch(whole, records)
     everything = sent_by_slice(whole, outcome)
     Sent.messages = []
-    slots = (core.Slot("i-1", 1), core.Slot("i-1", 3), core.Slot("j-2", 2))
-    part = work(indexes, batch=1, heard=True, slots=slots, portion_bytes=portion_bytes)
+    slots = (core.Target("i-1", 1), core.Target("i-1", 3), core.Target("j-2", 2))
+    part = work(indexes, batch=1, heard=True, targets=slots, spill_bytes=spill_bytes)
     settled = micro_batch(part, records)
     assert {slot for slot, _ in Sent.messages} == {0, 1, 2}
     found = sent_by_slice(part, settled)
     assert found == {slot: everything[slot] for slot in slots}
     assert all(found.values())
-    counts = dict(zip(whole.slots, outcome.entries, strict=True))
+    counts = dict(zip(whole.targets, outcome.entries, strict=True))
     assert settled.entries == [counts[slot] for slot in slots]
     assert settled.documents == len(records)
     lines = sum(isinstance(line, tuple) and len(line) == 4 for lines in found.values() for line in lines)
@@ -369,16 +371,16 @@ def test_a_rebuild_notices_documents_in_two_partitions() -> None:
     records = random_records(2, 300, mixed=True)
     whole = micro_batch(work({"i-1": BY_A}), records).foreign
     Sent.messages = []
-    part = micro_batch(work({"i-1": BY_A}, slots=(core.Slot("i-1", 2),)), records).foreign
+    part = micro_batch(work({"i-1": BY_A}, targets=(core.Target("i-1", 2),)), records).foreign
     assert sorted(np.frombuffer(part, np.uint64)) == sorted(np.frombuffer(whole, np.uint64))
 
 
 def test_an_empty_share_still_reports() -> None:
     todo = work({"i-1": BY_A})
-    rows = list(tasks.project_share(todo, None, iter([])))
+    rows = list(tasks.project_extent(todo, None, iter([])))
     assert [row.column("kind")[0].as_py() for row in rows] == [tasks.SUMMARY]
     summary = tasks.read_summary(rows[0].column("body")[0].as_py())
-    assert isinstance(summary, core.ShareSummary)
+    assert isinstance(summary, core.ExtentSummary)
     assert (summary.documents, summary.chunks, summary.entries) == (0, {}, {})
 
 
@@ -445,9 +447,9 @@ def test_null_and_sliced_columns() -> None:
 
 def test_far_offsets_are_heard_in_pieces_of_their_own() -> None:
     todo = work({"i-1": BY_A})
-    share = ShareProjection(plan_of(todo.definitions), slots_by_index(todo), {})
+    share = ExtentProjection(plan_of(todo.definitions), targets_by_index(todo), {})
     far = [0, 5, 2**40, 2**40 + 1]
     share.add(batch_of([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
-    pieces = list(heard_columns(share.portion().documents, 1_000_000))
+    pieces = list(heard_columns(share.spill().documents, 1_000_000))
     found = [offset for base, heard in pieces for offset in heard_offsets(heard, base).tolist()]
     assert found == far

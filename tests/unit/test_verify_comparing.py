@@ -22,13 +22,13 @@ from streaming.verify.core.comparing import (
     NOTHING,
     UNDECIDED,
     Evidence,
-    Remembering,
+    RememberedDeletion,
     SourceDocument,
-    holdings_of,
+    indexed_documents,
     judge,
     truths_of,
 )
-from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding, VersionPlace
+from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
 from streaming.verify.core.newest import VERSIONS, Versions, decided, reduced
 from streaming.verify.documents import IndexOutcome, VerificationResult
 from streaming.verify.slices import Pin
@@ -38,15 +38,17 @@ ENTRY = Entry(KEY, b"", 1)
 COMPACTED = Evidence(compacted=True)
 
 
-def held(offset: int, *, partition: int = 0, key: bytes = KEY, slice_: int = 1) -> list[Holding]:
-    return [Holding(slice_, VersionPlace(partition, offset, 5), (key,), (Entry(key, b"", slice_),))]
+def held(offset: int, *, partition: int = 0, key: bytes = KEY, slice_: int = 1) -> list[IndexedDocument]:
+    return [IndexedDocument(slice_, VersionPlace(partition, offset, 5), (key,), (Entry(key, b"", slice_),))]
 
 
 def source(offset: int, *, later: bool = False, entry: bool = True, partition: int = 0) -> SourceDocument:
     return SourceDocument(VersionPlace(partition, offset, 5), {"i": (ENTRY,)} if entry else {}, later)
 
 
-def kind_of(holdings: list[Holding], truth: SourceDocument, evidence: Evidence = Evidence()) -> str | None:
+def kind_of(
+    holdings: list[IndexedDocument], truth: SourceDocument, evidence: Evidence = Evidence()
+) -> str | None:
     verdict = judge("i", b"d", holdings, truth, evidence)
     return verdict.kind.value if isinstance(verdict, Difference) else verdict
 
@@ -69,7 +71,7 @@ def test_what_is_wrong_on_a_source_that_keeps_everything() -> None:
     assert kind_of(held(7, partition=1), source(7)) == "WRONG_RECORD"
     twice = [*held(7), *held(7, slice_=2)]
     assert kind_of(twice, source(7)) == "EXTRA"
-    blind = [Holding(1, None, (), (ENTRY,))]
+    blind = [IndexedDocument(1, None, (), (ENTRY,))]
     assert kind_of(blind, source(7)) == "WRONG_RECORD"
     verdict = judge("i", b"d", blind, NOTHING, Evidence())
     assert isinstance(verdict, Difference)
@@ -109,7 +111,7 @@ MOVED = SourceDocument(VersionPlace(0, 7, 5), {"i": (ENTRY,)}, False, (VersionPl
     ],
 )
 def test_what_the_source_cannot_prove(
-    holdings: list[Holding], truth: SourceDocument, evidence: Evidence
+    holdings: list[IndexedDocument], truth: SourceDocument, evidence: Evidence
 ) -> None:
     assert kind_of(holdings, truth, evidence) == "UNPROVABLE"
 
@@ -137,10 +139,10 @@ def test_a_stale_entry_is_a_fault_even_if_its_own_record_has_expired() -> None:
     assert kind_of(held(3, partition=TABLE_PARTITION, key=OTHER), source(9)) == "WRONG_KEY"
 
 
-def remembered(partition: int, time: int, *, slice_: int = 1) -> list[Holding]:
+def remembered(partition: int, time: int, *, slice_: int = 1) -> list[IndexedDocument]:
     """As the slice's rows say it: no keys, met in two partitions."""
     rows = [BackRow(b"d", partition, 20, time, (), True)]
-    return [one for _, one in holdings_of(slice_, [], rows)]
+    return [one for _, one in indexed_documents(slice_, [], rows)]
 
 
 BOTH = SourceDocument(VersionPlace(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
@@ -164,7 +166,7 @@ BOTH = SourceDocument(VersionPlace(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))
     ],
 )
 def test_a_deletion_that_won_in_another_partition_is_no_fault_when_it_is_gone(
-    holdings: list[Holding], truth: SourceDocument, evidence: Evidence
+    holdings: list[IndexedDocument], truth: SourceDocument, evidence: Evidence
 ) -> None:
     """What is left of the document is older: a repair that believed it would bring the document back."""
     verdict = judge("i", b"d", holdings, truth, evidence)
@@ -185,7 +187,7 @@ def test_a_deletion_that_won_in_another_partition_is_no_fault_when_it_is_gone(
     ],
 )
 def test_a_deletion_that_has_not_won_hides_nothing(
-    holdings: list[Holding], truth: SourceDocument, evidence: Evidence
+    holdings: list[IndexedDocument], truth: SourceDocument, evidence: Evidence
 ) -> None:
     assert kind_of(holdings, truth, evidence) == "MISSING"
 
@@ -193,15 +195,15 @@ def test_a_deletion_that_has_not_won_hides_nothing(
 def test_a_remembered_deletion_is_nothing_else() -> None:
     """It changes no other verdict, and a repair sees nothing there."""
     (one,) = remembered(0, 6)
-    assert one == Remembering(1, None, (), (), VersionPlace(0, 20, 6))
+    assert one == RememberedDeletion(1, None, (), (), VersionPlace(0, 20, 6))
     assert kind_of([one], NOTHING, COMPACTED) is None
     assert kind_of([one], source(20, entry=False), COMPACTED) is None
     stale = [one, *held(3, partition=1, slice_=2)]
     assert kind_of(stale, source(7, partition=1, entry=False), COMPACTED) == "EXTRA"
     assert planned(b"d", "i", 2, [one], source(20, entry=False)) == []
     assert [p.action for p in planned(b"d", "i", 2, [one], source(21))] == ["put"]
-    ((_, ghost),) = holdings_of(1, [(b"d", KEY, b"")], [BackRow(b"d", 0, 20, 6, (), True)])
-    assert kind_of([ghost], source(20)) == kind_of([Holding(1, None, (), (ENTRY,))], source(20))
+    ((_, ghost),) = indexed_documents(1, [(b"d", KEY, b"")], [BackRow(b"d", 0, 20, 6, (), True)])
+    assert kind_of([ghost], source(20)) == kind_of([IndexedDocument(1, None, (), (ENTRY,))], source(20))
 
 
 # --- versions ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from streaming.verify import driver, source, tasks
 from streaming.verify.core.newest import IndexPlan, decode
 from streaming.verify.slices import Pin
 from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, SourceRanges, SparkReader
-from streaming.verify.tasks import Shares, VerifyWork, decode_found
+from streaming.verify.tasks import SourceTasks, VerifyWork, decode_found
 from tests.unit.scan_world import World
 
 LIMIT_S = 20.0
@@ -146,7 +146,7 @@ class Told:
 
 def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
     client: Any = Told()
-    shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(1, 100, 300)], client)
+    shares = SourceTasks(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(1, 100, 300)], client)
     number = [pa.RecordBatch.from_arrays([pa.array([1])], names=["id"])]
     rows = list(tasks.read_and_gather(work(), shares, number))
     versions = [decode(row.column("body")[0].as_py()) for row in rows]
@@ -171,7 +171,7 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
     monkeypatch.setattr(tasks, "read_extent", lambda *_, **__: iter([batch(0, 7, 9)]))
     gate = rate_gate.RateGate()
     try:
-        shares = Shares(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.client)
+        shares = SourceTasks(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.client)
         gate.begin(500, 2)
         for number, all_read in ((0, False), (1, True)):
             list(shares.read([pa.RecordBatch.from_arrays([pa.array([number])], names=["id"])]))

@@ -16,7 +16,7 @@ is read after T, and may have lost records meanwhile, so a difference is not a f
   its offsets are the first that count (`VerificationContext.starts`).
 * A deletion of a document in two source partitions goes in its time, while an older record of the other
   partition stays: compaction, and retention, work per partition. A slice remembers such a deletion
-  (`Remembering`); where it is newer than what is left, that proves nothing.
+  (`RememberedDeletion`); where it is newer than what is left, that proves nothing.
 * A document in two source partitions is ordered by record times, of which compaction or retention may have
   removed the largest: where index and source each have the newest version of another partition, nobody can
   tell. From a log that has everything all can be told: there an older write that was met after the newer one,
@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from keytide.model.types import TABLE_PARTITION
 from keytide.wire.digests import BackRow
-from streaming.verify.core.difference import Difference, DifferenceClass, Entry, Holding, VersionPlace
+from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
 from streaming.verify.core.newest import Versions, decided
 
 UNDECIDED: Final = "undecided"
@@ -82,7 +82,7 @@ class Evidence(NamedTuple):
 NOTHING: Final = SourceDocument()
 
 
-class Remembering(Holding, frozen=True, array_like=True):
+class RememberedDeletion(IndexedDocument, frozen=True, array_like=True):
     """What a slice holds of a document that it has no keys of and was met in two source partitions.
 
     Attributes:
@@ -93,7 +93,7 @@ class Remembering(Holding, frozen=True, array_like=True):
 
 
 def judge(
-    index: str, docid: bytes, held: Sequence[Holding], truth: SourceDocument, evidence: Evidence
+    index: str, docid: bytes, held: Sequence[IndexedDocument], truth: SourceDocument, evidence: Evidence
 ) -> Difference | Literal["undecided"] | None:
     """What is wrong with one document in one index; None when nothing is.
 
@@ -114,14 +114,14 @@ def judge(
     same = truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
     if evidence.compacted and truth.later and not same:
         return UNDECIDED
-    deletions = [one.deletion for one in held if isinstance(one, Remembering)]
+    deletions = [one.deletion for one in held if isinstance(one, RememberedDeletion)]
     if reason := _unproven(versions, deletions, expected, truth, evidence, same=same):
         return difference(DifferenceClass.UNPROVABLE, reason)
     kind, reason = _class(expected, found, flaw)
     return difference(kind, reason or _ghosts(held) or _met_last(versions, truth))
 
 
-def is_proven(held: Sequence[Holding], truth: SourceDocument, evidence: Evidence) -> bool:
+def is_proven(held: Sequence[IndexedDocument], truth: SourceDocument, evidence: Evidence) -> bool:
     """Whether a difference of a document is proven by one look: the cleaner cannot explain it."""
     if not evidence.compacted:
         return True
@@ -200,7 +200,7 @@ def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> 
     return DifferenceClass.WRONG_KEY, ""
 
 
-def _record_flaw(held: Sequence[Holding], expected: tuple[Entry, ...], truth: SourceDocument) -> str:
+def _record_flaw(held: Sequence[IndexedDocument], expected: tuple[Entry, ...], truth: SourceDocument) -> str:
     """What is wrong with what slices remember of the document beside its entries, "" when nothing is."""
     by_slice: dict[int, list[bytes]] = {}
     for entry in expected:
@@ -220,7 +220,7 @@ def _record_flaw(held: Sequence[Holding], expected: tuple[Entry, ...], truth: So
     return f"the back index of slice {missing[0]} does not know it" if missing else ""
 
 
-def _ghosts(held: Sequence[Holding]) -> str:
+def _ghosts(held: Sequence[IndexedDocument]) -> str:
     """Slices with entries that their back index does not know: no change will ever remove them."""
     blind = [
         one.slice
@@ -291,11 +291,11 @@ def _entries_of(entries: list[dict[str, Any]], indexes: Sequence[str]) -> dict[s
     return {index: tuple(sorted(some)) for index, some in found.items()}
 
 
-def holdings_of(
+def indexed_documents(
     number: int, entries: Iterable[tuple[bytes, bytes, bytes]], back: Iterable[BackRow]
-) -> Iterable[tuple[bytes, Holding]]:
+) -> Iterable[tuple[bytes, IndexedDocument]]:
     """What a slice holds of each document, from its rows. Of a remembered deletion that is its version alone
-    (`Remembering`)."""
+    (`RememberedDeletion`)."""
     forward: dict[bytes, list[Entry]] = {}
     for docid, key, value in entries:
         forward.setdefault(docid, []).append(Entry(key, value, number))
@@ -304,10 +304,10 @@ def holdings_of(
         mine = tuple(sorted(forward.get(docid, ())))
         row = known.get(docid)
         if row is None:
-            yield docid, Holding(number, None, (), mine)
+            yield docid, IndexedDocument(number, None, (), mine)
             continue
         version = VersionPlace(row.partition, row.offset, row.time)
         if row.keys:
-            yield docid, Holding(number, version, tuple(sorted(row.keys)), mine)
+            yield docid, IndexedDocument(number, version, tuple(sorted(row.keys)), mine)
         else:
-            yield docid, Remembering(number, None, (), mine, version)
+            yield docid, RememberedDeletion(number, None, (), mine, version)

@@ -61,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, order=True):
     slice: int
 
 
-class Holding(msgspec.Struct, frozen=True, array_like=True):
+class IndexedDocument(msgspec.Struct, frozen=True, array_like=True):
     """What one slice holds of a document.
 
     Attributes:

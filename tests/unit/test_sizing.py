@@ -62,6 +62,7 @@ def test_what_is_written_down_comes_first_and_once(tmp_path: Path) -> None:
     status = Status(file)
     piece = SizedBatch(3, {0: 5}, {0: 9})
     status.settle_batch(Timestamp.of({0: 9}), piece)
+    assert b'"piece":{' in file.read_bytes(), "as earlier releases call it"
     journal = DriverTotals.load(file)
     assert (journal.pending, journal.finished) == (piece, 2)
     status.resume(2, Timestamp.of(piece.reached), Timestamp())
@@ -96,7 +97,7 @@ def backfill(folder: Path, size: int, rate: float, start_s: float, lives: Callab
     for driver in range(200):
         status, left = Status(folder / "progress.json"), lives(driver) - start_s
         sizing = Sizing(size, 1_000, 30, status.journal.size)
-        at = status.journal.piece.reached if status.journal.piece else {0: 0}
+        at = status.journal.newest.reached if status.journal.newest else {0: 0}
         status.note_size(sizing.struck())
         while at[0] < size:
             piece = status.journal.pending or SizedBatch(
