@@ -38,9 +38,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -54,7 +51,6 @@ from keytide.kafka.topics import admin, describe_topics, list_offsets
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
-from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan
 from streaming.backfill.table_origin import begins_at, read_table, starting_offsets
@@ -87,18 +83,11 @@ class BackfillDriver(Driver):
     kind = "build"
     stands_back = False
 
-    def __init__(
-        self,
-        settings: Settings,
-        of: str,
-        stop: threading.Event,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(settings, of, stop, now)
-        self._identity = KafkaIdentity(settings)
+    def prepare(self) -> None:
+        self._identity = KafkaIdentity(self._settings)
         self._status = Status(self.folder / "progress.json")
         self._batches: Batches | None = None
-        self._outage = Outage(2 * settings.build.kafka_away_s)
+        self._outage = Outage(2 * self._settings.build.kafka_away_s)
 
     def report(self) -> BuildProgress:
         return self._status.report(self._id, self._batches.run if self._batches else "", now_ms())

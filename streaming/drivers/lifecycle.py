@@ -57,15 +57,16 @@ class MetadataFollower:
     """The metadata as it is now, read in a thread of its own.
 
     Args:
-        changed: called in that thread, after each change.
+        changed: called in that thread with the dictionary, after each change.
 
     Raises:
         RetryableError: Kafka does not answer, or there is no coordinator yet.
     """
 
-    def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, settings: Settings, changed: Callable[[Catalog], None] = lambda _: None) -> None:
         KafkaIdentity(settings).look()
         self._changed = changed
+        self._error: Exception | None = None
         self._end = threading.Event()
         self._reader = CatalogReader(settings)
         try:
@@ -79,10 +80,23 @@ class MetadataFollower:
         self._thread.start()
 
     def catalog(self) -> Catalog:
-        """The dictionary as last read; not to be changed."""
+        """The dictionary as last read; not to be changed.
+
+        Raises:
+            Exception: what ended reading it.
+        """
+        if self._error is not None:
+            raise self._error
         return self._catalog
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # the driver must not go by old metadata for ever
+            _log.debug("the metadata is not read any more", exc_info=error)
+            self._error = error
+
+    def _follow(self) -> None:
         while not self._end.is_set():
             try:
                 changes = self._reader.poll(FOLLOW_S)
@@ -92,7 +106,7 @@ class MetadataFollower:
                 continue
             if changes:
                 self._catalog = self._reader.snapshot()
-                self._changed()
+                self._changed(self._catalog)
 
     def close(self) -> None:
         self._end.set()
@@ -168,6 +182,10 @@ class Driver:
         self.log = logging.getLogger(type(self).__module__)
         self.folder: Path = settings.data_dir.resolve() / f"{self.kind}s" / of
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what reports are made of, before anything is done."""
 
     @property
     def title(self) -> str:

@@ -25,8 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from keytide.catalog.catalog import IndexRecord
 from keytide.errors import CallerError, RetryableError
 from keytide.model.timestamp import Timestamp
@@ -39,7 +37,6 @@ from streaming.repair.corrections import CORRECTED, Planned, batches, count_acti
 from streaming.repair.slices import SliceChannel, SliceStatuses
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
 from streaming.verify.core.difference import Difference, IndexedDocument
-from streaming.verify.core.newest import IndexPlan
 from streaming.verify.documents import DocumentComparison, VerificationContext, VerificationResult
 from streaming.verify.slices import Pin
 from streaming.verify.source import SourceRanges, SourceReader
@@ -73,7 +70,6 @@ class LiveComparison:
         reader: Callable[[int], SourceReader],
         began: Callable[[Verification], None] = lambda _: None,
     ) -> None:
-        (self._index,) = context.indexes
         self._context = context
         self._reader = reader
         self._began = began
@@ -88,13 +84,14 @@ class LiveComparison:
         self, pin: Pin, ids: set[bytes]
     ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[IndexedDocument]], Evidence]:
         """What the source and the slices have of some documents, at a snapshot that is held."""
-        index, began = self._index, time.monotonic()
+        began = time.monotonic()
+        (index,) = self._context.indexes
         self._context.source.check(pin.timestamp, pin.incarnation)
         starts, ends = self._context.starts(), pin.timestamp.offsets()
         documents = SourceRanges.of(self._context.keyspace, starts, ends).documents
         work = VerifyWork(
-            definitions=((index.id, msgspec.json.encode(index.definition)),),
-            indexes=(IndexPlan(index.id, index.slices, tuple(index.splits)),),
+            definitions=self._context.definitions,
+            indexes=self._context.plans,
             bits=digests.bits_for(documents),
             range_bits=0,
             routes=(),
@@ -139,37 +136,26 @@ class Repaired:
     void: int = 0
 
 
+@dataclass(frozen=True)
 class Repair:
     """Repairs one index.
 
-    Args:
+    Attributes:
         name: of this run of the job; never used before.
         tell: called with what is done now, in words.
         stopped: asked while waiting.
         now: seconds; `nap` waits so many.
     """
 
-    def __init__(
-        self,
-        index: IndexRecord,
-        name: str,
-        comparison: LiveComparison,
-        channel: SliceChannel,
-        settings: RepairSettings,
-        tell: Callable[[str], None],
-        stopped: Callable[[], bool],
-        now: Callable[[], float] = time.monotonic,
-        nap: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._index = index
-        self._name = name
-        self._comparison = comparison
-        self._channel = channel
-        self._settings = settings
-        self._tell = tell
-        self._stopped = stopped
-        self._now = now
-        self._nap = nap
+    index: IndexRecord
+    name: str
+    comparison: LiveComparison
+    channel: SliceChannel
+    settings: RepairSettings
+    tell: Callable[[str], None]
+    stopped: Callable[[], bool]
+    now: Callable[[], float] = time.monotonic
+    nap: Callable[[float], None] = time.sleep
 
     def run(self, done: Repaired, *, dry_run: bool = False) -> None:
         """Repair, or find out what there is to repair.
@@ -181,16 +167,16 @@ class Repair:
             RetryableError: something was away; begin again.
             NotRepairedError: it is of no use to begin again.
         """
-        self._tell("comparing the index with its source")
-        found = done.first = done.last = self._comparison.whole()
+        self.tell("comparing the index with its source")
+        found = done.first = done.last = self.comparison.whole()
         while True:
             self._refuse_too_many(found)
             ids = wanted(found.differences)
             if not ids:
                 return
-            if done.rounds == self._settings.rounds:
+            if done.rounds == self.settings.rounds:
                 void = f"; slices could not judge {done.void} corrections" if done.void else ""
-                text = f"{len(ids)} documents of {self._index.name} differ still after {done.rounds} rounds"
+                text = f"{len(ids)} documents of {self.index.name} differ still after {done.rounds} rounds"
                 raise NotRepairedError(
                     text + void,
                     next_step="see the report; build the index anew if they do not change",
@@ -199,29 +185,29 @@ class Repair:
                 done.planned = self._dry(found, ids)
                 return
             self._round(done, ids, found.pin.incarnation)
-            self._tell("comparing the index with its source once more")
-            found = done.last = self._comparison.whole()
+            self.tell("comparing the index with its source once more")
+            found = done.last = self.comparison.whole()
 
     def _refuse_too_many(self, found: VerificationResult) -> None:
-        index = found.indexes[self._index.id]
-        if index.not_examined or index.unlisted or len(wanted(found.differences)) > self._settings.documents:
+        index = found.indexes[self.index.id]
+        if index.not_examined or index.unlisted or len(wanted(found.differences)) > self.settings.documents:
             raise NotRepairedError(
-                f"more than {self._settings.documents} documents of {self._index.name} differ",
+                f"more than {self.settings.documents} documents of {self.index.name} differ",
                 next_step="drop the index and build it anew; or raise repair.documents",
             )
 
     def _dry(self, found: VerificationResult, ids: set[bytes]) -> list[Planned]:
-        ends = Timestamp.of(self._comparison.ends())
-        return self._look_again(ends, ids, found.pin.incarnation, time_at=self._now())[1]
+        ends = Timestamp.of(self.comparison.ends())
+        return self._look_again(ends, ids, found.pin.incarnation, time_at=self.now())[1]
 
     # --- a round --------------------------------------------------------------
 
     def _round(self, done: Repaired, ids: set[bytes], incarnation: int) -> None:
-        number, seen_at = done.rounds, self._now()
+        number, seen_at = done.rounds, self.now()
         done.rounds += 1
-        to = {n: Round(self._index.id, n, self._name, number, incarnation) for n in range(self._index.slices)}
-        self._tell(f"round {number + 1}: {len(ids)} documents differ, slices watch them")
-        self._channel.send([pack_watch(one, sorted(ids)) for one in to.values()])
+        to = {n: Round(self.index.id, n, self.name, number, incarnation) for n in range(self.index.slices)}
+        self.tell(f"round {number + 1}: {len(ids)} documents differ, slices watch them")
+        self.channel.send([pack_watch(one, sorted(ids)) for one in to.values()])
         try:
             plans, told = self._between(to, ids, incarnation, seen_at)
         except BaseException:
@@ -235,7 +221,7 @@ class Repair:
                 done.corrected += status.repair.corrected
                 done.spared += status.repair.spared
                 done.void += status.repair.void
-        self._tell(f"round {number + 1}: waiting until the corrections are durable")
+        self.tell(f"round {number + 1}: waiting until the corrections are durable")
         self._wait("durable", lambda status: self._durable(status, number, over[status.slice]))
 
     def _between(
@@ -243,17 +229,17 @@ class Repair:
     ) -> tuple[list[Planned], SliceStatuses]:
         """What is done while slices watch: what was planned, and what they say of it."""
         number = next(iter(to.values())).number
-        self._wait("watching", lambda status: _at(status, self._name, number) and status_watches(status))
+        self._wait("watching", lambda status: _at(status, self.name, number) and status_watches(status))
         reach("repair-watched")
-        ends = Timestamp.of(self._comparison.ends())
-        at, plans = self._look_again(ends, ids, incarnation, time_at=seen_at + self._settings.grace_s)
-        self._tell(f"round {number + 1}: correcting {len({one.correction.id for one in plans})} documents")
+        ends = Timestamp.of(self.comparison.ends())
+        at, plans = self._look_again(ends, ids, incarnation, time_at=seen_at + self.settings.grace_s)
+        self.tell(f"round {number + 1}: correcting {len({one.correction.id for one in plans})} documents")
         sent = self._correct(to, at, plans)
         reach("repair-corrected")
         told = self._wait(
             "correcting",
             lambda status: (
-                _at(status, self._name, number)
+                _at(status, self.name, number)
                 and status.repair is not None
                 and status.repair.sequences >= sent[status.slice]
             ),
@@ -262,7 +248,7 @@ class Repair:
 
     def _end(self, to: Mapping[int, Round]) -> dict[int, int]:
         """Have slices forget; where in their queues that is said."""
-        return self._channel.send(
+        return self.channel.send(
             [RepairEnd(one.index, one.slice, one.job, one.number, one.incarnation) for one in to.values()]
         )
 
@@ -270,24 +256,24 @@ class Repair:
         self, at_least: Timestamp, ids: set[bytes], incarnation: int, time_at: float
     ) -> tuple[Timestamp, list[Planned]]:
         """What still differs at a snapshot at or past `at_least` and `time_at`, and what is to be done."""
-        while self._now() < time_at:
-            if self._stopped():
+        while self.now() < time_at:
+            if self.stopped():
                 raise RetryableError("the driver was asked to end")
-            self._nap(min(NAP_S, max(0.0, time_at - self._now())))
-        self._tell(f"looking again at {len(ids)} documents")
-        pin = self._comparison.pin(at_least)
+            self.nap(min(NAP_S, max(0.0, time_at - self.now())))
+        self.tell(f"looking again at {len(ids)} documents")
+        pin = self.comparison.pin(at_least)
         try:
             if pin.incarnation != incarnation:
                 raise RetryableError("the source was rolled back meanwhile")
-            truths, held, evidence = self._comparison.some(pin, ids)
+            truths, held, evidence = self.comparison.some(pin, ids)
         finally:
-            self._comparison.release(pin)
+            self.comparison.release(pin)
         plans: list[Planned] = []
         for docid in sorted(ids):
             truth, there = truths.get(docid, NOTHING), held.get(docid, ())
-            verdict = judge(self._index.id, docid, there, truth, evidence)
+            verdict = judge(self.index.id, docid, there, truth, evidence)
             if isinstance(verdict, Difference) and verdict.kind in CORRECTED:
-                plans += planned(docid, self._index.id, self._index.slices, there, truth)
+                plans += planned(docid, self.index.id, self.index.slices, there, truth)
         return pin.timestamp, plans
 
     def _correct(self, to: Mapping[int, Round], at: Timestamp, plans: list[Planned]) -> dict[int, int]:
@@ -302,17 +288,17 @@ class Repair:
             sent[number] = len(parts)
             messages += [pack_corrections(to[number], n, at, part) for n, part in enumerate(parts)]
         if messages:
-            self._channel.send(messages)
+            self.channel.send(messages)
         return sent
 
     def _durable(self, status: SliceStatus, number: int, over: int) -> bool:
         """Whether what a slice did in a round survives a crash: it says so, or (after one) it would read on
         behind the round."""
-        says = _at(status, self._name, number) and status.repair is not None and status.repair.durable
+        says = _at(status, self.name, number) and status.repair is not None and status.repair.durable
         return says or status.queue_position > over
 
     def _wait(self, what: str, done: Callable[[SliceStatus], bool]) -> SliceStatuses:
-        return self._channel.wait(what, done, self._settings.wait_s, self._stopped)
+        return self.channel.wait(what, done, self.settings.wait_s, self.stopped)
 
 
 def status_watches(status: SliceStatus) -> bool:

@@ -1,9 +1,7 @@
 """What tasks are told, and how they send. Everything here runs in Spark's Python workers.
 
-Theory of operation: a task sends with an idempotent producer, under a name that no other attempt has, and
-returns only when everything is acknowledged. So it may fail anywhere and be run again: what a dead attempt
-has sent is never named in a batch end. Compiled indexes and the producer are kept by the worker process from
-task to task.
+Compiled indexes and the producer are kept by the worker process from task to task (`streaming.stages.tasks`
+has what sending must hold to).
 """
 
 from __future__ import annotations

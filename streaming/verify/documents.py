@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -33,7 +34,7 @@ from streaming.verify.core.comparing import (
     truths_of,
 )
 from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, IndexedDocument
-from streaming.verify.core.newest import decode, joined, reduced
+from streaming.verify.core.newest import IndexPlan, decode, joined, reduced
 from streaming.verify.slices import Pin, SliceClient
 from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
@@ -118,6 +119,16 @@ class VerificationContext:
     tell: Callable[[str, float], None] = lambda _, __: None
     stopped: Callable[[], bool] = lambda: False
 
+    @cached_property
+    def plans(self) -> tuple[IndexPlan, ...]:
+        """What tasks must know of the indexes."""
+        return tuple(IndexPlan(one.id, one.slices, tuple(one.splits)) for one in self.indexes)
+
+    @cached_property
+    def definitions(self) -> tuple[tuple[str, bytes], ...]:
+        """Index id -> its definition as JSON, in the same order."""
+        return tuple((one.id, msgspec.json.encode(one.definition)) for one in self.indexes)
+
     def starts(self) -> dict[int, int]:
         """Source partition -> from where index and source are compared: the first offset that is there, but
         not below a table that the index began with. Of the records that it stands for some may be there
@@ -129,37 +140,30 @@ class VerificationContext:
         }
 
 
+@dataclass
 class DocumentComparison:
     """Looks at documents one by one.
 
-    Args:
+    Attributes:
         reader: of the source.
         work: of the reading before.
         outcome: gets the differences.
         began: when the reading began (`time.monotonic`).
     """
 
-    def __init__(
-        self,
-        context: VerificationContext,
-        reader: SourceReader,
-        work: VerifyWork,
-        outcome: VerificationResult,
-        began: float,
-    ) -> None:
-        self._context = context
-        self._reader = reader
-        self._work = work
-        self._outcome = outcome
-        self._began = began
-        self._undecided: dict[str, set[bytes]] = {}
-        self._suspects: dict[tuple[str, bytes], object] = {}
-        self._sharers: dict[tuple[str, bytes], object] = {}
-        self._shared: dict[tuple[str, bytes], set[bytes]] = {}
+    context: VerificationContext
+    reader: SourceReader
+    work: VerifyWork
+    outcome: VerificationResult
+    began: float
+    _undecided: dict[str, set[bytes]] = field(default_factory=dict)
+    _suspects: dict[tuple[str, bytes], object] = field(default_factory=dict)
+    _sharers: dict[tuple[str, bytes], object] = field(default_factory=dict)
+    _shared: dict[tuple[str, bytes], set[bytes]] = field(default_factory=dict)
 
     @property
     def _full(self) -> bool:
-        return len(self._outcome.differences) >= self._context.limit
+        return len(self.outcome.differences) >= self.context.limit
 
     def buckets(self, found: Mapping[str, Mapping[int, int]], documents: int) -> None:
         """Judge the documents of buckets that differ, group by group, until the limit is reached; the source
@@ -176,22 +180,22 @@ class DocumentComparison:
             while left and (not group or size + sizes[left[0]] <= GROUP_DOCUMENTS) and len(group) < most:
                 size += sizes[left[0]]
                 group.append(left.pop(0))
-            self._context.tell(f"looking at {len(group) + len(left)} buckets that differ", 0.92)
+            self.context.tell(f"looking at {len(group) + len(left)} buckets that differ", 0.92)
             wanted = {index: sorted(set(group) & mine.keys()) for index, mine in found.items()}
-            self._judge(self._outcome.pin, wanted, {})
-            if sum(map(len, self._undecided.values())) >= self._context.limit:
+            self._judge(self.outcome.pin, wanted, {})
+            if sum(map(len, self._undecided.values())) >= self.context.limit:
                 self.again()  # (what waits is held in memory)
         for index, mine in found.items():
-            self._outcome.indexes[index].not_examined = len(set(left) & mine.keys())
+            self.outcome.indexes[index].not_examined = len(set(left) & mine.keys())
 
     def shared(self, duplicates: Sequence[tuple[str, DuplicateKey]]) -> None:
         """Judge documents that share a key: it counts when their newest versions do, and nothing came
         later."""
-        for index, one in duplicates[: self._context.limit]:
+        for index, one in duplicates[: self.context.limit]:
             self._shared.setdefault((index, one.key), set()).update(one.ids)
-        for index, _ in duplicates[self._context.limit :]:
-            self._outcome.indexes[index].unlisted += 1
-        self._judge_shared(self._outcome.pin)
+        for index, _ in duplicates[self.context.limit :]:
+            self.outcome.indexes[index].unlisted += 1
+        self._judge_shared(self.outcome.pin)
 
     def again(self) -> None:
         """Judge what could not be decided at newer snapshots."""
@@ -199,15 +203,15 @@ class DocumentComparison:
             if not (self._undecided or self._shared):
                 return
             undecided, self._undecided = self._undecided, {}
-            self._context.tell("looking again at what has changed since", 0.97)
-            ends = Timestamp.of(self._context.source.ends(), self._outcome.pin.timestamp.topic_id)
-            pin = self._context.slices.pin(self._context.stopped, ends)
+            self.context.tell("looking again at what has changed since", 0.97)
+            ends = Timestamp.of(self.context.source.ends(), self.outcome.pin.timestamp.topic_id)
+            pin = self.context.slices.pin(self.context.stopped, ends)
             try:
                 if undecided:
                     self._judge(pin, {}, undecided)
                 self._judge_shared(pin)
             finally:
-                self._context.slices.release(pin)
+                self.context.slices.release(pin)
         undecided, self._undecided = self._undecided, {}
         for index, ids in sorted(undecided.items()):
             for docid in sorted(ids):
@@ -222,12 +226,12 @@ class DocumentComparison:
             )
 
     def _add(self, difference: Difference) -> None:
-        index = self._outcome.indexes[difference.index]
+        index = self.outcome.indexes[difference.index]
         index.counts[difference.kind.value] = index.counts.get(difference.kind.value, 0) + 1
-        if len(self._outcome.differences) >= self._context.limit:
+        if len(self.outcome.differences) >= self.context.limit:
             index.unlisted += 1
         else:
-            self._outcome.differences.append(difference)
+            self.outcome.differences.append(difference)
 
     def _judge(
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
@@ -236,7 +240,7 @@ class DocumentComparison:
         truths = self.truths(pin, buckets, ids)
         held = self.held(pin, buckets, ids)
         evidence = self.evidence()
-        for index in self._context.indexes:
+        for index in self.context.indexes:
             mine = set(buckets.get(index.id, ()))
             wanted = set(ids.get(index.id, ()))
             known = {docid for docid, truth in truths.items() if truth.entries.get(index.id)}
@@ -260,7 +264,7 @@ class DocumentComparison:
                     self._undecided.setdefault(index.id, set()).add(docid)
 
     def _buckets_of(self, ids: Sequence[bytes]) -> list[int]:
-        found: list[int] = digests.buckets_of(hashes_of(ids, len(ids)), self._work.bits).tolist()
+        found: list[int] = digests.buckets_of(hashes_of(ids, len(ids)), self.work.bits).tolist()
         return found
 
     def _judge_shared(self, pin: Pin) -> None:
@@ -300,17 +304,17 @@ class DocumentComparison:
     ) -> dict[bytes, SourceDocument]:
         """What the source has, up to its end now, of documents of buckets and ids."""
         work = replace(
-            self._work,
+            self.work,
             until=pin.timestamp.offsets(),
             buckets=tuple(sorted({bucket for some in buckets.values() for bucket in some})),
             ids=frozenset(docid for some in ids.values() for docid in some),
         )
-        ends = self._context.source.ends()
-        reading = SourceRanges.of(self._context.keyspace, self._context.starts(), ends)
-        found = self._reader.find(reading, work)
+        ends = self.context.source.ends()
+        reading = SourceRanges.of(self.context.keyspace, self.context.starts(), ends)
+        found = self.reader.find(reading, work)
         before = reduced(joined([decode(one.before) for one in found]))
         later = joined([decode(one.later) for one in found])
-        return truths_of(before, later, [plan.id for plan in self._work.indexes])
+        return truths_of(before, later, [plan.id for plan in self.work.indexes])
 
     def held(
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
@@ -322,8 +326,8 @@ class DocumentComparison:
             if not mine and not wanted:
                 continue
             places = [place for place in pin.nodes if place[0] == index]
-            for (_, number), entries, back in self._context.slices.rows(
-                pin, places, self._work.bits, mine, wanted
+            for (_, number), entries, back in self.context.slices.rows(
+                pin, places, self.work.bits, mine, wanted
             ):
                 for docid, holding in indexed_documents(number, entries, back):
                     held.setdefault((index, docid), []).append(holding)
@@ -331,9 +335,9 @@ class DocumentComparison:
 
     def evidence(self) -> Evidence:
         """What may have been lost up to now."""
-        kept = self._context.source.deletions_kept_ms()
-        took = (time.monotonic() - self._began) * 1000
-        return Evidence(self._context.starts(), kept is not None, kept is not None and took >= kept)
+        kept = self.context.source.deletions_kept_ms()
+        took = (time.monotonic() - self.began) * 1000
+        return Evidence(self.context.starts(), kept is not None, kept is not None and took >= kept)
 
 
 def _has_key(truth: SourceDocument | None, index: str, key: bytes) -> bool:

@@ -21,7 +21,6 @@ from keytide.catalog.catalog import Catalog, IndexRecord, JobRecord
 from keytide.kafka.topics import admin
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
-from keytide.settings.settings import Settings
 from keytide.wire.messages import JobProgress
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.lifecycle import Driver, MetadataFollower
@@ -41,8 +40,7 @@ class VerifyDriver(Driver):
 
     kind = "job"
 
-    def __init__(self, settings: Settings, of: str, stop: threading.Event) -> None:
-        super().__init__(settings, of, stop)
+    def prepare(self) -> None:
         self._run_id = f"{os.getpid()}-{now_ms()}"
         self._state, self._detail, self._error, self._fraction = "RUNNING", "starts", "", 0.0
         self._snapshot, self._total = -1, 0
@@ -119,9 +117,9 @@ class VerifyDriver(Driver):
             stopped=self._stop.is_set,
         )
 
-    def _stop_if_unwanted(self) -> None:
+    def _stop_if_unwanted(self, catalog: Catalog) -> None:
         try:
-            wanted_job(self._metadata.catalog(), self._id)
+            wanted_job(catalog, self._id)
         except StoppedError:
             self._stop.set()
 

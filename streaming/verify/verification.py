@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,7 +29,6 @@ from keytide.wire import digests
 from keytide.wire.digests import DuplicateKey, Sums
 from streaming.core import micro_batches as core
 from streaming.verify.core.difference import DifferenceClass
-from streaming.verify.core.newest import IndexPlan
 from streaming.verify.documents import (
     DocumentComparison,
     IndexOutcome,
@@ -57,9 +55,6 @@ class Verification:
         self._context = context
         self._make_reader = reader
         self._reader: SourceReader | None = None
-        indexes = context.indexes
-        self._plans = tuple(IndexPlan(i.id, i.slices, tuple(i.splits)) for i in indexes)
-        self._definitions = tuple((i.id, msgspec.json.encode(i.definition)) for i in indexes)
 
     @property
     def documents(self) -> int:
@@ -120,8 +115,8 @@ class Verification:
     def _work(self, reader: SourceReader, bits: int, documents: int, pin: Pin) -> VerifyWork:
         range_bits = min(bits, max(0, (documents // RANGE_DOCUMENTS).bit_length()))
         return VerifyWork(
-            definitions=self._definitions,
-            indexes=self._plans,
+            definitions=self._context.definitions,
+            indexes=self._context.plans,
             bits=bits,
             range_bits=range_bits,
             routes=tuple(core.exact_routes(reader.partitions)),
@@ -135,12 +130,12 @@ class Verification:
         distinct = 0
         total = {
             plan.id: np.zeros((plan.slices, digests.FIELDS, 1 << work.bits), np.uint64)
-            for plan in self._plans
+            for plan in self._context.plans
         }
         width = 1 << (work.bits - work.range_bits)
         for place, counted in reader.sums(reading, work):
             distinct += counted.documents
-            for plan, sums in zip(self._plans, counted.sums, strict=True):
+            for plan, sums in zip(self._context.plans, counted.sums, strict=True):
                 part = np.frombuffer(sums, "<u8").reshape(plan.slices, digests.FIELDS, width)
                 total[plan.id][:, :, place * width : (place + 1) * width] += part
         return total, distinct
