@@ -50,7 +50,7 @@ FOLLOW_S: Final = 0.2
 END_S: Final = 60.0
 """For so long the end of Spark, which takes some seconds, is waited for."""
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class MetadataFollower:
@@ -93,7 +93,7 @@ class MetadataFollower:
         try:
             self._follow()
         except Exception as error:  # the driver must not go by old metadata for ever
-            _log.debug("the metadata is not read any more", exc_info=error)
+            log.debug("the metadata is not read any more", exc_info=error)
             self._error = error
 
     def _follow(self) -> None:
@@ -101,7 +101,7 @@ class MetadataFollower:
             try:
                 changes = self._reader.poll(FOLLOW_S)
             except RetryableError as error:
-                _log.warning("the metadata cannot be read: %s", error.message)
+                log.warning("the metadata cannot be read: %s", error.message)
                 self._end.wait(FOLLOW_S)
                 continue
             if changes:

@@ -1,0 +1,123 @@
+"""The life cycle that all Spark drivers share: how each end is told, and what is given back before."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytide.catalog.catalog import Catalog
+from keytide.errors import KeytideError, RetryableError
+from keytide.settings.settings import load_settings
+from streaming.core import micro_batches as core
+from streaming.core.log_identity import ReadLostError
+from streaming.drivers import lifecycle
+from streaming.drivers.failures import BuildImpossibleError
+from streaming.drivers.progress import StoppedError
+from streaming.spark.checkpoint import CheckpointLostError
+
+
+class Program(lifecycle.Driver):
+    """Fails with what it is given, while it holds something."""
+
+    kind = "job"
+    error: BaseException | None = None
+
+    def prepare(self) -> None:
+        self.told: list[str] = []
+
+    def work(self, held: ExitStack) -> None:
+        held.callback(self.told.append, "given back")
+        if self.error is not None:
+            raise self.error
+
+    def failed(self, never: bool, note: str) -> None:
+        self.told.append(f"{'never' if never else 'again'}: {note}")
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+    made = Program(load_settings(data_dir=str(tmp_path)), "j1", threading.Event())
+
+    class Reporter:
+        def __init__(self, *_: Any) -> None: ...
+
+        def send(self) -> None:
+            made.told.append("said")
+
+        def close(self) -> None:
+            made.told.append("silent")
+
+    monkeypatch.setattr(lifecycle, "DriverReporter", Reporter)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "note"),
+    [
+        (None, core.EXIT_PASSED, None),
+        (StoppedError(), core.EXIT_STOPPED, None),
+        (RetryableError("a node is away"), core.EXIT_RETRY, "again: unavailable: a node is away"),
+        (RuntimeError("?"), core.EXIT_RETRY, "again: driver-failed: ?"),
+        (BuildImpossibleError("it is gone"), core.EXIT_NEVER, "never: build-impossible: it is gone"),
+        (ReadLostError("from 3 on"), core.EXIT_READ_LOST, "again: read-lost: from 3 on"),
+        (CheckpointLostError("no folder"), core.EXIT_CHECKPOINT_LOST, "checkpoint-lost: no folder"),
+    ],
+)
+def test_each_end_has_its_status_and_is_said(
+    program: Program, error: KeytideError | None, status: int, note: str | None
+) -> None:
+    program.error = error
+    assert program.run() == status
+    given_back, *notes, said, silent = program.told
+    assert (given_back, said, silent) == ("given back", "said", "silent")
+    assert len(notes) == (note is not None)
+    assert not notes or (note or "?") in notes[0]
+
+
+def test_what_fails_while_a_driver_is_asked_to_end_is_no_failure(program: Program) -> None:
+    program.error = RuntimeError("Job 0 cancelled")
+    program._stop.set()
+    assert program.run() == core.EXIT_STOPPED
+    assert program.told == ["given back", "said", "silent"]
+
+
+def test_a_driver_is_told_when_its_metadata_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not answer for a moment is asked again; everything else ends reading, and the driver."""
+    errors: list[Exception] = [RetryableError("away"), ValueError("broken")]
+    heard: list[Catalog] = []
+
+    class Reader:
+        def __init__(self, _: Any) -> None: ...
+
+        def start(self) -> None: ...
+
+        def hand_over(self) -> None: ...
+
+        def close(self) -> None: ...
+
+        def snapshot(self) -> Catalog:
+            return Catalog()
+
+        def poll(self, timeout: float) -> list[int]:
+            if heard and errors:
+                raise errors.pop(0)
+            return [1]
+
+    class Identity:
+        def __init__(self, _: Any) -> None: ...
+
+        def look(self) -> None: ...
+
+    monkeypatch.setattr(lifecycle, "CatalogReader", Reader)
+    monkeypatch.setattr(lifecycle, "KafkaIdentity", Identity)
+    following = lifecycle.MetadataFollower(load_settings(), heard.append)
+    following._thread.join(10)
+    assert heard
+    assert not errors
+    with pytest.raises(ValueError, match="broken"):
+        following.catalog()
+    following.close()
