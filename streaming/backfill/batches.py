@@ -187,9 +187,6 @@ class Batches:
             self._status.at_table = False
             self._status.finish_batch(0, end, self._plan.targets, outcome)
             reach("driver-batch-ended")
-        except BaseException as error:
-            self.error = error
-            raise
         finally:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)

@@ -14,7 +14,6 @@ know.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hmac
 import logging
 import secrets
@@ -59,7 +58,7 @@ class RateClient:
         self._tell(0, 0, 1)
 
     def _tell(self, documents: int, size: int, extents: int) -> None:
-        line = _line(self)
+        line = _connected(self)
         if line is None or line.fileno() < 0:
             return
         try:
@@ -72,20 +71,15 @@ class RateClient:
             line.close()
 
 
-def hang_up() -> None:
-    """Close this process's connection, if it has one."""
-    for line in _open:
-        line.close()
-    _open.clear()
-    _line.cache_clear()
+_connections: dict[RateClient, socket.socket | None] = {}
+"""Of this worker; None where there is no gate."""
 
 
-_open: list[socket.socket] = []
-
-
-@functools.lru_cache(maxsize=1)
-def _line(client: RateClient) -> socket.socket | None:
+def _connected(client: RateClient) -> socket.socket | None:
     """This worker's connection; None when there is none."""
+    if client in _connections:
+        return _connections[client]
+    _connections[client] = None
     try:
         line = socket.create_connection((client.host, client.port), _CONNECT_LIMIT_S)
     except OSError as error:
@@ -94,7 +88,7 @@ def _line(client: RateClient) -> socket.socket | None:
     line.settimeout(None)  # the answer may take as long as the limit wants; the socket closes with the driver
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.sendall(client.token)
-    _open.append(line)
+    _connections[client] = line
     return line
 
 

@@ -74,13 +74,13 @@ class LiveComparison:
         self._reader = reader
         self._began = began
 
-    def whole(self) -> VerificationResult:
+    def compare_all(self) -> VerificationResult:
         """Everything, at a new snapshot."""
         verification = Verification(self._context, self._reader)
         self._began(verification)
         return verification.run()
 
-    def some(
+    def read_documents(
         self, pin: Pin, ids: set[bytes]
     ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[IndexedDocument]], Evidence]:
         """What the source and the slices have of some documents, at a snapshot that is held."""
@@ -98,10 +98,10 @@ class LiveComparison:
             until=ends,
         )
         reader = self._reader(documents)
-        judging = DocumentComparison(self._context, reader, work, VerificationResult(pin, {}), began)
-        truths = judging.truths(pin, {}, {index.id: ids})
-        held = judging.held(pin, {}, {index.id: ids})
-        evidence = judging.evidence()
+        comparison = DocumentComparison(self._context, reader, work, VerificationResult(pin, {}), began)
+        truths = comparison.source_documents(pin, {}, {index.id: ids})
+        held = comparison.indexed_documents(pin, {}, {index.id: ids})
+        evidence = comparison.evidence()
         self._context.source.check(pin.timestamp, pin.incarnation)
         return truths, {docid: some for (_, docid), some in held.items()}, evidence
 
@@ -168,7 +168,7 @@ class Repair:
             NotRepairedError: it is of no use to begin again.
         """
         self.tell("comparing the index with its source")
-        found = done.first = done.last = self.comparison.whole()
+        found = done.first = done.last = self.comparison.compare_all()
         while True:
             self._refuse_too_many(found)
             ids = wanted(found.differences)
@@ -186,7 +186,7 @@ class Repair:
                 return
             self._round(done, ids, found.pin.incarnation)
             self.tell("comparing the index with its source once more")
-            found = done.last = self.comparison.whole()
+            found = done.last = self.comparison.compare_all()
 
     def _refuse_too_many(self, found: VerificationResult) -> None:
         index = found.indexes[self.index.id]
@@ -265,7 +265,7 @@ class Repair:
         try:
             if pin.incarnation != incarnation:
                 raise RetryableError("the source was rolled back meanwhile")
-            truths, held, evidence = self.comparison.some(pin, ids)
+            truths, held, evidence = self.comparison.read_documents(pin, ids)
         finally:
             self.comparison.release(pin)
         plans: list[Planned] = []

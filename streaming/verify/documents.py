@@ -28,10 +28,10 @@ from streaming.verify.core.comparing import (
     NOTHING,
     Evidence,
     SourceDocument,
-    indexed_documents,
+    indexed_documents_of,
     is_proven,
     judge,
-    truths_of,
+    source_documents_of,
 )
 from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, IndexedDocument
 from streaming.verify.core.newest import IndexPlan, decode, joined, reduced
@@ -165,7 +165,7 @@ class DocumentComparison:
     def _full(self) -> bool:
         return len(self.outcome.differences) >= self.context.limit
 
-    def buckets(self, found: Mapping[str, Mapping[int, int]], documents: int) -> None:
+    def judge_buckets(self, found: Mapping[str, Mapping[int, int]], documents: int) -> None:
         """Judge the documents of buckets that differ, group by group, until the limit is reached; the source
         has so many `documents` in a bucket, about."""
         most = max(1, GROUP_VERSIONS // max(1, documents))
@@ -184,11 +184,11 @@ class DocumentComparison:
             wanted = {index: sorted(set(group) & mine.keys()) for index, mine in found.items()}
             self._judge(self.outcome.pin, wanted, {})
             if sum(map(len, self._undecided.values())) >= self.context.limit:
-                self.again()  # (what waits is held in memory)
+                self.judge_undecided()  # (what waits is held in memory)
         for index, mine in found.items():
             self.outcome.indexes[index].not_examined = len(set(left) & mine.keys())
 
-    def shared(self, duplicates: Sequence[tuple[str, DuplicateKey]]) -> None:
+    def judge_duplicates(self, duplicates: Sequence[tuple[str, DuplicateKey]]) -> None:
         """Judge documents that share a key: it counts when their newest versions do, and nothing came
         later."""
         for index, one in duplicates[: self.context.limit]:
@@ -197,7 +197,7 @@ class DocumentComparison:
             self.outcome.indexes[index].unlisted += 1
         self._judge_shared(self.outcome.pin)
 
-    def again(self) -> None:
+    def judge_undecided(self) -> None:
         """Judge what could not be decided at newer snapshots."""
         for _ in range(ROUNDS):
             if not (self._undecided or self._shared):
@@ -237,8 +237,8 @@ class DocumentComparison:
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
     ) -> None:
         """Judge documents at a snapshot: for each index those of its buckets, or of its ids."""
-        truths = self.truths(pin, buckets, ids)
-        held = self.held(pin, buckets, ids)
+        truths = self.source_documents(pin, buckets, ids)
+        held = self.indexed_documents(pin, buckets, ids)
         evidence = self.evidence()
         for index in self.context.indexes:
             mine = set(buckets.get(index.id, ()))
@@ -273,7 +273,7 @@ class DocumentComparison:
         if not self._shared:
             return
         ids = {docid for some in self._shared.values() for docid in some}
-        truths = self.truths(pin, {}, {"": ids})
+        truths = self.source_documents(pin, {}, {"": ids})
         compacted = self.evidence().compacted
         left: dict[tuple[str, bytes], set[bytes]] = {}
         for (index, key), some in sorted(self._shared.items()):
@@ -299,7 +299,7 @@ class DocumentComparison:
             )
         self._shared = left
 
-    def truths(
+    def source_documents(
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
     ) -> dict[bytes, SourceDocument]:
         """What the source has, up to its end now, of documents of buckets and ids."""
@@ -314,9 +314,9 @@ class DocumentComparison:
         found = self.reader.find(reading, work)
         before = reduced(joined([decode(one.before) for one in found]))
         later = joined([decode(one.later) for one in found])
-        return truths_of(before, later, [plan.id for plan in self.work.indexes])
+        return source_documents_of(before, later, [plan.id for plan in self.work.indexes])
 
-    def held(
+    def indexed_documents(
         self, pin: Pin, buckets: Mapping[str, Sequence[int]], ids: Mapping[str, Iterable[bytes]]
     ) -> dict[tuple[str, bytes], list[IndexedDocument]]:
         """What slices hold: (index id, document id) -> by slice."""
@@ -329,7 +329,7 @@ class DocumentComparison:
             for (_, number), entries, back in self.context.slices.rows(
                 pin, places, self.work.bits, mine, wanted
             ):
-                for docid, holding in indexed_documents(number, entries, back):
+                for docid, holding in indexed_documents_of(number, entries, back):
                     held.setdefault((index, docid), []).append(holding)
         return held
 

@@ -5,7 +5,7 @@ Theory of operation
 1. A snapshot T is held on every slice (`slices`).
 2. Slices sum up what they hold by bucket of document id, while the source up to T is read, projected and
    summed up the same way (`source`, `newest`). Only these sums come together here.
-3. Buckets that differ are looked at in groups of bounded size, document by document (`judging`). The same is
+3. Buckets that differ are looked at in groups of bounded size, document by document (`documents`). The same is
    done for documents that share a key of a UNIQUE index.
 4. What cannot be judged, because a newer record lies past T and the source is compacted, is judged again at a
    newer snapshot, a few times.
@@ -100,10 +100,10 @@ class Verification:
                 pin, {i.id: IndexOutcome(i.id, pin.entries.get(i.id, 0)) for i in self._context.indexes}
             )
             found, shared = self._differing(summed.result(), expected, outcome)
-        judging = DocumentComparison(self._context, reader, work, outcome, began)
-        judging.buckets(found, distinct >> bits)
-        judging.shared(shared)
-        judging.again()
+        comparison = DocumentComparison(self._context, reader, work, outcome, began)
+        comparison.judge_buckets(found, distinct >> bits)
+        comparison.judge_duplicates(shared)
+        comparison.judge_undecided()
         outcome.documents = reader.documents()
         self._context.source.check(pin.timestamp, pin.incarnation)
         for index in outcome.indexes.values():

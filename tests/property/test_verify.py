@@ -34,7 +34,7 @@ from keytide.wire import digests
 from keytide.wire.digests import BackRow, DigestAsk, DuplicateKey, RowsAsk, Sums
 from projector.core.projection import SourceBatch
 from streaming.repair.repair import LiveComparison
-from streaming.verify import documents as judging
+from streaming.verify import documents as comparison
 from streaming.verify.core.comparing import CHANGES_TOO_FAST, NOTHING, judge
 from streaming.verify.core.difference import Difference, DifferenceClass, is_clean
 from streaming.verify.core.newest import decode
@@ -437,7 +437,7 @@ def test_records_that_a_table_stands_for_are_not_compared(
         context_of(log, slices, [CITY]), lambda _: cast(SourceReader, FakeReader(log, *shape))
     )
     ids = {b"d%d" % number for number in range(31)}
-    truths, there, evidence = looks.some(slices.pin(), ids)
+    truths, there, evidence = looks.read_documents(slices.pin(), ids)
     found = [judge(CITY, one, there.get(one, ()), truths.get(one, NOTHING), evidence) for one in ids]
     assert {one.kind for one in found if isinstance(one, Difference)} <= {DifferenceClass.UNPROVABLE}
 
@@ -620,7 +620,7 @@ def _changed_and_cleaned(count: int) -> tuple[Log, FakeSlices]:
 
 
 def test_what_cannot_be_decided_at_once_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "GROUP_DOCUMENTS", 1)
+    monkeypatch.setattr(comparison, "GROUP_DOCUMENTS", 1)
     log, slices = _changed_and_cleaned(600)
     outcome = verified(log, slices, FakeReader(log, 1, 1 << 20), 100)
     assert [(one.kind, one.id) for one in outcome.differences] == [(DifferenceClass.MISSING, b"d%d" % LAST)]
@@ -628,7 +628,7 @@ def test_what_cannot_be_decided_at_once_hides_nothing(monkeypatch: pytest.Monkey
 
 
 def test_what_was_not_examined_is_not_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "GROUP_DOCUMENTS", 1)
+    monkeypatch.setattr(comparison, "GROUP_DOCUMENTS", 1)
     log, slices = _changed_and_cleaned(600)
     monkeypatch.setattr(slices, "pin", lambda *_: FakeSlices.pin(slices))  # nothing is ever decided
     outcome = verified(log, slices, FakeReader(log, 1, 1 << 20), 100)
@@ -639,7 +639,7 @@ def test_what_was_not_examined_is_not_clean(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_few_entries_of_many_documents_are_looked_at_in_groups_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "GROUP_VERSIONS", 200)
+    monkeypatch.setattr(comparison, "GROUP_VERSIONS", 200)
     log = Log([Record(n % 2, n // 2, b"d%d" % n, ("a", () if n % 20 else (1,), n)) for n in range(600)])
     until = log.ends()
     held = indexed(log, until)

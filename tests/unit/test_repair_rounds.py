@@ -117,9 +117,9 @@ class Scene:
             found[record.id] = SourceDocument(Place(0, record.offset, record.time), {"i": entries}, later)
         return found
 
-    def whole(self) -> VerificationResult:
+    def compare_all(self) -> VerificationResult:
         pin = self.pin(Timestamp())
-        truths, held, evidence = self.some(pin, set())
+        truths, held, evidence = self.read_documents(pin, set())
         ids = sorted({*truths, *held})
         found = [
             judge("i", docid, held.get(docid, ()), truths.get(docid, NOTHING), evidence) for docid in ids
@@ -127,7 +127,7 @@ class Scene:
         differences = [one for one in found if isinstance(one, Difference)]
         return VerificationResult(pin, {"i": IndexOutcome("i")}, len(self.records), differences)
 
-    def some(
+    def read_documents(
         self, pin: Pin, ids: set[bytes]
     ) -> tuple[Mapping[bytes, SourceDocument], Mapping[bytes, Sequence[IndexedDocument]], Evidence]:
         held: dict[bytes, list[IndexedDocument]] = {}
@@ -231,7 +231,7 @@ def test_every_class_is_put_right_and_a_second_run_finds_nothing(scene: Scene) -
     odd[b"k3d3"] = b"wrong"  # WRONG_INCLUDED
     odd_back[b"d5"] = odd_back[b"d5"]._replace(offset=1)  # WRONG_RECORD
     odd[b"y1zz"] = b""  # of a document that never was
-    kinds = {one.kind for one in scene.whole().differences}
+    kinds = {one.kind for one in scene.compare_all().differences}
     assert kinds >= {
         DifferenceClass.MISSING,
         DifferenceClass.EXTRA,
@@ -307,7 +307,7 @@ def test_too_many_differences_are_refused(scene: Scene) -> None:
 def test_what_was_not_looked_at_is_not_called_right(scene: Scene, left: IndexOutcome) -> None:
     unproven = [Difference(DifferenceClass.UNPROVABLE, "i", b"d0")]
     whole = VerificationResult(scene.pin(Timestamp()), {"i": left}, 6, unproven)
-    scene.whole = lambda: whole  # type: ignore[method-assign]
+    scene.compare_all = lambda: whole  # type: ignore[method-assign]
     with pytest.raises(NotRepairedError, match="more than 10 documents"):
         scene.repair()
     assert scene.sent == []

@@ -24,9 +24,9 @@ from streaming.verify.core.comparing import (
     Evidence,
     RememberedDeletion,
     SourceDocument,
-    indexed_documents,
+    indexed_documents_of,
     judge,
-    truths_of,
+    source_documents_of,
 )
 from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
 from streaming.verify.core.newest import VERSIONS, Versions, decided, reduced
@@ -142,7 +142,7 @@ def test_a_stale_entry_is_a_fault_even_if_its_own_record_has_expired() -> None:
 def remembered(partition: int, time: int, *, slice_: int = 1) -> list[IndexedDocument]:
     """As the slice's rows say it: no keys, met in two partitions."""
     rows = [BackRow(b"d", partition, 20, time, (), True)]
-    return [one for _, one in indexed_documents(slice_, [], rows)]
+    return [one for _, one in indexed_documents_of(slice_, [], rows)]
 
 
 BOTH = SourceDocument(VersionPlace(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
@@ -202,7 +202,7 @@ def test_a_remembered_deletion_is_nothing_else() -> None:
     assert kind_of(stale, source(7, partition=1, entry=False), COMPACTED) == "EXTRA"
     assert planned(b"d", "i", 2, [one], source(20, entry=False)) == []
     assert [p.action for p in planned(b"d", "i", 2, [one], source(21))] == ["put"]
-    ((_, ghost),) = indexed_documents(1, [(b"d", KEY, b"")], [BackRow(b"d", 0, 20, 6, (), True)])
+    ((_, ghost),) = indexed_documents_of(1, [(b"d", KEY, b"")], [BackRow(b"d", 0, 20, 6, (), True)])
     assert kind_of([ghost], source(20)) == kind_of([IndexedDocument(1, None, (), (ENTRY,))], source(20))
 
 
@@ -234,7 +234,7 @@ def test_between_partitions_by_time_then_partition() -> None:
     newest, foreign = decided(both)
     assert newest.column("offset").to_pylist() == [2, 4]
     assert len(foreign) == 2
-    truths = truths_of(both, versions((1, 1, 8, 70, b"a")), ["i"])
+    truths = source_documents_of(both, versions((1, 1, 8, 70, b"a")), ["i"])
     assert truths[b"a"].version == VersionPlace(1, 2, 60)
     assert truths[b"a"].others == (VersionPlace(0, 9, 50),)
     assert (truths[b"a"].later, truths[b"b"].later) == (True, False)

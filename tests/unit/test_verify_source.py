@@ -32,6 +32,7 @@ from streaming.verify.slices import Pin
 from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, SourceRanges, SparkReader
 from streaming.verify.tasks import SourceTasks, VerifyWork, decode_found
 from tests.unit.scan_world import World
+from tests.unit.test_pacing import hang_up
 
 LIMIT_S = 20.0
 TOPIC = "users"
@@ -178,7 +179,7 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
             assert gate.all_read is all_read
         assert gate.documents == 4
     finally:
-        rate_gate.hang_up()
+        hang_up()
         gate.close()
 
 
@@ -292,9 +293,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
 
     monkeypatch.setattr("streaming.spark.session.start_session", start)
     monkeypatch.setattr("streaming.spark.session.warm_up", warm_up)
-    rate_gate.hang_up()
+    hang_up()
     yield made
-    rate_gate.hang_up()
+    hang_up()
 
 
 def later(seconds: float, action: Callable[[], None]) -> None:

@@ -246,7 +246,9 @@ def _met_last(versions: Mapping[int, VersionPlace], truth: SourceDocument) -> st
 # --- from columns and rows ---------------------------------------------------------------------------------
 
 
-def truths_of(before: Versions, later: Versions, indexes: Sequence[str]) -> dict[bytes, SourceDocument]:
+def source_documents_of(
+    before: Versions, later: Versions, indexes: Sequence[str]
+) -> dict[bytes, SourceDocument]:
     """What the source has of each document.
 
     Args:
@@ -291,7 +293,7 @@ def _entries_of(entries: list[dict[str, Any]], indexes: Sequence[str]) -> dict[s
     return {index: tuple(sorted(some)) for index, some in found.items()}
 
 
-def indexed_documents(
+def indexed_documents_of(
     number: int, entries: Iterable[tuple[bytes, bytes, bytes]], back: Iterable[BackRow]
 ) -> Iterable[tuple[bytes, IndexedDocument]]:
     """What a slice holds of each document, from its rows. Of a remembered deletion that is its version alone
