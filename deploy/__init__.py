@@ -3,8 +3,8 @@
 What lives here: finding Java (`java`), fetching the broker's and Spark's jars (`jars`), child processes that
 die with their parent (`process`), the embedded Kafka broker (`kafka`), and the local cluster made of them.
 
-Who may import it: tests, benchmarks, and the commands of `keytide.cli` that start a cluster. What it may
-import: everything.
+Who may import it: tests and benchmarks. `keytide.cli` finds its `commands` by entry points (pyproject.toml).
+What it may import: everything.
 
 Not to be touched lightly: the versions in `jars` and `ivy.xml` (they are a combination that was tried as a
 whole), and the order in `process.Child` that makes sure no process outlives its parent.

@@ -1,7 +1,8 @@
 """The `keytide` command: HTTP to a cluster for everything but `up`, `down`, `demo`, `doctor` and `gateway`,
-which `deploy` adds.
+which `deploy` adds by entry points.
 
     app          the commands
+    plug_ins     those that other packages bring
     scan         rows for people, and whole indexes as files
     admin        the coordinator's REST API, and where it is
     nodes        which nodes reads ask; timeouts: for how long

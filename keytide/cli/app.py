@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from keytide.cli import jobs, lists, local
+from keytide.cli import jobs, lists
 from keytide.cli import rendering as looks
 from keytide.cli.admin import coordinator, rest
-from keytide.cli.gateway import gateway
 from keytide.cli.nodes import indexes
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
 from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
+from keytide.cli.plug_ins import CommandGroup
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
 from keytide.cli.timeouts import look_s, set_patience
@@ -24,6 +24,7 @@ from keytide.errors import CallerError, KeytideError, RetryableError
 
 app = typer.Typer(
     name="keytide",
+    cls=CommandGroup,
     help="Secondary indexes over change streams in Kafka, scanned at one consistent moment.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -35,11 +36,9 @@ app.callback()(set_patience)
 app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
-local.add_to(app)
 jobs.add_to(app, index_app)
 app.command()(sql)
 app.command()(scan)
-app.command()(gateway)
 lists.add_to(index_app)
 
 INDEX_COLUMNS = (

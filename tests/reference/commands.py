@@ -24,9 +24,12 @@ def page() -> str:
 def _group(path: str, command: Any) -> Iterator[str]:
     """A command and those below it. Typer has a parser of its own, made as Click's: its types are private."""
     yield from _one(path, command)
-    for name, inner in sorted(getattr(command, "commands", {}).items()):
-        if not inner.hidden:
-            yield from _group(f"{path} {name}", inner)
+    if hasattr(command, "list_commands"):  # and those of plug-ins
+        context = command.make_context(path, [], resilient_parsing=True)
+        for name in sorted(command.list_commands(context)):
+            inner = command.get_command(context, name)
+            if not inner.hidden:
+                yield from _group(f"{path} {name}", inner)
 
 
 def _one(path: str, command: Any) -> Iterator[str]:

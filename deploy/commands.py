@@ -1,15 +1,20 @@
-"""`up`, `down`, `demo`, `doctor`: what needs this machine's own parts. `deploy` is imported only when one of
-them is called, so that the command works where only the client is wanted."""
+"""`up`, `down`, `demo`, `doctor`, `gateway`: the commands that need this machine's own parts. `keytide.cli`
+finds them by entry points (`keytide.commands` in pyproject.toml). What one of them needs is imported only
+when it is called: help is asked for more often."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from keytide.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, DataDir, Json
 from keytide.cli.output import friendly_errors
+from keytide.errors import CallerError
 
 
 def up(
@@ -96,7 +101,44 @@ def doctor(
         raise typer.Exit(run(kafka, data_dir, as_json))
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    for command in (up, down, demo, doctor):
-        app.command()(command)
+def gateway(
+    port: Annotated[
+        int | None, typer.Option(help="scan endpoint; 0 picks a free port [default: gateway.port, 8092]")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on [default: gateway.host]")] = None,
+    kafka: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Kafka [default: kafka.bootstrap]")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="cluster name: prefix of its topics")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="settings [default: keytide.toml]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print errors as JSON")] = False,
+) -> None:
+    """Serve scans without holding any data, until Ctrl-C."""
+    with friendly_errors(as_json):
+        from indexer.serve.gateway import Gateway
+        from indexer.serve.process import exit_status
+        from keytide.process.program import begin
+        from keytide.settings.settings import load_settings
+
+        begin()
+        logging.basicConfig(
+            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
+        if config is not None:
+            os.environ["KEYTIDE_CONFIG"] = str(config)
+        own: dict[str, Any] = {"host": host, "port": port}
+        given = {name: value for name, value in own.items() if value is not None}
+        process = Gateway(
+            load_settings(
+                gateway=given or None, kafka={"bootstrap": kafka} if kafka else None, cluster=cluster
+            )
+        )
+        try:
+            process.run()
+        except CallerError:
+            raise
+        except Exception as error:  # the end of the process: told, never swallowed
+            raise typer.Exit(exit_status(error)) from error
