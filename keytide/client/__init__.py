@@ -19,12 +19,12 @@ back (`Scan`, `Query`, `Tail`, held snapshots) belongs to the one that asked for
     protocol          what a client does, without I/O: requests, answers, steps, streams (pure)
     transports        carry it out with httpx, by waiting or on an event loop
     session           what the client has seen
-    sync, results; aio, aio_results    the two faces
+    waiting           one method for both: by waiting, or awaited
+    client, results   the two clients, and what they give back
     writes            what a producer was told, as what a scan must see
 """
 
-from keytide.client.aio import AsyncClient
-from keytide.client.aio_results import AsyncHeldSnapshot, AsyncQuery, AsyncScan, AsyncTail
+from keytide.client.client import AsyncClient, Client
 from keytide.client.protocol.answers import (
     Aggregate,
     Count,
@@ -39,8 +39,16 @@ from keytide.client.protocol.answers import (
     problem_error,
 )
 from keytide.client.protocol.calls import LONGEST_PAUSE_S
-from keytide.client.results import HeldSnapshot, Query, Scan, Tail
-from keytide.client.sync import Client
+from keytide.client.results import (
+    AsyncHeldSnapshot,
+    AsyncQuery,
+    AsyncScan,
+    AsyncTail,
+    HeldSnapshot,
+    Query,
+    Scan,
+    Tail,
+)
 from keytide.client.writes import UndeliveredError, Writes
 
 __all__ = [

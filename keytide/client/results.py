@@ -1,17 +1,17 @@
-"""What the client for programs that wait gives back: results that are read bit by bit."""
+"""What the clients give back: results that are read bit by bit. Each is written once, and has two faces."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from keytide.client.protocol import streams
 from keytide.client.protocol import tails as tailing
-from keytide.client.protocol.answers import Aggregate, Count, Event, Page, Row
+from keytide.client.protocol.answers import Aggregate, Count, Event, Hold, MisuseError, Page, Row, Timestamp
 from keytide.client.protocol.arrow import frame_of, table_of_rows
-from keytide.client.protocol.held_snapshot import HeldReader, HoldState
+from keytide.client.protocol.calls import Flow
 from keytide.client.protocol.options import (
     AggregateOptions,
     ColumnType,
@@ -20,49 +20,90 @@ from keytide.client.protocol.options import (
     PageOptions,
     ScanOptions,
 )
-from keytide.client.protocol.states import QueryState, Result, ScanState, TailState
-from keytide.client.transports import Shell
+from keytide.client.protocol.states import HoldState, QueryState, ResultState, ScanState, TailState
+from keytide.client.transports import AsyncShell, Shell
+from keytide.client.waiting import (
+    AsyncContext,
+    AsyncIterator,
+    FlowMethod,
+    FlowStream,
+    Parts,
+    SyncContext,
+    SyncIterator,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from keytide.client.sync import Client
+StateT = TypeVar("StateT", bound=ResultState)
+ItemT = TypeVar("ItemT")
 
 
-class Scan(Result):
-    """The rows of a scan: an iterator that is read once, or a whole in another form.
+class BaseResult(Generic[StateT, ItemT]):
+    """What scans and queries have in common: rows that are read once, and from which moment they come, once
+    something was read."""
 
-    >>> scan = client.scan("by_city", equals=["Boston"])
-    >>> len(scan.to_list()), scan.snapshot
-    (2, 7)
-    """
-
-    def __init__(self, shell: Shell, state: ScanState) -> None:
-        super().__init__(state)
-        self._shell = shell
+    def __init__(self, shell: Shell | AsyncShell, state: StateT) -> None:
+        self._shell: Any = shell
+        self._core = shell.core
         self._state = state
-        self._rows: deque[Row] = deque()
+        self._items: deque[ItemT] = deque()
 
-    def __iter__(self) -> Self:
-        self._state.read("rows")
-        return self
+    @property
+    def snapshot(self) -> int | None:
+        """Number of the snapshot; None of a tip scan."""
+        return self._state.known().snapshot
 
-    def __next__(self) -> Row:
-        if not self._state.way:
-            self._state.read("rows")
-        if not self._rows:
-            rows = self._shell.run(self._shell.core.next_rows(self._state))
-            if rows is None:
-                raise StopIteration
-            self._rows.extend(rows)
-        return self._rows.popleft()
+    @property
+    def timestamp(self) -> Timestamp:
+        """The snapshot's place in the source; good as `at_least` of another request."""
+        return self._state.known().timestamp
 
-    def to_list(self) -> list[Row]:
+    @property
+    def session(self) -> str:
+        """Token of a session that has seen the snapshot."""
+        return self._state.known().session
+
+    @property
+    def staleness_ms(self) -> int | None:
+        """How old the snapshot was when the newest part was read."""
+        return self._state.known().staleness_ms
+
+    @FlowMethod
+    def to_list(self) -> Flow[list[ItemT]]:
         """All rows."""
-        return list(self)
+        return self._all()
 
-    def to_arrow(self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False) -> pa.Table:
+    def _begin(self) -> None:
+        self._state.read("rows")
+
+    def _fetch(self) -> Flow[None]:
+        if not self._state.way:
+            self._begin()
+        self._items.extend((yield from self._next_rows()) or ())
+
+    def _next_rows(self) -> Flow[list[ItemT] | None]:
+        raise NotImplementedError
+
+    def _all(self) -> Flow[list[ItemT]]:
+        self._begin()
+        rows: list[ItemT] = []
+        while True:
+            rows += self._items
+            self._items.clear()
+            yield from self._fetch()
+            if not self._items:
+                return rows
+
+
+class BaseScan(BaseResult[ScanState, Row]):
+    """The rows of a scan: an iterator that is read once, or a whole in another form."""
+
+    @FlowMethod
+    def to_arrow(
+        self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
+    ) -> Flow[pa.Table]:
         """All rows as a table: a column for each key part, the id, and each included column.
 
         Args:
@@ -73,24 +114,27 @@ class Scan(Result):
         >>> client.scan("by_city").to_arrow().column_names
         ['city', 'n', 'id']
         """
-        self._state.read("a table", whole=True)
-        return self._shell.run(streams.table(self._shell.core, self._state, streams.form(types, any_order)))
+        return self._table(types, any_order)
 
+    @FlowMethod
     def to_pandas(
         self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
-    ) -> pd.DataFrame:
+    ) -> Flow[pd.DataFrame]:
         """The same as a data frame; a column that holds several types has Python's objects."""
-        return frame_of(self.to_arrow(types=types, any_order=any_order))
+        return frame_of((yield from self._table(types, any_order)))
 
-    def schema(self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False) -> pa.Schema:
+    @FlowMethod
+    def schema(
+        self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
+    ) -> Flow[pa.Schema]:
         """The schema of the batches, which are to be asked for in the same words."""
         self._state.read("batches")
-        more = streams.form(types, any_order)
-        return self._shell.run(streams.schema(self._shell.core, self._state, more))
+        return streams.schema(self._core, self._state, streams.form(types, any_order))
 
+    @FlowStream
     def batches(
         self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Parts[pa.RecordBatch]:
         """Record batches as they come, with a bounded part of them in memory.
 
         Raises:
@@ -101,160 +145,248 @@ class Scan(Result):
         4
         """
         self._state.read("batches")
-        more = streams.form(types, any_order)
-        try:
-            while True:
-                batch = self._shell.run(streams.next_batch(self._shell.core, self._state, more))
-                if batch is None:
-                    return
-                yield batch
-        finally:
-            self.close()
+        return partial(streams.next_batch, self._core, self._state, streams.form(types, any_order))
 
-    def ndjson(self) -> Iterator[bytes]:
+    @FlowStream
+    def ndjson(self) -> Parts[bytes]:
         """Whole lines of JSON, a row each, as they come.
 
         >>> next(client.scan("by_city", equals=["Bonn"]).ndjson())
         b'{"key":["Bonn",9],"id":"u5"}\\n'
         """
         self._state.read("lines", whole=True)
-        try:
-            while True:
-                lines = self._shell.run(streams.next_lines(self._shell.core, self._state))
-                if lines is None:
-                    return
-                yield lines
-        finally:
-            self.close()
+        return partial(streams.next_lines, self._core, self._state)
 
-    def close(self) -> None:
+    @FlowMethod
+    def close(self) -> Flow[None]:
         """End a stream that is not read to its end."""
-        self._shell.run(streams.stop(self._state))
+        return self._stop()
+
+    def _stop(self) -> Flow[None]:
+        return streams.stop(self._state)
+
+    def _next_rows(self) -> Flow[list[Row] | None]:
+        return self._core.next_rows(self._state)
+
+    def _table(self, types: dict[str, ColumnType] | None, any_order: bool) -> Flow[pa.Table]:
+        self._state.read("a table", whole=True)
+        return streams.table(self._core, self._state, streams.form(types, any_order))
 
 
-class Query(Result):
+class Scan(BaseScan, SyncIterator[Row]):
+    """The rows of a scan: an iterator that is read once, or a whole in another form.
+
+    >>> scan = client.scan("by_city", equals=["Boston"])
+    >>> len(scan.to_list()), scan.snapshot
+    (2, 7)
+    """
+
+
+class AsyncScan(BaseScan, AsyncIterator[Row]):
+    """The rows of a scan: an iterator that is read once, or a whole in another form. As `Scan`, awaited."""
+
+
+class BaseQuery(BaseResult[QueryState, list[Any]]):
     """The rows of a SELECT, each a list of its columns' values: an iterator that is read once."""
-
-    def __init__(self, shell: Shell, state: QueryState) -> None:
-        super().__init__(state)
-        self._shell = shell
-        self._state = state
-        self._rows: deque[list[Any]] = deque()
-
-    def __iter__(self) -> Self:
-        self._state.read("rows")
-        return self
-
-    def __next__(self) -> list[Any]:
-        if not self._state.way:
-            self._state.read("rows")
-        if not self._rows:
-            rows = self._shell.run(self._shell.core.next_query_rows(self._state))
-            if rows is None:
-                raise StopIteration
-            self._rows.extend(rows)
-        return self._rows.popleft()
 
     @property
     def columns(self) -> list[str]:
-        """Their names; asks the query if that was not done yet."""
-        self._shell.run(self._shell.core.first_of_query(self._state))
+        """Their names, once something was read."""
+        self._state.known()
         return list(self._state.columns or ())
 
     @property
     def index(self) -> str | None:
         """The index that served the query."""
-        self._reading.known()
+        self._state.known()
         return self._state.served_by
 
-    def to_list(self) -> list[list[Any]]:
-        """All rows."""
-        return list(self)
-
-    def to_arrow(self) -> pa.Table:
+    @FlowMethod
+    def to_arrow(self) -> Flow[pa.Table]:
         """All rows as a table; a column that Arrow has no type for is JSON texts."""
-        rows = list(self)
-        return table_of_rows(self.columns, rows)
+        return self._table()
 
-    def to_pandas(self) -> pd.DataFrame:
+    @FlowMethod
+    def to_pandas(self) -> Flow[pd.DataFrame]:
         """All rows as a data frame."""
-        return frame_of(self.to_arrow())
+        return frame_of((yield from self._table()))
+
+    def _next_rows(self) -> Flow[list[list[Any]] | None]:
+        return self._core.next_query_rows(self._state)
+
+    def _table(self) -> Flow[pa.Table]:
+        rows = yield from self._all()
+        return table_of_rows(self._state.columns or (), rows)
 
 
-class HeldSnapshot(HeldReader):
+class Query(BaseQuery, SyncIterator[list[Any]]):
+    """The rows of a SELECT, each a list of its columns' values: an iterator that is read once."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names; asks the query if that was not done yet."""
+        self._shell.run(self._core.first_of_query(self._state))
+        return super().columns
+
+
+class AsyncQuery(BaseQuery, AsyncIterator[list[Any]]):
+    """The rows of a SELECT, each a list of its columns' values: an iterator that is read once."""
+
+
+ScanT = TypeVar("ScanT", bound=BaseScan)
+QueryT = TypeVar("QueryT", bound=BaseQuery)
+
+
+class BaseHeldSnapshot(Generic[ScanT, QueryT]):
     """One snapshot of an index, held between `with` and its end. Reads through it see that one only.
 
     Attributes:
         at: its token, good as `at` of any request for this index, in other processes too.
     """
 
-    def __init__(self, client: Client, shell: Shell, held: HoldState) -> None:
-        super().__init__(held)
-        self._client = client
-        self._shell = shell
+    _scan: Callable[[Any, ScanState], ScanT]
+    _query: Callable[[Any, QueryState], QueryT]
 
-    def __enter__(self) -> Self:
-        self._begin(self._shell.run(self._shell.core.hold(self.index, self._request())))
-        return self
+    def __init__(self, shell: Shell | AsyncShell, state: HoldState) -> None:
+        self._shell: Any = shell
+        self._core = shell.core
+        self._state = state
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shell.run(self._shell.core.give_back(self.index, self._end()))
+    @property
+    def index(self) -> str:
+        return self._state.index
+
+    @property
+    def at(self) -> str:
+        """Its token."""
+        return self._known().at
+
+    @property
+    def snapshot(self) -> int:
+        """Its number."""
+        return self._known().snapshot
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Its place in the source."""
+        return self._known().timestamp
+
+    @property
+    def session(self) -> str:
+        """Token of a session that has seen it."""
+        return self._known().session
+
+    @property
+    def slices(self) -> int:
+        """How many slices the index has: `slices=[n]` of a scan reads one of them."""
+        return self._known().slices
 
     def scan(
         self, *, page_size: int = 1_000, limit: int | None = None, **request: Unpack[ScanOptions]
-    ) -> Scan:
-        """As `Client.scan`, of this snapshot."""
-        return self._client.scan(self.index, page_size=page_size, limit=limit, **self._with(request))
+    ) -> ScanT:
+        """As the client's `scan`, of this snapshot."""
+        state = ScanState(self.index, self._with(request), page_size=page_size, left=limit)
+        return self._scan(self._shell, state)
 
-    def page(self, **request: Unpack[PageOptions]) -> Page:
-        """As `Client.page`, of this snapshot."""
-        return self._client.page(self.index, **self._with(request))
+    @FlowMethod
+    def page(self, **request: Unpack[PageOptions]) -> Flow[Page]:
+        """As the client's `page`, of this snapshot."""
+        return self._core.page(self.index, self._with(request))
 
-    def count(self, **request: Unpack[CountOptions]) -> Count:
-        """As `Client.count`, of this snapshot."""
-        return self._client.count(self.index, **self._with(request))
+    @FlowMethod
+    def count(self, **request: Unpack[CountOptions]) -> Flow[Count]:
+        """As the client's `count`, of this snapshot."""
+        return self._core.count(self.index, self._with(request))
 
+    @FlowMethod
     def aggregate(
         self, functions: Sequence[str | dict[str, Any]], **request: Unpack[AggregateOptions]
-    ) -> Aggregate:
-        """As `Client.aggregate`, of this snapshot."""
-        return self._client.aggregate(self.index, functions, **self._with(request))
+    ) -> Flow[Aggregate]:
+        """As the client's `aggregate`, of this snapshot."""
+        return self._core.aggregate(self.index, {"functions": list(functions), **self._with(request)})
 
-    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[MomentOptions]) -> Query:
-        """As `Client.query`, of this snapshot: served by this index or refused."""
-        return self._client.query(sql, page_size=page_size, **self._with(moment))
+    def query(self, sql: str, *, page_size: int = 1_000, **moment: Unpack[MomentOptions]) -> QueryT:
+        """As the client's `query`, of this snapshot: served by this index or refused."""
+        return self._query(
+            self._shell, QueryState("", {"sql": sql, "limit": page_size, **self._with(moment)})
+        )
+
+    def _enter(self) -> Flow[None]:
+        if self._state.hold is not None:
+            raise MisuseError("a snapshot is held once", next_step="call `client.snapshot(...)` again")
+        self._state.hold = yield from self._core.hold(self.index, self._state.request)
+
+    def _leave(self) -> Flow[None]:
+        at = self.at
+        self._state.over = True
+        return self._core.give_back(self.index, at)
+
+    def _known(self) -> Hold:
+        if self._state.hold is None or self._state.over:
+            raise MisuseError(
+                "the snapshot was given back" if self._state.over else "the snapshot is not held yet",
+                next_step="read from it inside of `with client.snapshot(...) as at:`",
+            )
+        return self._state.hold
+
+    def _with(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A request that reads from here."""
+        return {**request, "at": self.at}
 
 
-class Tail:
+class HeldSnapshot(BaseHeldSnapshot[Scan, Query], SyncContext):
+    """One snapshot of an index, held between `with` and its end. Reads through it see that one only.
+
+    Attributes:
+        at: its token, good as `at` of any request for this index, in other processes too.
+    """
+
+    _scan, _query = Scan, Query
+
+
+class AsyncHeldSnapshot(BaseHeldSnapshot[AsyncScan, AsyncQuery], AsyncContext):
+    """One snapshot of an index, held between `async with` and its end. As `HeldSnapshot`, awaited."""
+
+    _scan, _query = AsyncScan, AsyncQuery
+
+
+class BaseTail:
     """Changes as they come: an iterator without an end. Close it, or use it in `with`."""
 
-    def __init__(self, shell: Shell, state: TailState) -> None:
-        self._shell = shell
+    def __init__(self, shell: Shell | AsyncShell, state: TailState) -> None:
+        self._shell: Any = shell
+        self._core = shell.core
         self._state = state
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Event:
-        return self._shell.run(tailing.next_event(self._shell.core, self._state))
+        self._items: deque[Event] = deque()
 
     @property
     def token(self) -> str | None:
         """Where the newest event that was given ends: `resume` of another tail."""
         return self._state.token
 
-    def close(self) -> None:
+    @FlowMethod
+    def close(self) -> Flow[None]:
         """Let the node know that nobody listens any more."""
+        return self._leave()
+
+    def _begin(self) -> None:
+        """A tail goes on where it was left."""
+
+    def _fetch(self) -> Flow[None]:
+        self._items.append((yield from tailing.next_event(self._core, self._state)))
+
+    def _enter(self) -> Flow[None]:
+        yield from ()
+
+    def _leave(self) -> Flow[None]:
         self._state.over = True
         self._state.ready.clear()
-        self._shell.run(tailing.stop(self._state))
+        return tailing.stop(self._state)
+
+
+class Tail(BaseTail, SyncIterator[Event], SyncContext):
+    """Changes as they come: an iterator without an end. Close it, or use it in `with`."""
+
+
+class AsyncTail(BaseTail, AsyncIterator[Event], AsyncContext):
+    """Changes as they come: an iterator without an end. Close it, or use it in `async with`."""

@@ -11,6 +11,7 @@ from keytide.client.protocol.answers import MisuseError
 from keytide.client.protocol.calls import (
     ANSWER_S,
     Close,
+    Disconnect,
     Flow,
     HttpCall,
     HttpReply,
@@ -52,9 +53,6 @@ class Shell:
         self._http = httpx.Client(headers=bearer(token), transport=transport, verify=trusted(tls_authority))
         self._sleep = sleep
 
-    def close(self) -> None:
-        self._http.close()
-
     def run(self, flow: Flow[ResultT]) -> ResultT:
         """The flow's result."""
         outcome: Outcome = None
@@ -74,6 +72,8 @@ class Shell:
                 return _read(body)
             case Close((response, _)):
                 response.close()
+            case Disconnect():
+                self._http.close()
             case RetryPause(seconds):
                 self._sleep(seconds)
         return None
@@ -125,9 +125,6 @@ class AsyncShell:
         )
         self._sleep = sleep
 
-    async def close(self) -> None:
-        await self._http.aclose()
-
     async def run(self, flow: Flow[ResultT]) -> ResultT:
         """The flow's result."""
         outcome: Outcome = None
@@ -148,6 +145,8 @@ class AsyncShell:
             case Close((response, chunks)):
                 await chunks.aclose()
                 await response.aclose()
+            case Disconnect():
+                await self._http.aclose()
             case RetryPause(seconds):
                 await self._sleep(seconds)
         return None

@@ -61,5 +61,5 @@ def test_producers_in_the_documents_name_their_partitioner_and_find_their_broker
 def test_the_public_classes_have_examples() -> None:
     named = {one.name.rpartition("keytide.client.")[2] for module in MODULES for one in examples(module)}
     methods = ("scan", "page", "count", "aggregate", "query", "explain", "snapshot", "tail", "indexes")
-    assert named >= {"sync.Client", "aio.AsyncClient", "writes.Writes", "results.Scan"}
-    assert named >= {f"sync.Client.{method}" for method in methods}
+    assert named >= {"client.Client", "client.AsyncClient", "writes.Writes", "results.Scan"}
+    assert named >= {f"client.BaseClient.{method}" for method in methods}

@@ -3,8 +3,9 @@
 Theory of operation
 ===================
 What a client does is written once, as generators (`Flow`): they yield what is to be done (`HttpCall`, `Read`,
-`Close`, `RetryPause`), are sent what came of it (a `HttpReply`, bytes, a `NoReply`), and return their result.
-`keytide.client.transports` carries that out with httpx, in two ways of waiting, and knows nothing else.
+`Close`, `RetryPause`, `Disconnect`), are sent what came of it (a `HttpReply`, bytes, a `NoReply`), and return
+their result. `keytide.client.transports` carries that out with httpx, in two ways of waiting, and knows
+nothing else.
 
 Reading changes nothing, so what fails for a while is tried again: a node that cannot be reached, and what a
 node answers with `Retry-After`. The next node is asked at once; a pause is made when all of them were asked.
@@ -64,6 +65,11 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Be done with all connections: nothing is asked any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetryPause:
     """Time to let pass."""
 
@@ -103,7 +109,7 @@ class NoReply:
     busy: bool = False
 
 
-Step = HttpCall | Read | Close | RetryPause
+Step = HttpCall | Read | Close | Disconnect | RetryPause
 Outcome = HttpReply | NoReply | bytes | None
 ResultT = TypeVar("ResultT")
 Flow = Generator[Step, Outcome, ResultT]

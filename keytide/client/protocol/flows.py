@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from keytide.client.protocol.answers import (
@@ -35,11 +35,7 @@ class Core:
     nodes: NodeAddresses
     retries: int
     sessions: Sessions
-    keyspaces: dict[str, str]
-
-    @classmethod
-    def of(cls, url: str | Sequence[str], retries: int, sessions: Sessions) -> Core:
-        return cls(NodeAddresses(url), retries, sessions, {})
+    keyspaces: dict[str, str] = field(default_factory=dict)
 
     # --- single answers -------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from keytide.client.protocol.answers import AnswerBase, Event, MisuseError, Timestamp
+from keytide.client.protocol.answers import AnswerBase, Event, Hold, MisuseError, Timestamp
 from keytide.client.protocol.arrow import ArrowParts
 from keytide.client.protocol.calls import HttpReply
 from keytide.client.protocol.server_sent_events import EventParser
@@ -101,33 +101,6 @@ class ResultState:
         return self.head
 
 
-class Result:
-    """What scans and queries have in common: from which moment they come, once something was read."""
-
-    def __init__(self, reading: ResultState) -> None:
-        self._reading = reading
-
-    @property
-    def snapshot(self) -> int | None:
-        """Number of the snapshot; None of a tip scan."""
-        return self._reading.known().snapshot
-
-    @property
-    def timestamp(self) -> Timestamp:
-        """The snapshot's place in the source; good as `at_least` of another request."""
-        return self._reading.known().timestamp
-
-    @property
-    def session(self) -> str:
-        """Token of a session that has seen the snapshot."""
-        return self._reading.known().session
-
-    @property
-    def staleness_ms(self) -> int | None:
-        """How old the snapshot was when the newest part was read."""
-        return self._reading.known().staleness_ms
-
-
 @dataclass(slots=True)
 class ScanState(ResultState):
     """Of a scan.
@@ -157,6 +130,16 @@ class QueryState(ResultState):
     columns: list[str] | None = None
     served_by: str | None = None
     first_rows: list[list[Any]] | None = None
+
+
+@dataclass(slots=True)
+class HoldState:
+    """Of a held snapshot: what is to be held, and the hold once there is one."""
+
+    index: str
+    request: dict[str, Any]
+    hold: Hold | None = None
+    over: bool = False
 
 
 @dataclass(slots=True)
