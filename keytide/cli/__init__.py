@@ -2,6 +2,7 @@
 which `deploy` adds by entry points.
 
     app          the commands
+    calls        what is the same for all that ask the coordinator
     plug_ins     those that other packages bring
     scan         rows for people, and whole indexes as files
     admin        the coordinator's REST API, and where it is

@@ -12,7 +12,8 @@ import typer
 
 from keytide.cli import jobs, lists
 from keytide.cli import rendering as looks
-from keytide.cli.admin import coordinator, rest
+from keytide.cli.admin import Admin, coordinator, rest
+from keytide.cli.calls import asks, listed, titled
 from keytide.cli.nodes import indexes
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
 from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
@@ -69,26 +70,6 @@ BUILD_COLUMNS = (
 NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
 
 
-def _list(
-    path: str, title: str, columns: tuple[str, ...], url: str | None, data_dir: Path, as_json: bool
-) -> None:
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        rows = admin.call("GET", path)
-        if as_json:
-            print_json(rows)
-        else:
-            table(title, columns, [looks.cells(row, columns) for row in rows])
-
-
-def _show(parts: tuple[str, ...], title: str, url: str | None, data_dir: Path, as_json: bool) -> None:
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = admin.call("GET", rest(*parts))
-        if as_json:
-            print_json(document)
-        else:
-            facts(title, document)
-
-
 def _indexes(path: str, url: str | None, data_dir: Path, name: str = "") -> Any:
     """What the coordinator says of all indexes, or of one; while it does not answer, what a node knows."""
     try:
@@ -135,8 +116,9 @@ def index_show(
             looks.show_index(document)
 
 
-@index_app.command("build")
+@asks(index_app, "build", lambda build, **_: facts(f"Build {build['id']}", build))
 def index_build(
+    admin: Admin,
     names: list[str],
     rate: Annotated[int | None, typer.Option(help="documents per second at most")] = None,
     origin: Annotated[
@@ -156,178 +138,122 @@ def index_build(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")] = False,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+    as_json: bool = False,
+) -> Any:
     """Build deferred indexes of one keyspace together, reading the source once."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        body: dict[str, Any] = {"indexes": names}
-        if rate is not None:
-            body["rate_limit"] = rate
-        if origin is not None:
-            body["origin"] = json_file(origin)
-        if verify is not None:
-            body["verify"] = verify
-        build = admin.call("POST", "/v1/builds", body)
-        if wait:
-            build = admin.wait_for_build(build["id"], quiet=as_json)
-        if as_json:
-            print_json(build)
-        else:
-            facts(f"Build {build['id']}", build)
+    body: dict[str, Any] = {"indexes": names}
+    if rate is not None:
+        body["rate_limit"] = rate
+    if origin is not None:
+        body["origin"] = json_file(origin)
+    if verify is not None:
+        body["verify"] = verify
+    build = admin.call("POST", "/v1/builds", body)
+    return admin.wait_for_build(build["id"], quiet=as_json) if wait else build
 
 
-@index_app.command("drop")
-def index_drop(
-    name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+@asks(index_app, "drop", lambda _, name: out.print(f"index {name} is being dropped"))
+def index_drop(admin: Admin, name: str) -> Any:
     """Drop an index; a build of it is cancelled."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        admin.call("DELETE", rest("indexes", name))
-        if as_json:
-            print_json({"dropped": name})
-        else:
-            out.print(f"index {name} is being dropped")
+    admin.call("DELETE", rest("indexes", name))
+    return {"dropped": name}
 
 
-@build_app.command("list")
-def build_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+@asks(build_app, "list", listed("Builds", BUILD_COLUMNS))
+def build_list(admin: Admin) -> Any:
     """All builds, newest last."""
-    _list("/v1/builds", "Builds", BUILD_COLUMNS, url, data_dir, as_json)
+    return admin.call("GET", "/v1/builds")
 
 
-@build_app.command("show")
-def build_show(
-    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+@asks(build_app, "show", titled("Build {build}"))
+def build_show(admin: Admin, build: str) -> Any:
     """One build."""
-    _show(("builds", build), f"Build {build}", url, data_dir, as_json)
+    return admin.call("GET", rest("builds", build))
 
 
-@build_app.command("cancel")
-def build_cancel(
-    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+@asks(build_app, "cancel", lambda _, build: out.print(f"build {build} is cancelled"))
+def build_cancel(admin: Admin, build: str) -> Any:
     """Cancel a build."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        answer = admin.call("POST", rest("builds", build, "cancel"))
-        if as_json:
-            print_json(answer)
-        else:
-            out.print(f"build {build} is cancelled")
+    return admin.call("POST", rest("builds", build, "cancel"))
 
 
-@build_app.command("wait")
-def build_wait(
-    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+@asks(build_app, "wait", titled("Build {build}"))
+def build_wait(admin: Admin, build: str, as_json: bool) -> Any:
     """Follow a build with a progress bar until it is over."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        state = admin.wait_for_build(build, quiet=as_json)
-        if as_json:
-            print_json(state)
-        else:
-            facts(f"Build {build}", state)
+    return admin.wait_for_build(build, quiet=as_json)
 
 
-@build_app.command("pause")
-def build_pause(
-    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+def _show_steered(state: dict[str, Any], **_: Any) -> None:
+    limit = f", at most {state['rate_limit']:,} documents/s" if state.get("rate_limit") else ""
+    why = f": {state['paused']}" if state.get("paused") else ""
+    out.print(f"build {state['id']} is {state['state']}{limit}{why}", markup=False, highlight=False)
+
+
+@asks(build_app, "pause", _show_steered)
+def build_pause(admin: Admin, build: str) -> Any:
     """Have a build pause until it is resumed; what is done is kept."""
-    _steer("POST", ("builds", build, "pause"), None, url, data_dir, as_json)
+    return admin.call("POST", rest("builds", build, "pause"))
 
 
-@build_app.command("resume")
-def build_resume(
-    build: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+@asks(build_app, "resume", _show_steered)
+def build_resume(admin: Admin, build: str) -> Any:
     """Have a build go on."""
-    _steer("POST", ("builds", build, "resume"), None, url, data_dir, as_json)
+    return admin.call("POST", rest("builds", build, "resume"))
 
 
-@build_app.command("throttle")
+@asks(build_app, "throttle", _show_steered)
 def build_throttle(
+    admin: Admin,
     build: str,
     rate: Annotated[int, typer.Argument(min=0, help="documents per second at most; 0 for no limit")],
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Change how fast a build may read, while it runs."""
-    _steer("PATCH", ("builds", build), {"rate_limit": rate or None}, url, data_dir, as_json)
+    return admin.call("PATCH", rest("builds", build), {"rate_limit": rate or None})
 
 
-def _steer(
-    method: str, parts: tuple[str, ...], body: Any, url: str | None, data_dir: Path, as_json: bool
-) -> None:
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        state = admin.call(method, rest(*parts), body)
-        if as_json:
-            print_json(state)
-            return
-        limit = f", at most {state['rate_limit']:,} documents/s" if state.get("rate_limit") else ""
-        why = f": {state['paused']}" if state.get("paused") else ""
-        out.print(f"build {state['id']} is {state['state']}{limit}{why}", markup=False, highlight=False)
-
-
-@node_app.command("list")
-def node_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+@asks(node_app, "list", listed("Nodes", NODE_COLUMNS))
+def node_list(admin: Admin) -> Any:
     """All indexer nodes."""
-    _list("/v1/nodes", "Nodes", NODE_COLUMNS, url, data_dir, as_json)
+    return admin.call("GET", "/v1/nodes")
 
 
-@app.command()
-def status(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+@asks(app)
+def status(admin: Admin, as_json: bool) -> None:
     """The cluster at a glance: its health with what to do, stability timestamps, rollbacks, indexes, slices
     in trouble, builds, nodes. Exit status 1 unless all is well."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        verdict = admin.health()
-        if not as_json:
-            looks.show_health(verdict)
-        parts = {name: admin.call("GET", rest(name)) for name in ("stability", "indexes", "builds", "nodes")}
-        if as_json:
-            print_json({"health": verdict.as_json(), **parts})
-            raise typer.Exit(0 if verdict.well else 1)
+    verdict = admin.health()
+    if not as_json:
+        looks.show_health(verdict)
+    parts = {name: admin.call("GET", rest(name)) for name in ("stability", "indexes", "builds", "nodes")}
+    if as_json:
+        print_json({"health": verdict.as_json(), **parts})
+    else:
         looks.show_stability(parts["stability"])
-        table("Indexes", INDEX_COLUMNS, [looks.cells(row, INDEX_COLUMNS) for row in parts["indexes"]])
+        listed("Indexes", INDEX_COLUMNS)(parts["indexes"])
         looks.show_troubles(admin.call("GET", "/v1/topology"))
-        table("Builds", BUILD_COLUMNS, [looks.cells(row, BUILD_COLUMNS) for row in parts["builds"]])
-        table("Nodes", NODE_COLUMNS, [looks.cells(row, NODE_COLUMNS) for row in parts["nodes"]])
-        raise typer.Exit(0 if verdict.well else 1)
+        listed("Builds", BUILD_COLUMNS)(parts["builds"])
+        listed("Nodes", NODE_COLUMNS)(parts["nodes"])
+    raise typer.Exit(0 if verdict.well else 1)
 
 
-@app.command()
-def topology(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+@asks(app, show=looks.show_topology)
+def topology(admin: Admin) -> Any:
     """Which node holds which slice, and how each of them is."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = admin.call("GET", "/v1/topology")
-        if as_json:
-            print_json(document)
-        else:
-            looks.show_topology(document)
+    return admin.call("GET", "/v1/topology")
 
 
-@app.command()
+@asks(app)
 def events(
+    admin: Admin,
+    as_json: bool,
     follow: Annotated[bool, typer.Option("--follow", help="go on until Ctrl-C")] = False,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
 ) -> None:
     """What happened lately, oldest first; with --json a JSON array, or one line per event with --follow."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        if as_json and not follow:
-            print_json(admin.call("GET", "/v1/events"))
-            return
-        for line in admin.events(follow):
-            if as_json:
-                print(json.dumps(line, ensure_ascii=False), flush=True)
-            else:
-                looks.show_event(line)
-
-
-def main() -> None:
-    """Entry point."""
-    app()
+    if as_json and not follow:
+        print_json(admin.call("GET", "/v1/events"))
+        return
+    for line in admin.events(follow):
+        if as_json:
+            print(json.dumps(line, ensure_ascii=False), flush=True)
+        else:
+            looks.show_event(line)

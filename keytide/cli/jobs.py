@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from keytide.cli import rendering as looks
-from keytide.cli.admin import AWAY, Admin, coordinator, rest
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
-from keytide.cli.output import facts, friendly_errors, out, print_json, progress, table
+from keytide.cli.admin import AWAY, Admin, rest
+from keytide.cli.calls import asks, listed, titled
+from keytide.cli.output import facts, out, print_json, progress
 from keytide.errors import CallerError
 
 JOB_COLUMNS = ("id", "kind", "indexes", "state", "percent", "documents_done", "counts", "seconds", "error")
@@ -27,37 +26,27 @@ job_app = typer.Typer(help="Verifications and repairs.", no_args_is_help=True)
 def add_to(app: typer.Typer, index_app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(job_app, name="job")
-    index_app.command("verify")(index_verify)
-    index_app.command("repair")(index_repair)
+    asks(index_app, "verify")(index_verify)
+    asks(index_app, "repair")(index_repair)
 
 
-def index_verify(
-    name: str,
-    wait: Wait = False,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+def index_verify(admin: Admin, name: str, as_json: bool, wait: Wait = False) -> None:
     """Compare an index with its source. With --wait the exit status is 4 when something is wrong."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        job = admin.call("POST", rest("indexes", name, "verify"))
-        show_job(admin, job, wait, as_json)
+    show_job(admin, admin.call("POST", rest("indexes", name, "verify")), wait, as_json)
 
 
 def index_repair(
+    admin: Admin,
     name: str,
+    as_json: bool,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="write nothing: only list what would be done")
     ] = False,
     wait: Wait = False,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
 ) -> None:
     """Put right what an index has wrong. With --wait the exit status is 4 when something is wrong still."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        job = admin.call("POST", rest("indexes", name, "repair"), {"dry_run": dry_run})
-        show_job(admin, job, wait, as_json)
+    job = admin.call("POST", rest("indexes", name, "repair"), {"dry_run": dry_run})
+    show_job(admin, job, wait, as_json)
 
 
 def show_job(admin: Admin, job: dict[str, Any], wait: bool, as_json: bool) -> None:
@@ -102,63 +91,40 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
     return state
 
 
-@job_app.command("list")
-def job_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+@asks(job_app, "list", listed("Jobs", JOB_COLUMNS))
+def job_list(admin: Admin) -> Any:
     """All jobs, newest last."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        rows = admin.call("GET", "/v1/jobs")
-        if as_json:
-            print_json(rows)
-        else:
-            table("Jobs", JOB_COLUMNS, [looks.cells(row, JOB_COLUMNS) for row in rows])
+    return admin.call("GET", "/v1/jobs")
 
 
-@job_app.command("show")
-def job_show(job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+@asks(job_app, "show", titled("Job {job}"))
+def job_show(admin: Admin, job: str) -> Any:
     """One job."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = admin.call("GET", rest("jobs", job))
-        if as_json:
-            print_json(document)
-        else:
-            facts(f"Job {job}", document)
+    return admin.call("GET", rest("jobs", job))
 
 
-@job_app.command("cancel")
-def job_cancel(
-    job: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
-) -> None:
+@asks(job_app, "cancel", lambda _, job: out.print(f"job {job} is cancelled"))
+def job_cancel(admin: Admin, job: str) -> Any:
     """Cancel a job; a build that waits for it fails."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        answer = admin.call("POST", rest("jobs", job, "cancel"))
-        if as_json:
-            print_json(answer)
-        else:
-            out.print(f"job {job} is cancelled")
+    return admin.call("POST", rest("jobs", job, "cancel"))
 
 
-@job_app.command("report")
+def _show_report(report: dict[str, Any], job: str, **_: Any) -> None:
+    hidden = ("differences", "indexes", "offset", "next", "timestamp")
+    facts(f"Report of job {job}", {name: value for name, value in report.items() if name not in hidden})
+    listed("Indexes", ("name", "entries", "unproven", "not_examined", "counts"))(report["indexes"])
+    if report["differences"]:
+        listed("Differences", DIFFERENCE_COLUMNS)(report["differences"])
+    if report.get("next") is not None:
+        out.print(f"further ones: keytide job report {job} --offset {report['next']}")
+
+
+@asks(job_app, "report", _show_report)
 def job_report(
+    admin: Admin,
     job: str,
     offset: Annotated[int, typer.Option(min=0, help="leave out so many differences")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="differences at most")] = SHOWN,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """What a job found: counts, and the differences one by one."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        report = admin.call("GET", rest("jobs", job, "report"), offset=offset, limit=limit)
-        if as_json:
-            print_json(report)
-            return
-        differences = report["differences"]
-        hidden = ("differences", "indexes", "offset", "next", "timestamp")
-        facts(f"Report of job {job}", {name: value for name, value in report.items() if name not in hidden})
-        columns = ("name", "entries", "unproven", "not_examined", "counts")
-        table("Indexes", columns, [looks.cells(row, columns) for row in report["indexes"]])
-        if differences:
-            rows = [looks.cells(row, DIFFERENCE_COLUMNS) for row in differences]
-            table("Differences", DIFFERENCE_COLUMNS, rows)
-        if report.get("next") is not None:
-            out.print(f"further ones: keytide job report {job} --offset {report['next']}")
+    return admin.call("GET", rest("jobs", job, "report"), offset=offset, limit=limit)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from keytide.cli.admin import Admin, coordinator, rest
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
-from keytide.cli.output import friendly_errors, out, print_json, table
+from keytide.cli.admin import Admin, rest
+from keytide.cli.calls import asks
+from keytide.cli.output import out, table
 
 _PAGE = 1_000
 """Lines asked for at once: the largest page."""
@@ -20,70 +20,51 @@ Limit = Annotated[int, typer.Option(min=1, help="so many at most")]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `keytide index`."""
-    app.command("skipped")(index_skipped)
-    app.command("violations")(index_violations)
+    asks(app, "skipped", _show_skipped)(index_skipped)
+    asks(app, "violations", _show_violations)(index_violations)
 
 
-def index_skipped(
-    name: str,
-    limit: Limit = 100,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+def index_skipped(admin: Admin, name: str, limit: Limit = 100) -> Any:
     """Versions of documents that could not be indexed: where they are, and why."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = _read(admin, rest("indexes", name, "skipped"), "lines", limit)
-        if as_json:
-            print_json(document)
-            return
-        lines, reasons = document["lines"], document["reasons"] or {}
-        columns = ("partition", "offset", "id", "reason", "detail")
-        table(f"Skipped by {name}", columns, [[line[one] for one in columns] for line in lines], exact=True)
-        words = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
-        if not document["reasons_complete"]:
-            words = f"{words} (of those that were counted)"
-        out.print(escape(f"{document['skipped']:,} in all{f': {words}' if words else ''}"))
-        _say_more(document)
+    return _read(admin, rest("indexes", name, "skipped"), "lines", limit)
 
 
-def index_violations(
-    name: str,
-    limit: Limit = 100,
-    url: Url = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
-) -> None:
+def _show_skipped(document: dict[str, Any], name: str, **_: Any) -> None:
+    lines, reasons = document["lines"], document["reasons"] or {}
+    columns = ("partition", "offset", "id", "reason", "detail")
+    table(f"Skipped by {name}", columns, [[line[one] for one in columns] for line in lines], exact=True)
+    words = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+    if not document["reasons_complete"]:
+        words = f"{words} (of those that were counted)"
+    out.print(escape(f"{document['skipped']:,} in all{f': {words}' if words else ''}"))
+    _say_more(document)
+
+
+def index_violations(admin: Admin, name: str, limit: Limit = 100) -> Any:
     """Keys of a UNIQUE index that several documents have, with all these documents."""
-    with friendly_errors(as_json), coordinator(url, data_dir) as admin:
-        document = _read(admin, rest("indexes", name, "violations"), "keys", limit)
-        if as_json:
-            print_json(document)
-            return
-        if not document["unique"]:
-            out.print(escape(f"index {name} is not UNIQUE"))
-            return
-        rows = [
-            [
-                json.dumps(key["key"], ensure_ascii=False) if first else "",
-                one["id"],
-                one["partition"],
-                one["offset"],
-                key["since_snapshot"] if first else "",
-            ]
-            for key in document["keys"]
-            for first, one in _firsts(key["documents"])
+    return _read(admin, rest("indexes", name, "violations"), "keys", limit)
+
+
+def _show_violations(document: dict[str, Any], name: str, **_: Any) -> None:
+    if not document["unique"]:
+        out.print(escape(f"index {name} is not UNIQUE"))
+        return
+    rows = [
+        [
+            "" if at else json.dumps(key["key"], ensure_ascii=False),
+            one["id"],
+            one["partition"],
+            one["offset"],
+            "" if at else key["since_snapshot"],
         ]
-        columns = ("key", "document", "partition", "offset", "since snapshot")
-        table(f"Keys of {name} with several documents", columns, rows, exact=True)
-        exact = "" if document.get("exact", True) else "at least "
-        out.print(escape(f"{exact}{document['violations']:,} in all"))
-        _say_more(document)
-
-
-def _firsts(items: list[Any]) -> list[tuple[bool, Any]]:
-    """Each item, and whether it is the first."""
-    return [(at == 0, item) for at, item in enumerate(items)]
+        for key in document["keys"]
+        for at, one in enumerate(key["documents"])
+    ]
+    columns = ("key", "document", "partition", "offset", "since snapshot")
+    table(f"Keys of {name} with several documents", columns, rows, exact=True)
+    exact = "" if document.get("exact", True) else "at least "
+    out.print(escape(f"{exact}{document['violations']:,} in all"))
+    _say_more(document)
 
 
 def _read(admin: Admin, path: str, member: str, limit: int) -> dict[str, Any]:

@@ -36,7 +36,6 @@ HEALTH_WORDS: Final[dict[Status, str]] = {
     "failing": "[red]failing[/red]",
 }
 HEALTH_STYLES: Final[dict[Status, str]] = {"ok": "dim", "degraded": "yellow", "failing": "red"}
-EVENT_COLUMNS = ("at", "level", "kind", "subject", "text")
 
 
 def cells(document: Document, columns: Iterable[str]) -> list[object]:

@@ -17,19 +17,25 @@ not 0."""
 
 def page() -> str:
     """docs/reference/commands.md."""
-    root = typer.main.get_command(app)
-    return document("Commands", INTRODUCTION, _group("keytide", root))
+    lines = [line for path, command in every_command() for line in _one(path, command)]
+    return document("Commands", INTRODUCTION, lines)
 
 
-def _group(path: str, command: Any) -> Iterator[str]:
-    """A command and those below it. Typer has a parser of its own, made as Click's: its types are private."""
-    yield from _one(path, command)
-    if hasattr(command, "list_commands"):  # and those of plug-ins
+def every_command() -> Iterator[tuple[str, Any]]:
+    """What is typed for a command, and the command: of all that `keytide` has, those of plug-ins too, the
+    outer ones first."""
+    return _below("keytide", typer.main.get_command(app))
+
+
+def _below(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Typer has a parser of its own, made as Click's: its types are private."""
+    yield path, command
+    if hasattr(command, "list_commands"):
         context = command.make_context(path, [], resilient_parsing=True)
         for name in sorted(command.list_commands(context)):
             inner = command.get_command(context, name)
             if not inner.hidden:
-                yield from _group(f"{path} {name}", inner)
+                yield from _below(f"{path} {name}", inner)
 
 
 def _one(path: str, command: Any) -> Iterator[str]:

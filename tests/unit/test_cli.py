@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import typer.main
 from typer.testing import CliRunner, Result
 
 from keytide.cli import app, output
@@ -20,9 +19,10 @@ from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import out, readable, size
 from keytide.errors import CallerError, RetryableError
 from tests.browser.scene import NODES, busy_day, served
+from tests.reference.commands import every_command
 
-commands = import_module("keytide.cli.app")
-"""The module; the package shows the application by that name."""
+command_modules = [import_module(f"keytide.cli.{name}") for name in ("app", "calls", "rendering")]
+"""Those that print tables. (The package shows the application by the name of its module.)"""
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def test_tables_fit_the_terminal_and_break_no_word(
         drawn(title, columns, rows, **options)
 
     monkeypatch.setattr(out, "_width", width)
-    monkeypatch.setattr(commands, "table", drawing)
-    monkeypatch.setattr(looks, "table", drawing)
+    for module in command_modules:
+        monkeypatch.setattr(module, "table", drawing)
     text = run(*command, "--url", address, status=int(command == ("status",))).stdout
     assert max(map(len, text.splitlines())) <= width
     assert cells
@@ -297,16 +297,9 @@ def test_every_command_that_takes_a_data_folder_reads_the_variable() -> None:
     """`keytide down` said that no cluster ran on a folder that `keytide status` talked to."""
     folders = [
         (path, option.envvar)
-        for path, command in _commands("keytide", typer.main.get_command(app))
+        for path, command in every_command()
         for option in command.params
         if "--data-dir" in option.opts
     ]
     assert len(folders) > 20
     assert {path for path, variable in folders if variable != "KEYTIDE_DATA_DIR"} == set()
-
-
-def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """All commands below one, with what is typed for them."""
-    yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from _commands(f"{path} {name}", inner)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from keytide.cli import app
 from keytide.cli.output import err, out
 from keytide.settings.settings import load_settings
+from tests.reference.commands import every_command
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 
@@ -149,17 +149,13 @@ def test_every_command_gives_up_in_the_time_that_it_states(tmp_path: Path, comma
 
 
 def test_no_command_is_forgotten() -> None:
-    def names(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-        below = getattr(command, "commands", None)
-        if below is None:
-            yield path
-        for name, one in (below or {}).items():
-            yield from names(one, (*path, name))
-
     tried = {
         command[: 2 if command[0] in ("index", "build", "job", "node") else 1] for command in READS + OTHERS
     }
-    assert set(names(get_command(app))) - tried == LOCAL
+    all_commands = {
+        tuple(path.split()[1:]) for path, command in every_command() if not hasattr(command, "list_commands")
+    }
+    assert all_commands - tried == LOCAL
 
 
 def test_nothing_there_at_all_is_said_at_once(tmp_path: Path) -> None:
