@@ -78,7 +78,7 @@ class CreateReader:
         at.expect("ON")
         keyspace = keyspace_name(self._at)
         refuse(self._at, "USING", "USING is not needed: there is one kind of index")
-        columns = at.mark()
+        columns = at.next_token
         keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
         clauses = self._clauses()
         definition = IndexDefinition(
@@ -107,7 +107,7 @@ class CreateReader:
             part = render_expression(definition.keys[0].expression)
             raise self._at.error(
                 "a UNIQUE index is partitioned by a part of its key, so that equal keys lie in one slice",
-                *((said[0], said[-1]) if said else ()),
+                said,
                 next_step=f"Leave PARTITION BY out, or write HASH({part}) or RANGE({part}).",
             )
 
@@ -116,8 +116,7 @@ class CreateReader:
         if len(words) == 2 and words[0] == "NULLS" and words[1] in ("FIRST", "LAST"):
             raise self._at.error(
                 f"NULLS {words[1]} is not supported: missing and null come first, with DESC last",
-                tokens[-2],
-                tokens[-1],
+                tokens[-2:],
             )
         descending = False
         if len(tokens) > 1 and tokens[-1].token_type in (TokenType.ASC, TokenType.DESC):
@@ -128,15 +127,14 @@ class CreateReader:
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
             raise self._at.error(
                 "a key must say something about the document",
-                tokens[0],
-                tokens[-1],
+                tokens,
                 next_step=quoted_wrongly(self._at.text, tokens[0].start),
             )
         return KeyPart(expression, descending)
 
     def _limit(self, node: Node, tokens: Sequence[Token]) -> None:
         if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
-            raise self._at.error("the expression is too large", tokens[0], tokens[-1])
+            raise self._at.error("the expression is too large", tokens)
 
     def _validate(self, definition: IndexDefinition, columns: Token | None) -> None:
         """What only the whole statement shows; `columns` is where errors about the column list point."""
@@ -210,12 +208,11 @@ class CreateReader:
             if not isinstance(path, Path):
                 raise self._at.error(
                     "INCLUDE takes paths",
-                    tokens[0],
-                    tokens[-1],
+                    tokens,
                     next_step=quoted_wrongly(self._at.text, tokens[0].start),
                 )
             if path_name(path) in map(path_name, paths):
-                raise self._at.error(f"{path_name(path)} stands twice", tokens[0], tokens[-1])
+                raise self._at.error(f"{path_name(path)} stands twice", tokens)
             if len(paths) == MAX_INCLUDED:
                 raise self._at.error(f"an index includes at most {MAX_INCLUDED} paths", tokens[0])
             paths.append(path)
@@ -230,14 +227,13 @@ class CreateReader:
         kind = clauses.partition_kind.upper()
         expressions = list(at.parenthesised("an expression"))
         if len(expressions) != 1:
-            raise at.error(f"{kind} takes one expression", expressions[1][0], expressions[-1][-1])
+            raise at.error(f"{kind} takes one expression", [expressions[1][0], expressions[-1][-1]])
         expression = self._expressions.expression(expressions[0])
         self._limit(expression, expressions[0])
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
             raise at.error(
                 f"{kind} must say something about the document",
-                expressions[0][0],
-                expressions[0][-1],
+                expressions[0],
                 next_step=quoted_wrongly(at.text, expressions[0][0].start),
             )
         clauses.partition, clauses.partition_said = expression, expressions[0]
@@ -253,27 +249,24 @@ class CreateReader:
         splits: list[Literal] = []
         before = b""
         for tokens in self._at.parenthesised("a value"):
-            first, last = tokens[0], tokens[-1]
             value = self._expressions.expression(tokens)
             if not isinstance(value, Literal):
                 raise self._at.error(
                     "SPLIT AT takes values: strings, numbers, TRUE, FALSE and NULL",
-                    first,
-                    last,
-                    next_step=quoted_wrongly(self._at.text, first.start),
+                    tokens,
+                    next_step=quoted_wrongly(self._at.text, tokens[0].start),
                 )
             code = encode_part(value.value)
             if len(code) > MAX_SPLIT_BYTES:
-                raise self._at.error(f"a split takes at most {MAX_SPLIT_BYTES} bytes", first, last)
+                raise self._at.error(f"a split takes at most {MAX_SPLIT_BYTES} bytes", tokens)
             if code <= before:
                 raise self._at.error(
                     "splits must ascend, in the order of keys",
-                    first,
-                    last,
+                    tokens,
                     next_step="The order is null, false, true, numbers, strings; each value once.",
                 )
             if len(splits) == MAX_SLICES - 1:
-                raise self._at.error(f"an index has at most {MAX_SLICES} slices", first, last)
+                raise self._at.error(f"an index has at most {MAX_SLICES} slices", tokens)
             splits.append(value)
             before = code
         return tuple(splits)
@@ -285,7 +278,7 @@ class CreateReader:
         predicate = self._expressions.predicate(tokens)
         self._limit(predicate, tokens)
         if any(isinstance(node, Unnest) for node in walk(predicate)):
-            raise self._at.error("UNNEST cannot stand in WHERE", tokens[0], tokens[-1])
+            raise self._at.error("UNNEST cannot stand in WHERE", tokens)
         return predicate
 
     def _options(self, clauses: _Clauses) -> None:
@@ -297,7 +290,7 @@ class CreateReader:
             elif len(tokens) == 3 and tokens[1].token_type == TokenType.EQ:
                 value, at = tokens[2].text.lower(), tokens[2]
             else:
-                raise self._at.error("an option is name=value", tokens[0], tokens[-1])
+                raise self._at.error("an option is name=value", tokens)
             if name in seen:
                 raise self._at.error(f"{name} stands twice", tokens[0])
             seen.add(name)

@@ -27,8 +27,7 @@ def check_index_name(at: Cursor, name: str, tokens: Sequence[Token]) -> None:
     if not _INDEX_NAME.fullmatch(name):
         raise at.error(
             f"{name!r} cannot be the name of an index",
-            tokens[0],
-            tokens[-1],
+            tokens,
             next_step="A letter or _, then letters, digits, _, . and -; at most 128 characters.",
         )
 
@@ -40,15 +39,13 @@ def keyspace_name(at: Cursor) -> str:
     if not _KEYSPACE.fullmatch(name) or name in (".", ".."):
         raise at.error(
             f"{name!r} cannot be the name of a keyspace",
-            tokens[0],
-            tokens[-1],
+            tokens,
             next_step="A keyspace is a Kafka topic: letters, digits, . _ and -, at most 249 characters.",
         )
     if name.startswith("__"):
         raise at.error(
             f"{name!r} is a topic of Kafka's own",
-            tokens[0],
-            tokens[-1],
+            tokens,
             next_step="Name a topic that holds documents; one of yours cannot begin with __ here.",
         )
     return name

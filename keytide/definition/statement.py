@@ -11,8 +11,8 @@ list may come in any order. What is understood but not there yet is refused by i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 from sqlglot.errors import TokenError
@@ -45,7 +45,7 @@ class BuildIndex(msgspec.Struct, frozen=True):
 
 
 Statement = CreateIndex | DropIndex | BuildIndex
-
+CutT = TypeVar("CutT")
 
 _BEGINNINGS: Final = "Write CREATE INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
 
@@ -57,18 +57,26 @@ def parse_statement(text: str) -> Statement:
         InvalidStatementError: it cannot be understood; says why and where.
         NotThereYetError: it can, and asks for what this release does not have.
     """
+    return _StatementReader(text, cut(text, Dialect().tokenize)).statement()
+
+
+def cut(text: str, tokenize: Callable[[str], CutT]) -> CutT:
+    """What a tokenizer makes of a statement.
+
+    Raises:
+        InvalidStatementError: it is too long, not Unicode, or has a quote or comment that is not closed.
+    """
     if len(text) > MAX_STATEMENT:
         raise InvalidStatementError(f"a statement has at most {MAX_STATEMENT} characters", "", 0)
     try:
         text.encode()
-        tokens = Dialect().tokenize(text)
+        return tokenize(text)
     except UnicodeEncodeError as error:
         raise InvalidStatementError(
             "the statement is not valid Unicode", text[: error.start], error.start
         ) from error
     except TokenError as error:
         raise unfinished(text) from error
-    return _StatementReader(text, tokens).statement()
 
 
 def unfinished(text: str) -> InvalidStatementError:
@@ -146,6 +154,6 @@ class _StatementReader:
             name = at.joined(tokens)
             check_index_name(self._at, name, tokens)
             if name in names:
-                raise at.error(f"{name} stands twice", tokens[0], tokens[-1])
+                raise at.error(f"{name} stands twice", tokens)
             names.append(name)
         return BuildIndex(keyspace, tuple(names))

@@ -26,21 +26,16 @@ class Cursor:
     def next_token(self) -> Token | None:
         return self._tokens[self._next] if self._next < len(self._tokens) else None
 
-    def mark(self) -> Token | None:
-        """The next token, for an error that is found later."""
-        return self.next_token
-
     def error(
-        self, reason: str, first: Token | None = None, last: Token | None = None, *, next_step: str = ""
+        self, reason: str, where: Token | Sequence[Token] | None = None, *, next_step: str = ""
     ) -> InvalidStatementError:
-        """An error at the tokens from `first` to `last`; at the next token (or the end) when none is
-        given."""
-        first = first or self.next_token
-        if first is None:
+        """An error at a token, or from the first to the last of several; at the next token (or the end)
+        without."""
+        where = where or self.next_token
+        if where is None:
             return InvalidStatementError(reason, self.text, len(self.text.rstrip()), next_step=next_step)
-        return InvalidStatementError(
-            reason, self.text, first.start, (last or first).end + 1, next_step=next_step
-        )
+        first, last = (where, where) if isinstance(where, Token) else (where[0], where[-1])
+        return InvalidStatementError(reason, self.text, first.start, last.end + 1, next_step=next_step)
 
     def _matched(self, words: tuple[str, ...]) -> int:
         """How many tokens say `words` (sqlglot makes one token of some pairs); 0 when they do not stand

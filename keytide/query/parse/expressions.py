@@ -100,7 +100,7 @@ def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expre
             raise at.error(f"{function.upper()} takes an expression, not *", inside[0])
         return AggregateCall("count")
     if not inside:
-        raise at.error(f"{function.upper()} takes an expression", tokens[0], tokens[-1])
+        raise at.error(f"{function.upper()} takes an expression", tokens)
     distinct = inside[0].token_type == TokenType.DISTINCT
     if distinct and function != "count":
         raise at.error(
@@ -109,7 +109,7 @@ def read_item(at: Cursor, reader: QueryReader, tokens: Sequence[Token]) -> Expre
             next_step="MIN and MAX are the same without it; COUNT takes it.",
         )
     if distinct and len(inside) == 1:
-        raise at.error("COUNT(DISTINCT ...) takes an expression", tokens[0], tokens[-1])
+        raise at.error("COUNT(DISTINCT ...) takes an expression", tokens)
     return AggregateCall(function, reader.expression(inside[distinct:]), distinct)
 
 
@@ -133,7 +133,7 @@ def split_alias(at: Cursor, tokens: Sequence[Token]) -> tuple[Sequence[Token], s
             continue
         name = tokens[position + 1 :]
         if position == 0 or len(name) != 1 or name[0].token_type in _NO_NAMES:
-            raise at.error("AS is followed by one name", token, tokens[-1])
+            raise at.error("AS is followed by one name", tokens[position:])
         return tokens[:position], name[0].text
     return tokens, ""
 

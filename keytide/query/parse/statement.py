@@ -18,10 +18,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import (
     And,
     Comparison,
@@ -35,7 +33,7 @@ from keytide.definition.expression import (
 )
 from keytide.definition.names import keyspace_name
 from keytide.definition.sql import Constants
-from keytide.definition.statement import MAX_STATEMENT, unfinished
+from keytide.definition.statement import cut
 from keytide.definition.tokens import Cursor
 from keytide.query.parse.expressions import AggregateCall, QueryReader, column_name, read_item, split_alias
 from keytide.query.parse.long_lists import tokenize
@@ -69,17 +67,7 @@ def parse_query(text: str) -> Select:
         InvalidStatementError: it cannot be understood; says why and where.
         NotThereYetError: it can, and asks for what this release does not have.
     """
-    if len(text) > MAX_STATEMENT:
-        raise InvalidStatementError(f"a statement has at most {MAX_STATEMENT} characters", "", 0)
-    try:
-        text.encode()
-        tokens, lists = tokenize(text)
-    except UnicodeEncodeError as error:
-        raise InvalidStatementError(
-            "the statement is not valid Unicode", text[: error.start], error.start
-        ) from error
-    except TokenError as error:
-        raise unfinished(text) from error
+    tokens, lists = cut(text, tokenize)
     explain = bool(tokens) and tokens[0].text.upper() == "EXPLAIN"
     return _SelectReader(text, tokens[explain:], lists).read(explain)
 
@@ -97,7 +85,7 @@ class _SelectReader:
         at = self._at
         if not at.accept("SELECT"):
             self._no_select(explain)
-        distinct_at = at.mark()
+        distinct_at = at.next_token
         distinct = at.accept("DISTINCT")
         if distinct and at.peek("ON"):
             raise at.error("DISTINCT ON is not supported: write GROUP BY")
@@ -156,11 +144,10 @@ class _SelectReader:
             [one for one in values if not isinstance(one, AggregateCall) and not is_constant(one)]
         )
         if not found:
-            raise self._at.error("DISTINCT needs a column", *self._span_of_outputs())
+            raise self._at.error(
+                "DISTINCT needs a column", [self._outputs[0][1][0], self._outputs[-1][1][-1]]
+            )
         return found
-
-    def _span_of_outputs(self) -> tuple[Token, Token]:
-        return self._outputs[0][1][0], self._outputs[-1][1][-1]
 
     # --- lists ------------------------------------------------------------------
 
@@ -205,7 +192,7 @@ class _SelectReader:
 
     def _where(self) -> Predicate | None:
         at = self._at
-        word = at.mark()
+        word = at.next_token
         if not at.accept("WHERE"):
             return None
         tokens = at.take_until(self._clause_here)
@@ -217,23 +204,23 @@ class _SelectReader:
 
     def _group_by(self) -> tuple[Expression, ...]:
         at = self._at
-        word = at.mark()
+        word = at.next_token
         if not at.accept("GROUP", "BY"):
             return ()
         found: list[Expression] = []
         for tokens in self._runs("GROUP BY", word):
             value = self._named(tokens)
             if isinstance(value, AggregateCall):
-                raise at.error("GROUP BY takes no aggregates", tokens[0], tokens[-1])
+                raise at.error("GROUP BY takes no aggregates", tokens)
             self._limit(value, tokens)
             if is_constant(value):
-                raise at.error("a group must say something about the document", tokens[0], tokens[-1])
+                raise at.error("a group must say something about the document", tokens)
             found.append(value)
         return _unlike(found)
 
     def _order_by(self) -> list[tuple[Ordering, Sequence[Token]]]:
         at = self._at
-        word = at.mark()
+        word = at.next_token
         if not at.accept("ORDER", "BY"):
             return []
         found: list[tuple[Ordering, Sequence[Token]]] = []
@@ -247,8 +234,7 @@ class _SelectReader:
             if nulls and (nulls == "LAST") != descending:
                 raise at.error(
                     f"NULLS {nulls} is not supported here: missing and null come first, with DESC last",
-                    run[-2],
-                    run[-1],
+                    run[-2:],
                 )
             value = self._named(tokens)
             self._limit(value, tokens)
@@ -274,7 +260,7 @@ class _SelectReader:
         limit: int | None = None
         offset = 0
         seen: set[str] = set()
-        while (word := at.mark()) is not None and (at.peek("LIMIT") or at.peek("OFFSET")):
+        while (word := at.next_token) is not None and (at.peek("LIMIT") or at.peek("OFFSET")):
             clause = word.text.upper()
             at.accept(clause)
             if clause in seen:
@@ -287,8 +273,7 @@ class _SelectReader:
                 tokens = tokens[:1]
             digits = tokens[0].text if len(tokens) == 1 else ""
             if not re.fullmatch("[0-9]{1,16}", digits) or int(digits) > MAX_ROWS:
-                where = (tokens[0], tokens[-1]) if tokens else (word, word)
-                raise at.error(f"{clause} takes a whole number, 0 or more", *where)
+                raise at.error(f"{clause} takes a whole number, 0 or more", tokens or word)
             if clause == "LIMIT":
                 limit = int(digits)
             else:
@@ -318,12 +303,11 @@ class _SelectReader:
             return
         nodes, literals = size(node)
         if nodes > MAX_NODES or depth(node) > MAX_DEPTH:
-            raise self._at.error("the expression is too large", tokens[0], tokens[-1])
+            raise self._at.error("the expression is too large", tokens)
         if literals > MAX_LITERALS:
             raise self._at.error(
                 f"a condition has at most {MAX_LITERALS} values",
-                tokens[0],
-                tokens[-1],
+                tokens,
                 next_step="Ask in several queries at one held snapshot.",
             )
 
@@ -359,7 +343,7 @@ class _SelectReader:
                 "Write UNNEST(...) = value in its place.",
             )
         if any(not same(one, unnests[0]) for one in unnests):
-            raise at.error("a query has UNNEST of one array only", at.mark())
+            raise at.error("a query has UNNEST of one array only", at.next_token)
         if not select.grouped:
             return
         groups = {identity(one) for one in select.group_by}
@@ -368,10 +352,8 @@ class _SelectReader:
             if isinstance(value, AggregateCall) or is_constant(value) or identity(value) in groups:
                 continue
             if distinct:
-                raise at.error("with DISTINCT, ORDER BY takes columns of SELECT", tokens[0], tokens[-1])
-            raise at.error(
-                f"{column_name(value)} must stand in GROUP BY, or in an aggregate", tokens[0], tokens[-1]
-            )
+                raise at.error("with DISTINCT, ORDER BY takes columns of SELECT", tokens)
+            raise at.error(f"{column_name(value)} must stand in GROUP BY, or in an aggregate", tokens)
 
 
 def _dropped(where: Predicate, member: Comparison) -> Predicate | None:
