@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from kafka import KafkaProducer
 
@@ -44,16 +45,17 @@ class TimeLapse:
     def __init__(self, bootstrap: str, topic: str, changes: list[Change], seconds: float) -> None:
         self._bootstrap, self._topic, self._changes, self._seconds = bootstrap, topic, changes, seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="time-lapse", daemon=True)
+        self._running: Future[None] = Future()
         self.sent = 0
-        self.error: BaseException | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        executor = ThreadPoolExecutor(1, "time-lapse")
+        self._running = executor.submit(self._run)
+        executor.shutdown(wait=False)
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        return not self._running.done()
 
     @property
     def now(self) -> int:
@@ -62,7 +64,7 @@ class TimeLapse:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+        wait([self._running])
 
     def join(self) -> None:
         """Wait for the end of the year.
@@ -70,24 +72,18 @@ class TimeLapse:
         Raises:
             Whatever the producer raised.
         """
-        self._thread.join()
-        if self.error is not None:
-            raise self.error
+        self._running.result()
 
     def _run(self) -> None:
-        try:
-            writer = producer(self._bootstrap)
-            began = time.monotonic()
-            per_second = len(self._changes) / self._seconds
-            for change in self._changes:
-                writer.send(self._topic, key=change.id.encode(), value=change.value)
-                self.sent += 1
-                if self.sent % _CHECK_EVERY == 0:
-                    ahead = self.sent / per_second - (time.monotonic() - began)
-                    if self._stop.wait(max(0.0, ahead)):
-                        break
-            writer.flush()
-            writer.close()
-        except BaseException as error:
-            self.error = error
-            raise
+        writer = producer(self._bootstrap)
+        began = time.monotonic()
+        per_second = len(self._changes) / self._seconds
+        for change in self._changes:
+            writer.send(self._topic, key=change.id.encode(), value=change.value)
+            self.sent += 1
+            if self.sent % _CHECK_EVERY == 0:
+                ahead = self.sent / per_second - (time.monotonic() - began)
+                if self._stop.wait(max(0.0, ahead)):
+                    break
+        writer.flush()
+        writer.close()

@@ -8,8 +8,9 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,8 @@ STATEMENTS = {
 }
 
 
-@dataclass(slots=True)
-class _Facts:
-    """What the closing table says."""
-
-    lines: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, what: str, figure: str) -> None:
-        self.lines.append((what, figure))
+_Facts = list[tuple[str, str]]
+"""What the closing table says: what, and the figure."""
 
 
 @dataclass(slots=True)
@@ -99,7 +94,7 @@ def run(keep: bool = False, flights: int = ALL_FLIGHTS) -> int:
 
 
 def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack) -> bool:
-    facts = _Facts()
+    facts: _Facts = []
     began = time.monotonic()
     admin = Admin(cluster.coordinator_url)
     client = stack.enter_context(Client(cluster.node_urls[0]))
@@ -116,7 +111,7 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
             cluster.bootstrap, TOPIC, source.scheduled(rows), lambda n: bar.update(task, completed=n)
         )
         took = time.monotonic() - took
-    facts.add("flights written as scheduled", f"{sent:,} in {took:.1f} s")
+    facts.append(("flights written as scheduled", f"{sent:,} in {took:.1f} s"))
 
     console.print(
         "\n[bold]2. The year goes by[/bold]: flights depart, arrive or are cancelled, in time-lapse"
@@ -136,11 +131,11 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     build = _build(console, admin, lapse, len(changes))
     took = time.monotonic() - took
     at_ready = lapse.sent
-    facts.add(
-        "build of three indexes", f"{build['documents_done']:,} documents read, READY after {took:.1f} s"
-    )
-    facts.add("verified before READY", _verified(console, admin, build))
-    facts.add("updates written meanwhile", f"{at_ready:,}")
+    facts += [
+        ("build of three indexes", f"{build['documents_done']:,} documents read, READY after {took:.1f} s"),
+        ("verified before READY", _verified(console, admin, build)),
+        ("updates written meanwhile", f"{at_ready:,}"),
+    ]
 
     console.print("\n[bold]4. Questions while updates flow[/bold]")
     _ask(console, client, lapse)
@@ -154,14 +149,14 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
             time.sleep(0.1)
         bar.update(task, completed=lapse.sent, description="31 December")
     lapse.join()
-    facts.add("departures, arrivals, cancellations", f"{lapse.sent:,}")
+    facts.append(("departures, arrivals, cancellations", f"{lapse.sent:,}"))
     ends = _ends(cluster.bootstrap)
     at_least = {str(partition): offset for partition, offset in ends.items()}
     caught = time.monotonic()
     for name in STATEMENTS:
         client.page(name, limit=1, at_least=at_least, timeout_ms=60_000)
     waited_ms = (time.monotonic() - caught) * 1000
-    facts.add("after the last update, until scans of all three include it", f"{waited_ms:,.0f} ms")
+    facts.append(("after the last update, until scans of all three include it", f"{waited_ms:,.0f} ms"))
     late = [_take(client, name, at_least=at_least) for name in STATEMENTS]
     _ask(console, client, lapse)
 
@@ -170,8 +165,10 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     )
     good = _prove(console, cluster.bootstrap, early, late, facts)
     skipped = sum(int(index.get("skipped") or 0) for index in admin.call("GET", "/v1/indexes"))
-    facts.add("documents in the skip ledgers", str(skipped))
-    facts.add("whole demo, after the set-up", f"{time.monotonic() - began:.0f} s")
+    facts += [
+        ("documents in the skip ledgers", str(skipped)),
+        ("whole demo, after the set-up", f"{time.monotonic() - began:.0f} s"),
+    ]
     console.print()
     _closing_table(console, facts, admin)
     console.print(
@@ -243,32 +240,41 @@ def _ask(console: Console, client: Client, lapse: TimeLapse) -> None:
     arrivals = list(
         client.scan("arrivals", low=["ORD", "2013-01-05T00:00"], high=["ORD", "2013-01-05T23:59"], limit=10)
     )
-    lines = Table(title="the ten latest arrivals into O'Hare on 5 January", title_justify="left")
-    for name in ("landed", "flight", "from", "minutes late"):
-        lines.add_column(name)
-    for row in arrivals:
-        late = row.include.get("arrival_delay")
-        lines.add_row(
-            str(row.key[1])[11:],
-            row.include["flight"],
-            row.include["origin"],
-            "-" if late is None else str(late),
-        )
-    console.print(lines)
-    delays = list(client.scan("long_delays", limit=5))
-    lines = Table(title="the five longest departure delays so far", title_justify="left")
-    for name in ("minutes", "flight", "to", "scheduled"):
-        lines.add_column(name)
-    for row in delays:
-        lines.add_row(
-            str(row.key[0]), row.include["flight"], row.include["destination"], row.include["scheduled"]
-        )
-    console.print(lines)
+    _table(
+        console,
+        "the ten latest arrivals into O'Hare on 5 January",
+        ("landed", "flight", "from", "minutes late"),
+        (
+            (str(row.key[1])[11:], row.include["flight"], row.include["origin"], _late(row.include))
+            for row in arrivals
+        ),
+    )
+    _table(
+        console,
+        "the five longest departure delays so far",
+        ("minutes", "flight", "to", "scheduled"),
+        (
+            (str(row.key[0]), *(row.include[name] for name in ("flight", "destination", "scheduled")))
+            for row in client.scan("long_delays", limit=5)
+        ),
+    )
     for status in ("arrived", "cancelled", "scheduled"):
         counted = client.count("by_airport", equals=["JFK", status])
         console.print(
             f"  flights at JFK with status {status}: {counted.count:,} (snapshot {counted.snapshot})"
         )
+
+
+def _late(included: dict[str, Any]) -> str:
+    late = included.get("arrival_delay")
+    return "-" if late is None else str(late)
+
+
+def _table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _take(client: Client, index: str, **demands: Any) -> _Taken:
@@ -302,22 +308,18 @@ def _prove(console: Console, bootstrap: str, early: list[_Taken], late: list[_Ta
         )
         for line in wrong:
             console.print(f"    {line}", style="red", highlight=False)
-        facts.add(
-            f"{taken.index}, {moment}", f"{len(taken.rows):,} rows read in {taken.seconds:.1f} s, {verdict}"
-        )
+        figure = f"{len(taken.rows):,} rows read in {taken.seconds:.1f} s, {verdict}"
+        facts.append((f"{taken.index}, {moment}", figure))
         good = good and not wrong
     return good
 
 
 def _closing_table(console: Console, facts: _Facts, admin: Admin) -> None:
-    table = Table(title="What happened", title_justify="left")
-    table.add_column("what")
-    table.add_column("figure")
-    for what, figure in facts.lines:
-        table.add_row(what, figure)
-    for index in admin.call("GET", "/v1/indexes"):
-        table.add_row(
+    of_indexes = [
+        (
             f"index {index['name']}",
             f"{index['state']}, {index['entries']:,} entries, {index['slices']} slices",
         )
-    console.print(table)
+        for index in admin.call("GET", "/v1/indexes")
+    ]
+    _table(console, "What happened", ("what", "figure"), [*facts, *of_indexes])

@@ -14,7 +14,7 @@ from keytide.cli import jobs, lists
 from keytide.cli import rendering as looks
 from keytide.cli.admin import Admin, coordinator, rest
 from keytide.cli.calls import asks, listed, titled
-from keytide.cli.nodes import indexes
+from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
 from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
 from keytide.cli.plug_ins import CommandGroup
@@ -77,7 +77,8 @@ def _indexes(path: str, url: str | None, data_dir: Path, name: str = "") -> Any:
             return admin.call("GET", path)
     except RetryableError as silence:
         try:
-            known = indexes(url, data_dir)
+            with reader(None, url, data_dir) as client:
+                known = client.indexes()
         except KeytideError:
             raise silence from None
         err.print(

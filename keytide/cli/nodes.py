@@ -8,7 +8,7 @@ The first that says it can answer is asked first: one that is gone, or stands st
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from keytide.cli.admin import api_token, coordinator, tls_authority
 from keytide.cli.data_folder import running_state
 from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.timeouts import give_up_s, look_s
-from keytide.client import Client, IndexName
+from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.tls import trusted
 
@@ -106,13 +106,3 @@ def _ready(url: str) -> bool | None:
     except httpx.HTTPError:
         return False
     return found.is_success
-
-
-def indexes(url: str | None, data_dir: Path) -> Sequence[IndexName]:
-    """All indexes as a node knows them.
-
-    Raises:
-        KeytideError: no node answers.
-    """
-    with reader(None, url, data_dir) as client:
-        return client.indexes()

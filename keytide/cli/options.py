@@ -14,6 +14,11 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
     str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
 ]
+Tip = Annotated[bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")]
+AtLeast = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
+]
 DATA_DIR_VARIABLE: Final = "KEYTIDE_DATA_DIR"
 DataDir = Annotated[
     Path, typer.Option("--data-dir", envvar=DATA_DIR_VARIABLE, help="data folder of `keytide up`")

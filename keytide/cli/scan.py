@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, TypeChangedError
 from keytide.errors import CallerError
@@ -66,13 +66,8 @@ def scan(
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write rows there (ndjson, unless --form says)")
     ] = None,
-    tip: Annotated[
-        bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")
-    ] = False,
-    at_least: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
-    ] = None,
+    tip: Tip = False,
+    at_least: AtLeast = None,
     max_staleness: Annotated[
         int | None, typer.Option(min=0, metavar="MS", help="how old the snapshot may be")
     ] = None,

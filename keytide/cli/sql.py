@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from keytide.cli.admin import coordinator
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url
 from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
 from keytide.client import Client
 from keytide.errors import CallerError
@@ -40,13 +40,8 @@ def sql(
         int | None,
         typer.Option(min=0, help=f"rows of a SELECT at most ({DEFAULT_ROWS} in a table, all in JSON)"),
     ] = None,
-    tip: Annotated[
-        bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")
-    ] = False,
-    at_least: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
-    ] = None,
+    tip: Tip = False,
+    at_least: AtLeast = None,
     node: Annotated[str | None, typer.Option(help="scan endpoint for queries; any, without it")] = None,
     url: Url = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,

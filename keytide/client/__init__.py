@@ -36,7 +36,6 @@ from keytide.client.protocol.answers import (
     Row,
     SnapshotGoneError,
     TypeChangedError,
-    problem_error,
 )
 from keytide.client.protocol.calls import LONGEST_PAUSE_S
 from keytide.client.results import (
@@ -49,6 +48,7 @@ from keytide.client.results import (
     Scan,
     Tail,
 )
+from keytide.client.transports import problem_error
 from keytide.client.writes import UndeliveredError, Writes
 
 __all__ = [

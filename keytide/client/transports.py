@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from keytide.client.protocol.answers import MisuseError
+from keytide.client.protocol.answers import MisuseError, problem
 from keytide.client.protocol.calls import (
     ANSWER_S,
     Close,
@@ -22,6 +22,7 @@ from keytide.client.protocol.calls import (
     Step,
 )
 from keytide.client.protocol.flows import Core
+from keytide.errors import KeytideError
 from keytide.http.bearer import bearer
 from keytide.http.tls import trusted
 
@@ -212,6 +213,11 @@ def _failure(error: Exception, seconds: float | None = None) -> NoReply:
         waited = "" if seconds is None else f", {seconds:g} s"
         return NoReply(f"{type(error).__name__}{waited}", slow=True)
     return NoReply(str(error) or type(error).__name__)
+
+
+def problem_error(response: httpx.Response) -> KeytideError:
+    """The error in a response, for clients of other servers of Keytide."""
+    return problem(response.status_code, response.content, response.reason_phrase)
 
 
 def _closed() -> MisuseError:

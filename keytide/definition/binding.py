@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from keytide.collation import MISSING, Json, Value
 from keytide.definition import semantics
@@ -61,6 +61,8 @@ Evaluate = Callable[[Key, str, Included], Value]
 """(key parts, document id, included columns) -> value."""
 Test = Callable[[Key, str, Included], bool | None]
 """The same for a condition: true, false, or unknown."""
+
+ResultT = TypeVar("ResultT")
 
 _OPERATIONS: Final[dict[BinaryOperator, Callable[[Value, Value], Value]]] = {
     "+": semantics.add,
@@ -243,8 +245,7 @@ class Binding:
             case Negate(operand=operand):
                 return _applied(semantics.negate, self._value(operand))
             case Binary(operator=operator, left=left, right=right):
-                operation, first, second = _OPERATIONS[operator], self._value(left), self._value(right)
-                return lambda key, id, include: operation(first(key, id, include), second(key, id, include))
+                return _combined(_OPERATIONS[operator], self._value(left), self._value(right))
         raise NotHeldError(f"{render_expression(node)} is not held")  # `_check` has said so before
 
     # --- conditions -------------------------------------------------------------
@@ -262,32 +263,20 @@ class Binding:
             case In(operand=operand, choices=choices):
                 return self._in(operand, choices)
             case Like(operand=operand, pattern=pattern, escape=escape):
-                matches, value = semantics.LikePattern(pattern, escape), self._value(operand)
-                return lambda key, id, include: matches(value(key, id, include))
+                return _applied(semantics.LikePattern(pattern, escape), self._value(operand))
             case IsNull(operand=operand):
-                value = self._value(operand)
-                return lambda key, id, include: _is_null(value(key, id, include))
+                return _applied(_is_null, self._value(operand))
             case IsMissing(operand=operand):
-                value = self._value(operand)
-                return lambda key, id, include: value(key, id, include) is MISSING
+                return _applied(_is_missing, self._value(operand))
             case Truth(operand=operand):
-                value = self._value(operand)
-                return lambda key, id, include: _truth(value(key, id, include))
+                return _applied(_truth, self._value(operand))
 
     def _comparison(self, operator: ComparisonOperator, left: Expression, right: Expression) -> Test:
         if operator in (">", ">="):
             operator, left, right = FLIPPED[operator], right, left
-        first, second = self._value(left), self._value(right)
-        if operator == "<":
-            return lambda key, id, include: semantics.less(first(key, id, include), second(key, id, include))
-        if operator == "<=":
-            return lambda key, id, include: semantics.less_or_equal(
-                first(key, id, include), second(key, id, include)
-            )
-        equal: Test = lambda key, id, include: semantics.equal(  # noqa: E731 - one of a row of them
-            first(key, id, include), second(key, id, include)
-        )
-        return equal if operator == "=" else _negated(equal)
+        compare = {"<": semantics.less, "<=": semantics.less_or_equal}.get(operator, semantics.equal)
+        test = _combined(compare, self._value(left), self._value(right))
+        return _negated(test) if operator == "<>" else test
 
     def _in(self, operand: Expression, choices: tuple[Expression, ...]) -> Test:
         constants = semantics.Constants.of(c.value for c in choices if isinstance(c, Literal))
@@ -329,8 +318,16 @@ def _step(value: Evaluate, step: str | int) -> Evaluate:
     return element if isinstance(step, int) else member
 
 
-def _applied(function: Callable[[Value], Value], argument: Evaluate) -> Evaluate:
+def _applied(
+    function: Callable[[Value], ResultT], argument: Evaluate
+) -> Callable[[Key, str, Included], ResultT]:
     return lambda key, id, include: function(argument(key, id, include))
+
+
+def _combined(
+    function: Callable[[Value, Value], ResultT], first: Evaluate, second: Evaluate
+) -> Callable[[Key, str, Included], ResultT]:
+    return lambda key, id, include: function(first(key, id, include), second(key, id, include))
 
 
 def _coalesce(arguments: tuple[Evaluate, ...]) -> Evaluate:
@@ -384,6 +381,10 @@ def _negated(inner: Test) -> Test:
 
 def _is_null(value: Value) -> bool | None:
     return None if value is MISSING else value is None
+
+
+def _is_missing(value: Value) -> bool:
+    return value is MISSING
 
 
 def _truth(value: Value) -> bool | None:

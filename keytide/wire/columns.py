@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from msgspec.structs import replace
 
 from keytide.errors import invariant
-from keytide.wire.messages import Heard, Puts, Segment, Skip
+from keytide.wire.messages import Heard, Puts, Segment
 
 Array: TypeAlias = npt.NDArray[Any]
 U32_END = 2**32
@@ -207,32 +208,25 @@ def cut_segment(segment: Segment, offset: int) -> tuple[Segment, Segment]:
     count = segment.heard.count if segment.heard else 0
     lower_skips = [skip for skip in segment.skips if skip.offset < offset]
     upper_skips = [
-        Skip(
-            skip.ordinal - middle if skip.ordinal >= 0 else -1, skip.offset, skip.id, skip.reason, skip.detail
-        )
+        replace(skip, ordinal=skip.ordinal - middle if skip.ordinal >= 0 else -1)
         for skip in segment.skips
         if skip.offset >= offset
     ]
     heard, puts = segment.heard, segment.puts
-    lower = Segment(
-        segment.partition,
-        segment.epoch,
-        segment.start,
-        offset,
-        _part_of_heard(heard, 0, middle, 0),
-        _part_of_puts(puts, 0, entries, 0),
-        lower_skips,
-        segment.below,
+    lower = replace(
+        segment,
+        end=offset,
+        heard=_part_of_heard(heard, 0, middle, 0),
+        puts=_part_of_puts(puts, 0, entries, 0),
+        skips=lower_skips,
     )
-    upper = Segment(
-        segment.partition,
-        segment.epoch,
-        offset,
-        segment.end,
-        _part_of_heard(heard, middle, count, offset - segment.start),
-        _part_of_puts(puts, entries, puts.count if puts else 0, middle),
-        upper_skips,
-        segment.epoch,
+    upper = replace(
+        segment,
+        start=offset,
+        heard=_part_of_heard(heard, middle, count, offset - segment.start),
+        puts=_part_of_puts(puts, entries, puts.count if puts else 0, middle),
+        skips=upper_skips,
+        below=segment.epoch,
     )
     return lower, upper
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -202,24 +202,6 @@ _FAMILIES: dict[tuple[int, str], type[KeytideError]] = {
     (kind.status, kind.problem_type): kind
     for kind in (HistoryChangedError, SnapshotGoneError, TypeChangedError)
 }
-
-
-class Response(Protocol):
-    """What is looked at of an HTTP response (httpx's is one)."""
-
-    @property
-    def status_code(self) -> int: ...
-
-    @property
-    def content(self) -> bytes: ...
-
-    @property
-    def reason_phrase(self) -> str: ...
-
-
-def problem_error(response: Response) -> KeytideError:
-    """The error in a response, for clients of other servers of Keytide."""
-    return problem(response.status_code, response.content, response.reason_phrase)
 
 
 def problem(status: int, body: bytes, reason: str = "") -> KeytideError:

@@ -13,7 +13,7 @@ last message of a stream that a node could not finish is a batch without rows, w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from keytide.client.protocol.answers import MisuseError
@@ -115,12 +115,6 @@ def _body_length(header: memoryview) -> int:
         return 0
     at = int.from_bytes(header[fields + slot : fields + slot + 2], "little")
     return int.from_bytes(header[root + at : root + at + 8], "little") if at else 0
-
-
-def table_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_batches(batches, schema)
 
 
 def frame_of(table: pa.Table) -> pd.DataFrame:

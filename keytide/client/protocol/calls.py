@@ -116,7 +116,7 @@ Flow = Generator[Step, Outcome, ResultT]
 
 
 class NodeAddresses:
-    """The nodes' addresses, and which of them is asked first. For several threads.
+    """The nodes' addresses, and which of them is asked first (`first`). For several threads.
 
     Raises:
         CallerError: no address, or something that is none.
@@ -135,15 +135,7 @@ class NodeAddresses:
             if not good:
                 raise CallerError(f"{url!r} is not the address of an indexer node", next_step=_EXAMPLE)
         self.urls: Final = [url.rstrip("/") for url in listed]
-        self._first = 0
-
-    @property
-    def first(self) -> int:
-        return self._first
-
-    def keep(self, at: int) -> None:
-        """Ask this one first from now on."""
-        self._first = at
+        self.first = 0
 
 
 _EXAMPLE: Final = "give one like http://127.0.0.1:8093 (`keytide node list` shows them)"
@@ -184,7 +176,7 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
             reply = yield replace(call, url=url + call.url)
             if isinstance(reply, HttpReply):
                 if reply.status in (200, 204):
-                    nodes.keep(at)
+                    nodes.first = at
                     return replace(reply, url=url)
                 error = problem(reply.status, reply.content, reply.reason)
                 again = reply.headers.get("retry-after")

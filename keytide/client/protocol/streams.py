@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from keytide.client.protocol.answers import MisuseError, TypeChangedError, not_a_node, problem_of
-from keytide.client.protocol.arrow import ArrowParts, table_of
+from keytide.client.protocol.arrow import ArrowParts
 from keytide.client.protocol.calls import Close, Flow, HttpReply, NoReply, Read, ask
 from keytide.client.protocol.flows import Core
 from keytide.client.protocol.options import ColumnType
@@ -174,6 +174,8 @@ def table(core: Core, state: ScanState, more: Mapping[str, Any]) -> Flow[pa.Tabl
 
 def _whole(core: Core, state: ScanState, more: Mapping[str, Any]) -> Flow[pa.Table]:
     """The same, from the snapshot that the request names."""
+    import pyarrow as pa
+
     types: dict[str, Any] = dict(more.get("types") or {})
     broken = 0
     while True:
@@ -186,7 +188,7 @@ def _whole(core: Core, state: ScanState, more: Mapping[str, Any]) -> Flow[pa.Tab
                 yield from fill(core, state, options)
                 batches += state.ready
                 state.ready.clear()
-            found = table_of((yield from schema(core, state, options)), batches)
+            found = pa.Table.from_batches(batches, (yield from schema(core, state, options)))
             return found if state.left is None else found.slice(0, max(state.left, 0))
         except TypeChangedError as error:
             column = error.extra.get("column")
