@@ -16,7 +16,7 @@ import sys
 
 import indexer.serve.service
 from indexer.__main__ import main
-from indexer.hosting.node import Node
+from indexer.hosting.node import ServingNode
 from keytide.errors import InvariantViolationError
 from tests.unit.scan_world import World
 
@@ -37,8 +37,8 @@ def published(self, index):
 
 
 catalog = World("CREATE INDEX by_city ON users (city) WITH (slices=1)", node_count=1).catalog
-Node.catalog = lambda self: catalog
-Node.published = published
+ServingNode.catalog = lambda self: catalog
+ServingNode.published = published
 indexer.serve.service.Ingest = Idle
 sys.exit(main())
 '''

@@ -133,9 +133,9 @@ def test_it_dies_with_its_parent(tmp_path: Path, sent: signal.Signals) -> None:
     parent_code = f"""
         import sys, time
         from pathlib import Path
-        from deploy.process import Child
+        from deploy.process import ChildProcess
         log = Path({str(tmp_path / "child.log")!r})
-        child = Child("child", [sys.executable, "-c", {SLEEPER!r}], log=log).start()
+        child = ChildProcess("child", [sys.executable, "-c", {SLEEPER!r}], log=log).start()
         print(child.pid, flush=True)
         time.sleep(600)
         """
