@@ -119,6 +119,7 @@ class Pipeline:
         limits: sizes of messages.
 
     Attributes:
+        sender: as given.
         documents: keyspace to documents projected since the start.
         outcomes: index id to reason to number of documents skipped or left out since the start; a resend
             counts again.
@@ -129,7 +130,7 @@ class Pipeline:
         self.documents: Counter[str] = Counter()
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.suspended: set[str] = set()
-        self._sender = sender
+        self.sender = sender
         self._limits = limits
         self._parts = 0
         self._plans: dict[tuple[str, ...], KeyspacePlan] = {}
@@ -183,7 +184,7 @@ class Pipeline:
             for index, slices in by_index.items():
                 for number, parts in enumerate(slices):
                     message = SegmentBatch(
-                        index, number, self._sender, record.topic_id, record.incarnation, version, parts, now
+                        index, number, self.sender, record.topic_id, record.incarnation, version, parts, now
                     )
                     messages += self._encode(message)
         return messages
@@ -244,6 +245,6 @@ class Pipeline:
             )
             data = encode(piece)
             self._parts += 1
-            for value in split(data, self._limits.part, self._sender, self._parts):
+            for value in split(data, self._limits.part, self.sender, self._parts):
                 found.append(Outgoing(message.index, message.slice, value))
         return found

@@ -12,20 +12,19 @@ back, so the answer of a leader older than one that was heard of is no answer.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
 from keytide.catalog.catalog import Catalog
 from keytide.kafka.admin import KafkaUnavailableError
-from keytide.kafka.history import LogHistory, log_history, partings
+from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Place
 from keytide.process.sync_points import reach
-from keytide.settings.settings import Settings
 from projector.progress.commits import Beginning, Committed, beginning, check, first_place, take_over
 from projector.progress.events import Event, Key, Refused
 from projector.progress.tracker import Tracker
+from projector.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class LookUps:
     """Asks, and tells the tracker.
 
     Args:
-        settings: where Kafka is.
+        transport: asks for the past of a topic.
         tracker: whose partitions they are.
         catalog: the catalog as it is now.
         committed: asks for the group's commits.
@@ -54,7 +53,7 @@ class LookUps:
 
     def __init__(
         self,
-        settings: Settings,
+        transport: Transport,
         tracker: Tracker,
         *,
         catalog: Callable[[], Catalog],
@@ -63,7 +62,7 @@ class LookUps:
         clock: Callable[[], float],
     ) -> None:
         self.lows: dict[Key, int] = {}
-        self._settings = settings
+        self._transport = transport
         self._tracker = tracker
         self._catalog, self._committed, self._handle, self._clock = catalog, committed, handle, clock
         self._to_take: set[Key] = set()
@@ -110,6 +109,21 @@ class LookUps:
             except (KafkaException, KafkaUnavailableError, OSError) as error:
                 log.warning("where to read cannot be looked up now: %s", error)
 
+    def _judge(self, topic: str, places: Mapping[int, Place]) -> tuple[LogHistory, dict[int, Place]]:
+        """The history of some partitions of a topic, and which of the places are not on it, with where they
+        part.
+
+        Args:
+            places: a place of offset 0 is always on the log.
+
+        Raises:
+            KafkaUnavailableError: no answer.
+        """
+        ask, deadline = self._transport, self._clock() + JUDGE_TIMEOUT_S
+        epochs = {partition: place.epoch if place.offset else _NEWEST for partition, place in places.items()}
+        history = ask.log_history(topic, JUDGE_TIMEOUT_S, down_to=epochs, partitions=places)
+        return history, ask.partings(topic, history, places, deadline - self._clock())
+
     # --- taking over
 
     def _take_over(self) -> None:
@@ -120,7 +134,7 @@ class LookUps:
         for topic, partitions in by_topic(keys).items():
             begins = {p: beginning(Key(topic, p), commits[Key(topic, p)], catalog) for p in partitions}
             places = {p: begin.place or Place(0) for p, begin in begins.items()}
-            history, parted = judge(self._settings, topic, places)
+            history, parted = self._judge(topic, places)
             for p, begin in begins.items():
                 same_topic = begin.topic_id in ("", history.topic_id)
                 if not (same_topic and history.stale(p, places[p].epoch)):
@@ -161,7 +175,7 @@ class LookUps:
         for topic, partitions in by_topic(states).items():
             some = {p: states[Key(topic, p)] for p in partitions}
             places = {p: state.place for p, state in some.items()}
-            history, parted = judge(self._settings, topic, places)
+            history, parted = self._judge(topic, places)
             for p, state in some.items():
                 heard_of = max(state.position_epoch, state.doubted_epoch, state.checked_epoch)
                 if not history.topic_id or history.stale(p, heard_of):
@@ -182,7 +196,7 @@ class LookUps:
 
     def _locate(self) -> None:
         for topic, partitions in by_topic(sorted(self._to_locate)).items():
-            history = log_history(self._settings, topic, LOOKUP_TIMEOUT_S, partitions=partitions)
+            history = self._transport.log_history(topic, LOOKUP_TIMEOUT_S, partitions=partitions)
             for p in partitions:
                 key = Key(topic, p)
                 self._to_locate.discard(key)  # (the tracker asks again)
@@ -200,18 +214,3 @@ def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
     for key in keys:
         found.setdefault(key.keyspace, []).append(key.partition)
     return found
-
-
-def judge(settings: Settings, topic: str, places: Mapping[int, Place]) -> tuple[LogHistory, dict[int, Place]]:
-    """The history of some partitions of a topic, and which of the places are not on it, with where they part.
-
-    Args:
-        places: a place of offset 0 is always on the log.
-
-    Raises:
-        KafkaUnavailableError: no answer.
-    """
-    deadline = time.monotonic() + JUDGE_TIMEOUT_S
-    epochs = {partition: place.epoch if place.offset else _NEWEST for partition, place in places.items()}
-    history = log_history(settings, topic, JUDGE_TIMEOUT_S, down_to=epochs, partitions=places)
-    return history, partings(settings, topic, history, places, deadline - time.monotonic())

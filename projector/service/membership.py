@@ -42,6 +42,7 @@ from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service.lookups import LOOKUP_TIMEOUT_S, LookUps
 from projector.service.source import GroupConsumer
+from projector.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Membership:
 
     Args:
         settings: all of them.
+        transport: makes the consumer, and asks for the past of topics.
         catalog: the catalog as it is now.
         wait: lets the producer's callbacks run, waiting at most so many seconds for the first.
         clock: seconds, monotonic.
@@ -83,6 +85,7 @@ class Membership:
     def __init__(
         self,
         settings: Settings,
+        transport: Transport,
         *,
         catalog: Callable[[], Catalog],
         wait: Callable[[float], None],
@@ -90,14 +93,14 @@ class Membership:
         rewound: Callable[[int], None],
     ) -> None:
         self.tracker = Tracker()
-        self._settings = settings
+        self._settings, self._transport = settings, transport
         self._catalog, self._wait, self._clock, self._rewound = catalog, wait, clock, rewound
         self._activations: list[Commit] = []
         self._commits: list[Commit] = []
         self._announcements: list[Key] = []
         self._views: dict[str, KeyspaceChanged] = {}
         self.look_ups = LookUps(
-            settings,
+            transport,
             self.tracker,
             catalog=catalog,
             committed=lambda keys: self.source.committed(keys, LOOKUP_TIMEOUT_S),
@@ -109,6 +112,8 @@ class Membership:
     def _join(self) -> GroupConsumer:
         return GroupConsumer(
             self._settings,
+            self._transport,
+            clock=self._clock,
             assigned=self._assigned,
             revoked=self._given_back,
             lost=self._forget,

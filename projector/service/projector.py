@@ -29,8 +29,7 @@ from threading import Event as Flag
 from confluent_kafka import KafkaException
 
 from keytide.catalog.catalog import IndexRecord
-from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import CatalogReader, KafkaUnavailableError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.settings.settings import Settings
@@ -41,6 +40,7 @@ from projector.service import reports as report
 from projector.service.membership import Membership
 from projector.service.record_columns import RecordColumns
 from projector.service.sender import QueueSender
+from projector.transport import KafkaTransport, Transport
 
 log = logging.getLogger(__name__)
 
@@ -55,27 +55,46 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 """Waits after a reset: doubled until something is delivered."""
 
 
+def projector(settings: Settings) -> Projector:
+    """The projector of this process."""
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    limits = MessageLimits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
+    return Projector(settings, KafkaTransport(settings), Pipeline(name, limits))
+
+
 class Projector:
     """One projector process.
 
+    A process calls `run`; whoever has another clock and transport calls what that consists of: `start`, then
+    `turn` again and again, then `close`.
+
     Args:
         settings: all of them.
+        transport: the way to Kafka.
+        pipeline: makes the messages, under this projector's name.
         clock: seconds, monotonic.
+        now_ms: milliseconds since the epoch.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    def __init__(
+        self,
+        settings: Settings,
+        transport: Transport,
+        pipeline: Pipeline,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = now_ms,
+    ) -> None:
         self._limits = settings.projector
-        self._clock = clock
-        self._catalog = CatalogReader(settings)
-        self._identity = KafkaIdentity(settings)
-        self._pipeline = Pipeline(
-            self.name, MessageLimits(settings.topics.segment_target_bytes, settings.topics.part_bytes)
-        )
-        self._sender = QueueSender(settings, self._delivered, clock)
-        self._reporter = report.ProjectorReporter(settings, self.name, clock)
+        self._clock, self._now_ms = clock, now_ms
+        self._catalog = transport.catalog()
+        self._identity = transport.identity()
+        self._pipeline = pipeline
+        self._sender = QueueSender(settings, transport, self._delivered, clock)
+        self._reporter = report.ProjectorReporter(settings, transport, pipeline.sender, clock, now_ms)
         self._members = Membership(
             settings,
+            transport,
             catalog=lambda: self._catalog.catalog,
             wait=self._sender.poll,
             clock=clock,
@@ -105,17 +124,18 @@ class Projector:
             KafkaException: the consumer failed for good.
             WrongKafkaError: another Kafka answers than before.
         """
-        if not self._start(stop):
+        if not self.start(stop):
             return
         ready()
-        log.info("projector %s runs", self.name)
+        log.info("projector %s runs", self._pipeline.sender)
         try:
             while not stop.is_set():
-                self._turn()
+                self.turn()
         finally:
-            self._close()
+            self.close()
 
-    def _start(self, stop: Flag) -> bool:
+    def start(self, stop: Flag) -> bool:
+        """Read the catalog and join the group; False when `stop` was set before that was done."""
         while not stop.is_set():
             try:
                 self._identity.look()
@@ -129,8 +149,9 @@ class Projector:
             return True
         return False
 
-    def _close(self) -> None:
-        log.info("projector %s leaves the group", self.name)
+    def close(self) -> None:
+        """Leave the group in order."""
+        log.info("projector %s leaves the group", self._pipeline.sender)
         keyspaces = sorted({key.keyspace for key in self._tracker.partitions})
         self._members.source.close()  # waits for what is in flight, commits, and gives the partitions back
         log.info("left; %d documents of %s", sum(self._pipeline.documents.values()), ", ".join(keyspaces))
@@ -138,7 +159,8 @@ class Projector:
         self._catalog.close()
         self._identity.close()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Do what is due by time, then read and send once, or wait for acknowledgements a moment."""
         self._identity.check()
         now = self._clock()
         self._sender.poll(0)
@@ -285,7 +307,7 @@ class Projector:
             self._quiet.discard(key)
         messages: list[Outgoing] = []
         for keyspace, by_version in work.items():
-            messages += self._pipeline.emit(catalog, keyspace, by_version, now_ms())
+            messages += self._pipeline.emit(catalog, keyspace, by_version, self._now_ms())
         self._poll += 1
         self._members.handle(Polled(self._poll, len(messages), reached))
         reach("projector-projected")

@@ -17,9 +17,7 @@ from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
 from keytide.catalog.catalog import Catalog
-from keytide.kafka.topics import producer
 from keytide.model.topics import Topics
-from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
 from keytide.wire.messages import Activated, HistoryLost, PartitionProgress, Progress, encode
 from projector.core.pipeline import Pipeline
@@ -28,6 +26,7 @@ from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service.membership import Membership
 from projector.service.source import GroupConsumer
+from projector.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +47,29 @@ class ProjectorReporter:
     """Sends reports and keeps the metrics.
 
     Args:
-        settings: where Kafka is.
+        settings: which cluster's topics.
+        transport: makes the producer.
         projector: this projector's name, unique per process start.
         clock: seconds, monotonic.
+        now_ms: milliseconds since the epoch.
 
     Attributes:
         alive_at: when Kafka last took a report.
     """
 
-    def __init__(self, settings: Settings, projector: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        transport: Transport,
+        projector: str,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+    ) -> None:
         self.alive_at = 0.0
         self._projector = projector
-        self._clock = clock
+        self._clock, self._now_ms = clock, now_ms
         self._topic = Topics(settings.cluster).reports
-        self._producer = producer(settings, queue_buffering_max_messages=10_000)
+        self._producer = transport.producer(queue_buffering_max_messages=10_000)
         self._ends: dict[Key, int] = {}
         """Ends that were met and not passed since."""
         self._fresh_at: dict[Key, int] = {}
@@ -144,7 +152,7 @@ class ProjectorReporter:
         key = state.key
         end = max(self._ends.get(key, state.position), source.high_watermark(key))
         if state.acked >= end and state.phase == "RUNNING":
-            self._fresh_at[key] = now_ms()
+            self._fresh_at[key] = self._now_ms()
         fresh_at = self._fresh_at.get(key, 0)
         return PartitionProgress(
             key.partition, state.acked, state.acked_epoch, end, fresh_at, state.version, state.acked_tail

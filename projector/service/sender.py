@@ -26,9 +26,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from keytide.kafka.topics import producer
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
+from projector.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class QueueSender:
     """Sends to the mutation queues of all indexes.
 
     Args:
-        settings: where Kafka is, and the limits.
+        settings: the limits.
+        transport: makes the producer.
         done: called with (poll, index, messages, error) when messages are in their queue (error None), or
             never will be.
         clock: seconds, monotonic.
@@ -66,10 +67,12 @@ class QueueSender:
     def __init__(
         self,
         settings: Settings,
+        transport: Transport,
         done: Callable[[int, int, str | None], None],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
+        self._transport = transport
         self._topics = Topics(settings.cluster)
         self._done = done
         self._clock = clock
@@ -86,8 +89,7 @@ class QueueSender:
         self._open()
 
     def _open(self) -> None:
-        self._producer = producer(
-            self._settings,
+        self._producer = self._transport.producer(
             compression_type=COMPRESSION,
             queue_buffering_max_messages=100_000,
             queue_buffering_max_kbytes=2 * IN_FLIGHT_BYTES // 1024,

@@ -15,19 +15,17 @@ outside of librdkafka's callbacks, where it can be tried again.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 
-import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
-from keytide.kafka.clients import Consumer
-from keytide.kafka.topics import consumer, error_code
+from keytide.kafka.admin import error_code
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from projector.progress.commits import Committed
 from projector.progress.events import Key
 from projector.service.record_columns import RecordColumns, group
+from projector.transport import GroupConsumer, Transport
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,9 @@ class GroupConsumer:
     """A member of the projectors' group.
 
     Args:
-        settings: where Kafka is, and the limits.
+        settings: the limits.
+        transport: makes the consumer.
+        clock: seconds, monotonic.
         assigned, revoked, lost: called from within `read` with the partitions; `revoked` may still commit.
         committed: called from within `read` when an asynchronous commit is answered: (key, offset, epoch,
             metadata, error).
@@ -59,13 +59,16 @@ class GroupConsumer:
     def __init__(
         self,
         settings: Settings,
+        transport: Transport,
         *,
+        clock: Callable[[], float],
         assigned: Callable[[list[Key]], None],
         revoked: Callable[[list[Key]], None],
         lost: Callable[[list[Key]], None],
         committed: Callable[[Key, int, int, str, KafkaError | None], None],
     ) -> None:
         self._assigned, self._revoked, self._lost, self._committed = assigned, revoked, lost, committed
+        self._clock = clock
         self._reading: set[Key] = set()
         self._seeks: dict[Key, int] = {}
         self._given_up: set[Key] = set()
@@ -74,9 +77,8 @@ class GroupConsumer:
         self._affordable = 1_000
         """Documents of the size of the last ones that BATCH_BYTES holds."""
         self._topics: list[str] = []
-        self._consumer: Consumer = consumer(
-            settings,
-            group=Topics(settings.cluster).projector_group,
+        self._consumer = transport.consumer(
+            Topics(settings.cluster).projector_group,
             partition_assignment_strategy="cooperative-sticky",
             session_timeout_ms=settings.projector.session_timeout_ms,
             heartbeat_interval_ms=max(200, settings.projector.session_timeout_ms // 10),
@@ -103,7 +105,7 @@ class GroupConsumer:
         else:
             self._consumer.unsubscribe()
 
-    def _on_assign(self, group: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
+    def _on_assign(self, group: GroupConsumer, places: list[TopicPartition]) -> None:
         """Take the partitions without reading them: where to begin is looked up after the call."""
         at = [TopicPartition(place.topic, place.partition, OFFSET_BEGINNING) for place in places]
         group.incremental_assign(at)
@@ -111,7 +113,7 @@ class GroupConsumer:
             group.pause(at)
             self._assigned([Key(place.topic, place.partition) for place in places])
 
-    def _on_revoke(self, group: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
+    def _on_revoke(self, group: GroupConsumer, places: list[TopicPartition]) -> None:
         keys = [Key(place.topic, place.partition) for place in places]
         self._forget(keys)
         try:
@@ -121,7 +123,7 @@ class GroupConsumer:
             self._given_up.difference_update(keys)
             group.incremental_unassign(places)
 
-    def _on_lost(self, group: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
+    def _on_lost(self, group: GroupConsumer, places: list[TopicPartition]) -> None:
         keys = [Key(place.topic, place.partition) for place in places]
         self._forget(keys)
         self._given_up.difference_update(keys)
@@ -139,13 +141,13 @@ class GroupConsumer:
         """Read the partition from `offset` on."""
         self._reading.discard(key)
         if not self._seeks:
-            self._seeking_since = time.monotonic()
+            self._seeking_since = self._clock()
         self._seeks[key] = offset
 
     @property
     def seeking_for(self) -> float:
         """Seconds for which some partition could not be brought to its place."""
-        return time.monotonic() - self._seeking_since if self._seeks else 0.0
+        return self._clock() - self._seeking_since if self._seeks else 0.0
 
     def pause(self, key: Key) -> None:
         """Stop reading the partition."""
@@ -179,8 +181,8 @@ class GroupConsumer:
 
         Args:
             timeout: longest wait for the first record, seconds.
-            fill_until: monotonic time until when it waits for the batch to fill; it never waits for a record
-                past it, but takes what is there.
+            fill_until: time of the clock until when it waits for the batch to fill; it never waits for a
+                record past it, but takes what is there.
 
         Raises:
             KafkaException: an error of the consumer itself (not of one partition) that does not pass.
@@ -190,7 +192,7 @@ class GroupConsumer:
         messages = self._consumer.consume(1, min(timeout, 0.01) if self._seeks else timeout)
         if messages:
             more = min(limit, self._affordable) - 1
-            messages += self._consumer.consume(more, max(0.0, fill_until - time.monotonic()))
+            messages += self._consumer.consume(more, max(0.0, fill_until - self._clock()))
             self._affordable = max(10, BATCH_BYTES * len(messages) // (1 + sum(map(len, messages))))
         harvest = RecordColumns({}, {}, {})
         if any(map(Message.error, messages)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import HistoryLost
 from projector.progress.events import Key
 from projector.service.source import GroupConsumer
+from projector.transport import KafkaTransport
 from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 
@@ -56,6 +58,8 @@ def epoch_below(settings: Settings, topic: str, start: int, end: int) -> int:
     key, given = Key(topic, 0), list[Key]()
     source = GroupConsumer(
         settings,
+        KafkaTransport(settings),
+        clock=time.monotonic,
         assigned=given.extend,
         revoked=lambda _: None,
         lost=lambda _: None,

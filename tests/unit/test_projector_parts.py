@@ -22,6 +22,7 @@ from keytide.catalog.catalog import (
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp
+from keytide.process.clock import now_ms
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, decode
 from projector.core.pipeline import Columns, MessageLimits, Pipeline, batches_of, reached_by
@@ -41,6 +42,7 @@ from projector.service import reports as report
 from projector.service.membership import Membership
 from projector.service.sender import QueueSender
 from projector.service.source import GroupConsumer
+from projector.transport import KafkaTransport
 
 KEY = Key("orders", 1)
 
@@ -354,7 +356,8 @@ class TestSender:
         told: list[tuple[int, int, str | None]] = []
         now = [100.0]
         settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-        return QueueSender(settings, lambda *news: told.append(news), lambda: now[0]), told, now
+        transport = KafkaTransport(settings)
+        return QueueSender(settings, transport, lambda *news: told.append(news), lambda: now[0]), told, now
 
     def test_dropping_an_index_acknowledges_its_messages_and_no_others(self) -> None:
         sender, told, _ = self.sender()
@@ -430,13 +433,14 @@ class _Marks:
         return 9
 
 
-def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Else a scan with `max_staleness_ms` would be answered from the timestamp that was gone back to.
+def reporter_without_kafka() -> report.ProjectorReporter:
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-    monkeypatch.setattr(report, "producer", lambda *_, **__: None)
-    reporter, marks = report.ProjectorReporter(settings, "p1", lambda: 0.0), cast(GroupConsumer, _Marks())
+    return report.ProjectorReporter(settings, KafkaTransport(settings), "p1", lambda: 0.0, now_ms)
+
+
+def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it() -> None:
+    # Else a scan with `max_staleness_ms` would be answered from the timestamp that was gone back to.
+    reporter, marks = reporter_without_kafka(), cast(GroupConsumer, _Marks())
     before = PartitionState(KEY, "RUNNING", 1, 9, 9, 9)
     reporter._forget({KEY: before})
     reporter.met_end(KEY, 9)
@@ -448,11 +452,9 @@ def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it(
     assert reporter._line(after, marks).fresh_at > 0
 
 
-def test_records_behind_an_open_transaction_are_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_behind_an_open_transaction_are_lag() -> None:
     """The end that a reader of committed records meets is not the end: acknowledged records lie behind it."""
-    settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-    monkeypatch.setattr(report, "producer", lambda *_, **__: None)
-    reporter, marks = report.ProjectorReporter(settings, "p1", lambda: 0.0), cast(GroupConsumer, _Marks())
+    reporter, marks = reporter_without_kafka(), cast(GroupConsumer, _Marks())
     state = PartitionState(KEY, "RUNNING", 1, 7, 7, 7)
     reporter._forget({KEY: state})
     reporter.met_end(KEY, 7)
@@ -492,22 +494,23 @@ class TestMembership:
         source = _Source(commits)
         monkeypatch.setattr(Membership, "_join", lambda _: source)
         self.history = LogHistory()
-        monkeypatch.setattr("projector.service.lookups.judge", self.judge)
-        monkeypatch.setattr("projector.service.lookups.log_history", lambda *_, **__: self.history)
+        settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
+        transport = KafkaTransport(settings)
+        monkeypatch.setattr(transport, "log_history", lambda *_, **__: self.history)
+        monkeypatch.setattr(transport, "partings", self.partings)
         self.now = 0.0
         self.catalog = catalog(index(state="READY"), version=1)
         return Membership(
-            load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0}),
+            settings,
+            transport,
             catalog=lambda: self.catalog,
             wait=lambda _: None,
             clock=lambda: self.now,
             rewound=lambda _: None,
         )
 
-    def judge(
-        self, _settings: object, _topic: str, places: dict[int, Place]
-    ) -> tuple[LogHistory, dict[int, Place]]:
-        return self.history, self.history.diverging(places)
+    def partings(self, _topic: str, history: LogHistory, places: dict[int, Place], _: float) -> object:
+        return history.diverging(places)
 
     def there(self, topic_id: str, *branches: tuple[int, int]) -> None:
         branches = branches or ((0, 5),)
