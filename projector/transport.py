@@ -28,9 +28,10 @@ class GroupConsumer(Protocol):
     def subscribe(
         self,
         topics: list[str],
-        on_assign: Callable[[Any, list[TopicPartition]], None] = ...,
-        on_revoke: Callable[[Any, list[TopicPartition]], None] = ...,
-        on_lost: Callable[[Any, list[TopicPartition]], None] = ...,
+        *,
+        on_assign: Callable[[Any, list[TopicPartition]], None],
+        on_revoke: Callable[[Any, list[TopicPartition]], None],
+        on_lost: Callable[[Any, list[TopicPartition]], None],
     ) -> None: ...
 
     def unsubscribe(self) -> None: ...

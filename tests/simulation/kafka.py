@@ -4,6 +4,7 @@ crashes."""
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from keytide.catalog.catalog import Catalog, Record
@@ -104,11 +105,16 @@ class Kafka:
         if commits:
             self.committed = [Committed(None, -1, "")] * PARTITIONS
 
-    def commit(self, partition: int, generation: int, commit: Committed) -> bool:
-        """A group commit; False when another generation has taken over (fenced)."""
-        if self.owner[partition][1] != generation:
+    def commit(self, commits: Mapping[int, tuple[int, Committed]]) -> bool:
+        """A group commit; False when another generation has taken over (fenced).
+
+        Args:
+            commits: partition -> generation, and what is to be committed.
+        """
+        if any(self.owner[partition][1] != generation for partition, (generation, _) in commits.items()):
             return False
-        self.committed[partition] = commit
+        for partition, (_, commit) in commits.items():
+            self.committed[partition] = commit
         return True
 
     def write(self, term: int, records: tuple[tuple[str, Record | None], ...]) -> bool:

@@ -30,8 +30,12 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Assembler, Segment
 from projector.core.projection import SourceBatch
 from projector.progress.tracker import Tracker
+from projector.service import projector as service
+from projector.service import reports as report
+from projector.service.reports import ProjectorReporter
+from projector.service.sender import QueueSender
 from streaming.core import sizing as pieces
-from tests.simulation import coordinators, drivers, kafka, nodes, projectors, readers
+from tests.simulation import coordinators, drivers, kafka, nodes, readers
 from tests.simulation.planting import Mutant, Patches
 
 MUTANTS: list[Mutant] = []
@@ -161,7 +165,7 @@ def begin_at_the_record(patches: Patches) -> None:
             for b in made
         ]
 
-    _batches_of = patches.put(projectors, "batches_of", batches_of)
+    _batches_of = patches.put(service, "batches_of", batches_of)
 
 
 @mutant("R9", "a segment ends behind its last record, not at the consumer's position")
@@ -171,7 +175,7 @@ def end_at_the_record(patches: Patches) -> None:
         last = columns[-1].offsets[-1] + 1 if columns else start
         return _batches_of(key, start, max(start, last), epoch, columns)
 
-    _batches_of = patches.put(projectors, "batches_of", batches_of)
+    _batches_of = patches.put(service, "batches_of", batches_of)
 
 
 @mutant("R10", "a segment that must be trimmed is taken for a duplicate")
@@ -276,8 +280,9 @@ def begin_later_than_told(patches: Patches) -> None:
     faults=("rebalance", "lost"),
 )
 def commit_unfenced(patches: Patches) -> None:
-    def commit(self: kafka.Kafka, partition: int, generation: int, commit: Any) -> bool:
-        self.committed[partition] = commit
+    def commit(self: kafka.Kafka, commits: Any) -> bool:
+        for partition, (_, one) in commits.items():
+            self.committed[partition] = one
         return True
 
     patches.put(kafka.Kafka, "commit", commit)
@@ -294,10 +299,12 @@ def write_unfenced(patches: Patches) -> None:
 
 @mutant("R14", "nothing is told while nothing changes")
 def tell_only_changes(patches: Patches) -> None:
-    def report(self: Any, beat: bool = True) -> None:
-        _report(self, beat=False)
+    def progress(self: Any, *of: Any, force: bool) -> None:
+        _progress(self, *of, force=False)
 
-    _report = patches.put(projectors.SimProjector, "report", report)
+    _progress = patches.put(ProjectorReporter, "progress", progress)
+    patches.put(report, "awaited_by_a_build", lambda catalog, state: False)
+    patches.put(ProjectorReporter, "history_lost", lambda self, state: None)
 
 
 @mutant("R17", "several chunks of one version replace each other")
@@ -326,7 +333,7 @@ def keep_the_suspended(patches: Patches) -> None:
 
 @mutant("R18", "an unavailable queue stops its keyspace for ever", faults=("queue-away",))
 def wait_for_ever(patches: Patches) -> None:
-    patches.put(projectors, "QUEUE_LIMIT_MS", 1 << 40)
+    patches.put(QueueSender, "stuck", lambda self, alive_at: {})
 
 
 @mutant("R19", "index ids are used again", faults=("drop",))

@@ -30,8 +30,11 @@ from keytide.wire.messages import BatchEnd, decode, encode
 from projector.progress.commits import Beginning, decode_metadata
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
+from projector.service import lookups
+from projector.service import projector as service
+from projector.service.source import GroupConsumer
 from streaming.core import log_identity as footing
-from tests.simulation import drivers, projectors
+from tests.simulation import drivers
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 
@@ -44,15 +47,19 @@ def trust_the_log(patches: Patches) -> None:
     def take_over(key: Any, begin: Any, history: Any, parting: Any, catalog: Any) -> Any:
         return _take_over(key, begin, history, None, catalog)
 
-    _take_over = patches.put(projectors, "take_over", take_over)
-    patches.put(projectors.SimProjector, "_strange", lambda self, state, columns, log, below: False)
+    def check(key: Any, place: Any, incarnation: int, history: Any, parting: Any, catalog: Any) -> Any:
+        return _check(key, place, incarnation, history, None, catalog)
+
+    _take_over = patches.put(lookups, "take_over", take_over)
+    _check = patches.put(lookups, "check", check)
+    patches.put(PartitionState, "strange", lambda self, epochs: None)
     patches.put(rollback.Rollbacks, "_sampled", lambda self, facts, now: [])
     patches.put(rollback.Rollbacks, "_reported", lambda self, message, now: [])
 
 
 @mutant("R15, markers", "a range without a record is passed under the epoch known so far", faults=LOST)
 def pass_markers(patches: Patches) -> None:
-    patches.put(projectors, "epoch_below", lambda log, last, end: [])
+    patches.put(GroupConsumer, "epoch_below", lambda self, key, end: -1)
     patches.put(PartitionState, "unlooked", lambda self, end, epoch: False)
 
 
@@ -118,14 +125,14 @@ def end_without_epochs(patches: Patches) -> None:
 
 @mutant("R30, markers", "a range above a marker is sent under the epoch of the records below it")
 def hide_the_marker(patches: Patches) -> None:
-    def read(self: Any, state: Any, most: int) -> Any:
-        made, _ = _read(self, state, most)
-        if made and not made[-1].offsets:
-            known = made[-2].epoch if len(made) > 1 else state.position_epoch
-            made[-1] = dataclasses.replace(made[-1], epoch=known)
-        return made, -1
+    def batches_of(key: Any, start: int, end: int, epoch: int, columns: Any, marked: int = -1) -> Any:
+        return _batches_of(key, start, end, epoch, columns)
 
-    _read = patches.put(projectors.SimProjector, "_read", read)
+    def reached_by(batches: Any, tail: int, marked: int = -1) -> Any:
+        return _reached_by(batches, tail)
+
+    _batches_of = patches.put(service, "batches_of", batches_of)
+    _reached_by = patches.put(service, "reached_by", reached_by)
 
 
 @mutant("R30, a marker in place of what is lost", "only records show that what is held is lost")
@@ -157,7 +164,7 @@ def keep_commits(patches: Patches) -> None:
         place = Place(commit.offset, -1)
         return Beginning(place, 0, said.v, record.topic_id, record.incarnation)
 
-    _beginning = patches.put(projectors, "beginning", beginning)
+    _beginning = patches.put(lookups, "beginning", beginning)
 
 
 @mutant("R31, progreset", "progress of before the rollback counts after it", faults=LOST)

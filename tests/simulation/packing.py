@@ -9,7 +9,8 @@ import struct
 from collections.abc import Sequence
 
 from keytide.wire.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, Skip
-from tests.simulation.source import HASHES, SLICES, Version
+from projector.core.projection import SourceBatch
+from tests.simulation.source import HASHES, SLICES, Version, projection
 
 
 def pack_heard(versions: Sequence[Version], start: int) -> Heard | None:
@@ -63,26 +64,29 @@ def pack_skips(versions: Sequence[Version], number: int) -> list[Skip]:
     ]
 
 
-def segments_of(
-    partition: int, epoch: int, start: int, end: int, below: int, versions: Sequence[Version]
-) -> list[Segment]:
+def segments_of(batch: SourceBatch, ranged: bool = False) -> list[Segment]:
     """One segment for each slice."""
-    heard = pack_heard(versions, start)
-    return [
-        Segment(
-            partition,
-            epoch,
-            start,
-            end,
-            heard,
-            pack_puts(versions, number),
-            pack_skips(versions, number),
-            below,
+    place = (batch.partition, batch.epoch, batch.start, batch.end)
+    if not batch.offsets:
+        return [Segment(*place, below=batch.below)] * SLICES
+    versions = [
+        _version(batch, offset, docid or b"", document, time, ranged)
+        for offset, docid, document, time in zip(
+            batch.offsets, batch.ids, batch.values, batch.times, strict=True
         )
-        if versions
-        else Segment(partition, epoch, start, end, below=below)
+    ]
+    heard = pack_heard(versions, batch.start)
+    return [
+        Segment(*place, heard, pack_puts(versions, number), pack_skips(versions, number), batch.below)
         for number in range(SLICES)
     ]
+
+
+def _version(
+    batch: SourceBatch, offset: int, docid: bytes, document: bytes | None, time: int, ranged: bool
+) -> Version:
+    made = projection(docid, document, ranged)
+    return Version(batch.partition, offset, batch.epoch, docid, document, time, -1, made, ())
 
 
 def put_chunk(

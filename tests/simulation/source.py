@@ -80,7 +80,7 @@ class Projection(NamedTuple):
 @lru_cache(4_096)
 def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Projection:
     """The real projection and routing of one document."""
-    plan = _plan()
+    plan = projection_plan()
     batch = project(SourceBatch(0, 0, 0, 1, [0], [docid], [document], [0]), plan)
     entries = batch.indexes["x"]
     puts: list[list[Row]] = [[] for _ in range(SLICES)]
@@ -98,7 +98,8 @@ def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Pr
 
 
 @lru_cache(1)
-def _plan() -> KeyspacePlan:
+def projection_plan() -> KeyspacePlan:
+    """How every index here projects."""
     return KeyspacePlan([("x", definition("x"))])
 
 
@@ -296,16 +297,12 @@ class Source:
         """What Kafka says of its logs."""
         return LogHistory(self.topic_id, {log.partition: log.history() for log in self.logs})
 
-    def parting(self, partition: int, place: Place, tail: int) -> Place | None:
-        """Where the log and `place` part, None when it is on the log (`keytide.kafka.history.partings`).
-
-        Args:
-            tail: offsets below `place` without a record.
-        """
+    def parting(self, partition: int, place: Place) -> Place | None:
+        """Where the log and `place` part, None when it is on the log (`keytide.kafka.history.partings`)."""
         log = self.logs[partition]
         known = log.history()
         parting = known.parting(place)
-        end = place.offset - tail
+        end = place.offset - place.tail
         if parting is None or end > parting.offset or place.offset > known.high:
             return parting
         whole = known.parting(Place(end, place.epoch)) is None and not log.read(end, place.offset)

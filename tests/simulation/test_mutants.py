@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from indexer.store.lmdb.bulk import NotInOrderError
 from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
 from keytide.wire.messages import SegmentBatch, encode
-from projector.core.pipeline import MessageLimits, Pipeline, batches_of
+from projector.core.pipeline import Columns, MessageLimits, Pipeline, batches_of
 from projector.progress.events import Key
 from tests.simulation import (  # noqa: F401 - add their own
     mutants_range,
@@ -28,10 +29,9 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutants_unit import UNIT_MUTANTS, UnitMutant
 from tests.simulation.packing import segments_of
 from tests.simulation.planting import Mutant, Patches, planted
-from tests.simulation.projectors import columns_of
 from tests.simulation.running import failure, killer, plan_for, quietly
 from tests.simulation.shrink import shrink
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, definition
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, Version, definition
 from tests.store_kit import lmdb_store
 
 BUDGET = int(os.environ.get("KEYTIDE_MUTANT_SEEDS", "400"))
@@ -126,19 +126,9 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
         key, at = Key(KEYSPACE, log.partition), 0
         while at < log.end:
             end = min(log.end, at + chance.below(9))
-            batches = batches_of(key, at, end, -1, columns_of(log, at, end))
+            batches = batches_of(key, at, end, -1, _columns(log.read(at, end)))
             made = pipeline.emit(catalog, KEYSPACE, {1: batches}, 5)
-            quick = [
-                segments_of(
-                    one.partition,
-                    one.epoch,
-                    one.start,
-                    one.end,
-                    one.below,
-                    [log.records[o] for o in one.offsets],
-                )
-                for one in batches
-            ]
+            quick = [segments_of(one) for one in batches]
             for message in made:
                 parts = [segments[message.slice] for segments in quick]
                 wanted = SegmentBatch("a", message.slice, "p", source.topic_id, 0, 1, parts, 5)
@@ -146,3 +136,18 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
             at = max(end, at)
             if not made:
                 break
+
+
+def _columns(versions: list[Version]) -> list[Columns]:
+    """By leader epoch."""
+    runs = [list(run) for _, run in groupby(versions, lambda version: version.epoch)]
+    return [
+        Columns(
+            run[0].epoch,
+            [version.offset for version in run],
+            [version.id for version in run],
+            [version.document for version in run],
+            [version.time for version in run],
+        )
+        for run in runs
+    ]

@@ -40,6 +40,7 @@ from tests.simulation import scales, steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
+from tests.simulation.consumers import Group
 from tests.simulation.coordinators import SimCoordinator
 from tests.simulation.drivers import Checkpoint, SimDriver, SimSampler
 from tests.simulation.kafka import Kafka, Reader
@@ -119,11 +120,10 @@ class World:
         self._endpoints: dict[str, Endpoint] = {}
         self.readers = Readers(self)
         self.coordinators = [SimCoordinator(self)]
+        self.group = Group(self)
         self.projectors = [SimProjector(self, name) for name in ("p", "q")]
-        for projector in self.projectors:
-            projector.learn()
         for partition in range(PARTITIONS):
-            self.give(partition, self.chance.pick(self.projectors))
+            self.group.give(partition, self.chance.pick(self.projectors).name)
 
     def _bootstrap(self) -> None:
         """A cluster with one index, which is READY."""
@@ -394,19 +394,6 @@ class World:
         except CallerError:
             self.seen["refused"] += 1
 
-    # --- the group ----------------------------------------------------------------------------------------
-
-    def give(self, partition: int, projector: SimProjector) -> None:
-        """The group's coordinator gives a partition to a projector; the one before notices later."""
-        owner = self.kafka.owner
-        previous, generation = owner[partition]
-        owner[partition] = (projector.name, generation + 1)
-        projector.assigned(partition, generation + 1)
-        for other in self.projectors if hasattr(self, "projectors") else []:
-            if other.name == previous and other is not projector:
-                delay = self.chance.below(200) if self.storm else 1
-                self.clock.after(delay, lambda other=other: other.revoked(partition))  # type: ignore[misc]
-
     # --- what happens -------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -438,7 +425,7 @@ class World:
         self.clock.run_until(self.clock.now + ms)
         for number, projector in enumerate(self.projectors):
             if number == 0 or not self.healed:
-                projector.poll(8)
+                projector.turn()
             projector.tick()
         self._step_drivers()
         self.leader.step()
@@ -452,7 +439,7 @@ class World:
             case "write":
                 self.note("write", self.kafka.source.write(chance, self.clock.now))
             case "poll":
-                chance.pick(self.projectors).poll()
+                chance.pick(self.projectors).turn()
             case "tick":
                 chance.pick(self.projectors).tick()
             case "node":
@@ -491,7 +478,8 @@ class World:
             case "driver-crash":
                 self._step_drivers(crash=True)
             case "rebalance":
-                self.give(chance.below(PARTITIONS), chance.pick(self.projectors))
+                name = chance.pick(self.projectors).name
+                self.group.give(chance.below(PARTITIONS), name, politely=chance.below(2) == 0)
             case "new-leader":
                 self._depose()
             case "compaction":
@@ -574,7 +562,7 @@ class World:
         for node in self.nodes.values():
             node.silent_until = node.late_until = 0
         for partition in range(PARTITIONS):
-            self.give(partition, self.projectors[0])
+            self.group.give(partition, self.projectors[0].name)
 
     def _drain(self) -> None:
         """Rounds in which everybody does all that there is to do, until nothing is left."""
