@@ -51,6 +51,9 @@ WEATHER: tuple[str, ...] = (
     "late-broadcast",
     "speculative",
     "disk-full",
+    "prefetch",
+    "out-of-range",
+    "late-answers",
 )
 """Faults that strike whatever goes on."""
 FAULTS: tuple[str, ...] = (*STRIKES, *LOSSES, *WEATHER)

@@ -310,7 +310,8 @@ class SimConsumer:
             fetcher.queue.append(_Ready(_message(log, fetcher.at, code), -1, -1))
             return
         end = min(log.end, fetcher.at + (chance.below(4) if world.storm else BURST))
-        fetcher.high = log.end
+        if not world.fault("prefetch", 0.5):
+            fetcher.high = log.end
         for version in log.read(fetcher.at, end):
             message = Message(
                 topic=KEYSPACE,
