@@ -86,7 +86,9 @@ class SimProjector:
         self.shell.start(Flag())
 
     def crash(self) -> None:
-        """Die with sends under way, and start again at once."""
+        """Die with sends under way, or leave in order, and start again at once."""
+        if self.world.storm and self.world.chance.below(4) == 0:
+            self.shell.close()
         self.life.cut = self.world.clock.now + self.world.chance.below(60)
         self._begin()
         self.world.note("crash", self.life.sender)
@@ -136,16 +138,28 @@ class SimTransport:
         down_to: Mapping[int, int] | None = None,
         partitions: Iterable[int] | None = None,
     ) -> LogHistory:
-        if self._world.fault("late-answers", 0.1):
+        world = self._world
+        if world.fault("late-answers", 0.1):
             raise KafkaUnavailableError("nobody answers")
-        return self._world.kafka.source.history()
+        source = world.kafka.source
+        if source.lost and world.fault("late-answers", 0.1):  # leaders that do not know yet of the next ones
+            world.seen["old leader"] += 1
+            return source.history_before()
+        return source.history()
 
     def partings(
         self, topic: str, history: LogHistory, places: Mapping[int, Place], timeout: float
     ) -> dict[int, Place]:
-        source = self._world.kafka.source
-        found = {partition: source.parting(partition, place) for partition, place in places.items()}
-        return {partition: parting for partition, parting in found.items() if parting is not None}
+        found = history.diverging(places)
+        for partition, parting in list(found.items()):
+            place, known = places[partition], history.partitions[partition]
+            end = place.offset - place.tail
+            if end > parting.offset or place.offset > known.high:
+                continue
+            bare = not self._world.kafka.source.logs[partition].read(end, place.offset)
+            if bare and known.parting(Place(end, place.epoch)) is None:
+                del found[partition]
+        return found
 
 
 class SimCatalog:

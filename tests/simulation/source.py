@@ -297,16 +297,10 @@ class Source:
         """What Kafka says of its logs."""
         return LogHistory(self.topic_id, {log.partition: log.history() for log in self.logs})
 
-    def parting(self, partition: int, place: Place) -> Place | None:
-        """Where the log and `place` part, None when it is on the log (`keytide.kafka.history.partings`)."""
-        log = self.logs[partition]
-        known = log.history()
-        parting = known.parting(place)
-        end = place.offset - place.tail
-        if parting is None or end > parting.offset or place.offset > known.high:
-            return parting
-        whole = known.parting(Place(end, place.epoch)) is None and not log.read(end, place.offset)
-        return None if whole else parting
+    def history_before(self) -> LogHistory:
+        """What the leaders say that were there before records were lost."""
+        logs = {log.partition: log for log in [*self.logs, *self.lost] if log.topic_id == self.topic_id}
+        return LogHistory(self.topic_id, {log.partition: log.history() for log in logs.values()})
 
     def branches(self, topic_id: str, partition: int, place: Place) -> list[Log]:
         """The logs that `place` may lie on: one, if its epoch is known."""
