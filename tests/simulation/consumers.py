@@ -207,7 +207,8 @@ class SimConsumer:
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         for place in partitions:
-            offset = 0 if place.offset == OFFSET_BEGINNING else place.offset
+            log = self._world.kafka.source.logs[place.partition]
+            offset = log.low if place.offset == OFFSET_BEGINNING else place.offset
             self._fetchers[place.partition] = _Fetcher(self._generations[place.partition], offset)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
@@ -300,7 +301,8 @@ class SimConsumer:
         if world.storm and not chance.below(5):
             return
         code = 0
-        if fetcher.at > log.end or (fetcher.at and world.fault("out-of-range", 0.02)):
+        if not log.low <= fetcher.at <= log.end or (fetcher.at and world.fault("out-of-range", 0.02)):
+            world.seen["behind"] += fetcher.at < log.low
             code = KafkaError._AUTO_OFFSET_RESET
         elif fetcher.epoch >= 0 and not log.has(Place(fetcher.at, fetcher.epoch)) and chance.below(2):
             code = KafkaError._LOG_TRUNCATION
