@@ -664,7 +664,8 @@ class Assembler:
 
     Parts of one message arrive in order from one sender; other senders' messages may lie between them. A part
     that is held already is a copy and ignored; one that does not continue what is held starts anew (a
-    resend).
+    resend). A sender counts its messages: a part of an older one than what is held was under way when its
+    producer failed for good, and comes among those of the next producer; it is ignored.
     """
 
     def __init__(self) -> None:
@@ -681,7 +682,7 @@ class Assembler:
         if not isinstance(message, Part):
             return message, position
         number, first, pieces = self._pending.get(message.sender, (-1, -1, []))
-        if number == message.number and message.part < len(pieces):
+        if message.number < number or (number == message.number and message.part < len(pieces)):
             return None
         if message.part == 0:
             number, first, pieces = message.number, position, []

@@ -28,7 +28,7 @@ from threading import Event as Flag
 
 from confluent_kafka import KafkaException
 
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.catalog import Catalog, IndexRecord
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
@@ -364,4 +364,8 @@ class Projector:
             self._sender.drop(index)
             self._learn()
         self._reporter.progress(catalog, self._members, self._pipeline, force=True)
+        self._show(catalog)
+
+    def _show(self, catalog: Catalog) -> None:
+        """Bring Prometheus up to date."""
         self._reporter.metrics(catalog, self._pipeline, self._tracker)

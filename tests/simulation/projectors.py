@@ -104,12 +104,15 @@ class SimProjector:
 
 
 class SimShell(Projector):
-    """The product's shell, which counts."""
+    """The product's shell; it counts, and shows Prometheus nothing (a tenth of a turn)."""
 
     def _rewound(self, polls: int) -> None:
         assert isinstance(self._pipeline, SimPipeline)
         self._pipeline.world.seen["rewound"] += 1
         super()._rewound(polls)
+
+    def _show(self, catalog: Catalog) -> None:
+        pass
 
 
 class SimTransport:

@@ -29,6 +29,15 @@ def test_a_lost_part_loses_its_message_only() -> None:
     assert [assembler.feed(part, 10 + n) for n, part in enumerate(again)][-1] == (MESSAGE, 10)
 
 
+def test_parts_of_an_older_message_that_are_late_change_nothing() -> None:
+    """A producer that failed for good has a successor, and what it had sent arrives among that one's."""
+    older, newer = split(encode(MESSAGE), 100, "s", 7), split(encode(MESSAGE), 100, "s", 8)
+    for late in older:
+        assembler = Assembler()
+        arrived = [older[0], *newer[:2], late, *newer[2:]]
+        assert [assembler.feed(part, at) for at, part in enumerate(arrived)][-1] == (MESSAGE, 1)
+
+
 def test_senders_do_not_mix() -> None:
     assembler = Assembler()
     one, other = split(encode(MESSAGE), 200, "s", 7), split(encode(MESSAGE), 200, "t", 7)
