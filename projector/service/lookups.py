@@ -24,7 +24,7 @@ from keytide.process.sync_points import reach
 from projector.progress.commits import Beginning, Committed, beginning, check, first_place, take_over
 from projector.progress.events import Event, Key, Refused
 from projector.progress.tracker import Tracker
-from projector.transport import Transport
+from projector.service.transport import Transport
 
 log = logging.getLogger(__name__)
 

@@ -41,8 +41,8 @@ from projector.progress.events import (
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service.lookups import LOOKUP_TIMEOUT_S, LookUps
-from projector.service.source import GroupConsumer
-from projector.transport import Transport
+from projector.service.source import GroupMember
+from projector.service.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class Membership:
         )
         self.source = self._join()
 
-    def _join(self) -> GroupConsumer:
-        return GroupConsumer(
+    def _join(self) -> GroupMember:
+        return GroupMember(
             self._settings,
             self._transport,
             clock=self._clock,

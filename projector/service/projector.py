@@ -40,7 +40,7 @@ from projector.service import reports as report
 from projector.service.membership import Membership
 from projector.service.record_columns import RecordColumns
 from projector.service.sender import QueueSender
-from projector.transport import KafkaTransport, Transport
+from projector.service.transport import KafkaTransport, Transport
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from projector.progress.events import Key
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service.membership import Membership
-from projector.service.source import GroupConsumer
-from projector.transport import Transport
+from projector.service.source import GroupMember
+from projector.service.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class ProjectorReporter:
                 del book[key]
         self._lives = lives
 
-    def _line(self, state: PartitionState, source: GroupConsumer) -> PartitionProgress:
+    def _line(self, state: PartitionState, source: GroupMember) -> PartitionProgress:
         """R14's line for one partition. The end that was seen: where the log ended for a reader of committed
         records when that was met, or what the last fetch said, which lies past that while a transaction is
         open: what waits behind it is there, and acknowledged to whoever wrote it."""

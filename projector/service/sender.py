@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
-from projector.transport import Transport
+from projector.service.transport import Transport
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from keytide.settings.settings import Settings
 from projector.progress.commits import Committed
 from projector.progress.events import Key
 from projector.service.record_columns import RecordColumns, group
-from projector.transport import GroupConsumer, Transport
+from projector.service.transport import GroupConsumer, Transport
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _OUTSIDE = frozenset(
 in it: it must be assigned anew."""
 
 
-class GroupConsumer:
+class GroupMember:
     """A member of the projectors' group.
 
     Args:

@@ -20,8 +20,8 @@ from keytide.model.timestamp import Place
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import HistoryLost
 from projector.progress.events import Key
-from projector.service.source import GroupConsumer
-from projector.transport import KafkaTransport
+from projector.service.source import GroupMember
+from projector.service.transport import KafkaTransport
 from tests.integration.projector_kit import Rig
 from tests.integration.three_brokers import ThreeBrokers, eventually
 
@@ -56,7 +56,7 @@ def fill(brokers: ThreeBrokers, topic: str, partition: int, count: int, word: st
 def epoch_below(settings: Settings, topic: str, start: int, end: int) -> int:
     """What a projector's consumer says of the leader epoch below `end`, having read from `start` to there."""
     key, given = Key(topic, 0), list[Key]()
-    source = GroupConsumer(
+    source = GroupMember(
         settings,
         KafkaTransport(settings),
         clock=time.monotonic,

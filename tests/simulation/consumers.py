@@ -142,7 +142,7 @@ def _is_failure(message: Message) -> bool:
 
 
 class SimConsumer:
-    """`projector.transport.GroupConsumer`, of one life of a projector."""
+    """`projector.service.transport.GroupConsumer`, of one life of a projector."""
 
     def __init__(
         self, world: World, life: Life, on_commit: Callable[[KafkaError | None, list[TopicPartition]], None]

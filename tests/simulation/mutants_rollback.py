@@ -32,7 +32,7 @@ from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
 from projector.service import lookups
 from projector.service import projector as service
-from projector.service.source import GroupConsumer
+from projector.service.source import GroupMember
 from streaming.core import log_identity as footing
 from tests.simulation import drivers
 from tests.simulation.mutants import mutant
@@ -59,7 +59,7 @@ def trust_the_log(patches: Patches) -> None:
 
 @mutant("R15, markers", "a range without a record is passed under the epoch known so far", faults=LOST)
 def pass_markers(patches: Patches) -> None:
-    patches.put(GroupConsumer, "epoch_below", lambda self, key, end: -1)
+    patches.put(GroupMember, "epoch_below", lambda self, key, end: -1)
     patches.put(PartitionState, "unlooked", lambda self, end, epoch: False)
 
 

@@ -36,7 +36,7 @@ class _Waiting(NamedTuple):
 
 
 class SimProducer:
-    """`projector.transport.MessageProducer`, of one life of a projector."""
+    """`projector.service.transport.MessageProducer`, of one life of a projector."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world, self._life = world, life

@@ -116,7 +116,7 @@ class SimShell(Projector):
 
 
 class SimTransport:
-    """`projector.transport.Transport`."""
+    """`projector.service.transport.Transport`."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world, self._life = world, life
@@ -166,7 +166,7 @@ class SimTransport:
 
 
 class SimCatalog:
-    """`projector.transport.CatalogFollower`: reads some of what there is."""
+    """`projector.service.transport.CatalogFollower`: reads some of what there is."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -186,7 +186,7 @@ class SimCatalog:
 
 
 class SimIdentity:
-    """`projector.transport.IdentityCheck`: it is always the same Kafka."""
+    """`projector.service.transport.IdentityCheck`: it is always the same Kafka."""
 
     def look(self) -> None:
         pass

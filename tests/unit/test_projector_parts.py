@@ -41,8 +41,8 @@ from projector.progress.partition import PartitionState
 from projector.service import reports as report
 from projector.service.membership import Membership
 from projector.service.sender import QueueSender
-from projector.service.source import GroupConsumer
-from projector.transport import KafkaTransport
+from projector.service.source import GroupMember
+from projector.service.transport import KafkaTransport
 
 KEY = Key("orders", 1)
 
@@ -440,7 +440,7 @@ def reporter_without_kafka() -> report.ProjectorReporter:
 
 def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it() -> None:
     # Else a scan with `max_staleness_ms` would be answered from the timestamp that was gone back to.
-    reporter, marks = reporter_without_kafka(), cast(GroupConsumer, _Marks())
+    reporter, marks = reporter_without_kafka(), cast(GroupMember, _Marks())
     before = PartitionState(KEY, "RUNNING", 1, 9, 9, 9)
     reporter._forget({KEY: before})
     reporter.met_end(KEY, 9)
@@ -454,7 +454,7 @@ def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it() ->
 
 def test_records_behind_an_open_transaction_are_lag() -> None:
     """The end that a reader of committed records meets is not the end: acknowledged records lie behind it."""
-    reporter, marks = reporter_without_kafka(), cast(GroupConsumer, _Marks())
+    reporter, marks = reporter_without_kafka(), cast(GroupMember, _Marks())
     state = PartitionState(KEY, "RUNNING", 1, 7, 7, 7)
     reporter._forget({KEY: state})
     reporter.met_end(KEY, 7)

@@ -297,9 +297,7 @@ def test_backfill_sends_entries_where_the_projector_does() -> None:
     plan = KeyspacePlan([("i", definition)])
     share = ExtentProjection(plan, {"i": [7, 8, 9]}, {}, splits={"i": splits})
     share.add(batch)
-    sent = {
-        slot: sorted(entries.column("id").to_pylist()) for slot, entries in share.spill().entries.items()
-    }
+    sent = {slot: sorted(entries.column("id").to_pylist()) for slot, entries in share.spill().entries.items()}
     assert sent == {slot: sorted(ids[4 * at : 4 * at + 4]) for at, slot in enumerate((7, 8, 9))}
     projected = project(batch, plan).indexes["i"]
     puts = [some for some, _ in router.route(projected, 3, splits)]
