@@ -249,12 +249,12 @@ class LocalCluster:
     def _define(self, spark: Mapping[str, str]) -> None:
         logs = self.data_dir / "logs"
 
-        def service(name: str, module: str, folder: str, **extra: str) -> None:
+        def service(name: str, module: str, **extra: str) -> None:
             environment = {
                 **os.environ,
                 "KEYTIDE_CLUSTER": self.name,
                 "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
-                "KEYTIDE_DATA_DIR": str(self.data_dir / folder),
+                "KEYTIDE_DATA_DIR": str(self.data_dir / name),
                 **spark,
                 "PYTHONUNBUFFERED": "1",
                 **self._settings,
@@ -264,26 +264,16 @@ class LocalCluster:
                 name, [sys.executable, "-m", module], log=logs / f"{name}.log", env=environment
             )
 
-        service(
-            "coordinator",
-            "coordinator",
-            "coordinator",
-            KEYTIDE_COORDINATOR__PORT=str(self.ports["coordinator"]),
-        )
+        port = str(self.ports["coordinator"])
+        service("coordinator", "coordinator", KEYTIDE_COORDINATOR__PORT=port)
         for number in range(1, self._counts["nodes"] + 1):
             name = f"node-{number}"
-            service(
-                name,
-                "indexer",
-                name,
-                KEYTIDE_INDEXER__PORT=str(self.ports[name]),
-                KEYTIDE_INDEXER__NODE_ID=name,
-            )
+            port = str(self.ports[name])
+            service(name, "indexer", KEYTIDE_INDEXER__PORT=port, KEYTIDE_INDEXER__NODE_ID=name)
         for number in range(1, self._counts["projectors"] + 1):
             name = f"projector-{number}"
-            service(
-                name, "projector", name, KEYTIDE_PROJECTOR__METRICS_PORT=str(self.ports[f"{name}-metrics"])
-            )
+            port = str(self.ports[f"{name}-metrics"])
+            service(name, "projector", KEYTIDE_PROJECTOR__METRICS_PORT=port)
 
     def _watch(self) -> None:
         """Start parts again that died."""

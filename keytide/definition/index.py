@@ -136,7 +136,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
             render_expression(part.expression) + (" DESC" if part.descending else "") for part in self.keys
         )
         unique = "UNIQUE " if self.unique else ""
-        lines = [f"CREATE {unique}INDEX {_outer_name(self.name)} ON {_outer_name(self.keyspace)} ({keys})"]
+        lines = [f"CREATE {unique}INDEX {render_name(self.name)} ON {render_name(self.keyspace)} ({keys})"]
         if self.include:
             lines.append(f"INCLUDE ({', '.join(map(render_expression, self.include))})")
         kind = self.partition_kind.upper()
@@ -150,7 +150,3 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         if self.where is not None:
             lines.append(f"WHERE {render_predicate(self.where)}")
         return " ".join(lines)
-
-
-def _outer_name(name: str) -> str:
-    return render_name(name)

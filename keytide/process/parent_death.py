@@ -7,6 +7,7 @@ long as the child should.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -22,23 +23,17 @@ def die_with_parent() -> Callable[[], None] | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call: the signal will never come
-            os._exit(1)
-
-    return ask
+    return functools.partial(_ask, ctypes.CDLL(None, use_errno=True).prctl, os.getpid())
 
 
 def follow_parent() -> None:
     """Have this process killed at the end of the thread that forked it; Linux only. For a child that asks by
     itself, where running code between fork and exec would be a risk."""
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if sys.platform.startswith("linux"):
+        _ask(ctypes.CDLL(None, use_errno=True).prctl, os.getppid())
+
+
+def _ask(prctl: Callable[..., int], parent: int) -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call: the signal will never come
         os._exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from keytide.definition.expression import Comparison, Expression, Node, Predicate, Unnest, walk
@@ -20,6 +22,13 @@ class Ordering(msgspec.Struct, frozen=True):
 
     value: Expression | AggregateCall
     descending: bool = False
+
+
+def operands(items: Iterable[Output | Ordering]) -> list[Expression]:
+    """The expressions in columns and orderings, those in aggregates among them."""
+    values = [one.value for one in items]
+    found = [one.operand if isinstance(one, AggregateCall) else one for one in values]
+    return [one for one in found if one is not None]
 
 
 class Select(msgspec.Struct, frozen=True):
@@ -60,9 +69,7 @@ class Select(msgspec.Struct, frozen=True):
     @property
     def values(self) -> tuple[Expression, ...]:
         """The expressions behind SELECT, GROUP BY and ORDER BY."""
-        items = [*(one.value for one in self.outputs), *self.group_by, *(one.value for one in self.order_by)]
-        found = [one.operand if isinstance(one, AggregateCall) else one for one in items]
-        return tuple(one for one in found if one is not None)
+        return (*operands(self.outputs), *self.group_by, *operands(self.order_by))
 
     def nodes(self) -> list[Node]:
         """Everything that it says of documents, but for `member`."""

@@ -10,7 +10,7 @@ from keytide.errors import CallerError
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.select import Select
 from keytide.query.plan.grouping import grouping
-from keytide.query.plan.plan import ASSUMED_ENTRIES, Candidate, Plan, Refusal, plans
+from keytide.query.plan.plan import Candidate, Plan, Refusal, plans
 from keytide.query.plan.similar_names import meant
 from keytide.query.plan.suggest import suggest
 
@@ -131,6 +131,3 @@ def _behind(other: Plan, best: Plan) -> str:
     if len(other.slices) != len(best.slices):
         return f"it would serve, asking {len(other.slices)} slices"
     return f"it would serve as well, reading {count} by estimate"
-
-
-__all__ = ["ASSUMED_ENTRIES", "NoIndexError", "choose", "described", "spans_described"]

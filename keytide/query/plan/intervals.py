@@ -72,11 +72,6 @@ class Region:
     intervals: tuple[Interval, ...]
     exact: bool = False
 
-    @property
-    def is_all(self) -> bool:
-        """Whether it says nothing."""
-        return not self.exact and self.intervals == ALL.intervals
-
 
 _FIRST: Final = b"\x02"
 _LAST: Final = b"\xff"

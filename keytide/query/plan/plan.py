@@ -44,7 +44,7 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.render import render_expression, render_predicate
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.normal import TRUE, conjunction, conjuncts, is_constant, normal
-from keytide.query.parse.select import Ordering, Output, Select
+from keytide.query.parse.select import Ordering, Output, Select, operands
 from keytide.query.plan.boxes import Box, IndexSpans, reading
 from keytide.query.plan.implication import implies
 from keytide.query.plan.intervals import MISSING_ONLY, Interval, touches
@@ -195,7 +195,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
     read = reading(condition, parts, [part.descending for part in definition.keys])
     rest = [one for one in read.rest if given == TRUE or not implies(given, one)]
     outputs, order_by = _fixed(select, definition, binding, condition)
-    lacking = _lacking(binding, [*_values(outputs, order_by), *select.group_by, *rest])
+    lacking = _lacking(binding, [*operands([*outputs, *order_by]), *select.group_by, *rest])
     if lacking:
         return Refusal(candidate.name, f"it does not hold {lacking}")
     ordered, reverse = (False, False) if select.grouped else _order(order_by, definition, condition)
@@ -282,12 +282,6 @@ def _everything(definition: IndexDefinition) -> tuple[Output, ...]:
         *definition.include,
     ]
     return tuple(Output(column_name(one), one) for one in {identity(one): one for one in held}.values())
-
-
-def _values(outputs: Sequence[Output], order_by: Sequence[Ordering]) -> list[Expression]:
-    items = [*(one.value for one in outputs), *(one.value for one in order_by)]
-    found = [one.operand if isinstance(one, AggregateCall) else one for one in items]
-    return [one for one in found if one is not None]
 
 
 def _lacking(binding: Binding, nodes: Sequence[Expression | Predicate]) -> str:
