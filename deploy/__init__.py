@@ -7,5 +7,5 @@ Who may import it: tests and benchmarks. `keytide.cli` finds its `commands` by e
 What it may import: everything.
 
 Not to be touched lightly: the versions in `jars` and `ivy.xml` (they are a combination that was tried as a
-whole), and the order in `process.Child` that makes sure no process outlives its parent.
+whole), and the order in `process.ChildProcess` that makes sure no process outlives its parent.
 """

@@ -56,7 +56,6 @@ class LocalCluster:
         coordinator_port, node_port: wanted ports (a node's is the first of a row); with 0 those of the last
             start, or free ones.
         supervise: start parts again that die.
-        spark: fetch Spark's connector jars at the start (builds need them).
         say: told what happens, a line at a time.
     """
 
@@ -72,7 +71,6 @@ class LocalCluster:
         coordinator_port: int = 0,
         node_port: int = 0,
         supervise: bool = True,
-        spark: bool = True,
         say: Say = lambda _: None,
     ) -> None:
         self.data_dir = data_dir.resolve()
@@ -82,7 +80,6 @@ class LocalCluster:
         self._embedded = EmbeddedKafka(self.data_dir / "kafka") if kafka is None else None
         self._settings = dict(settings or {})
         self._supervise = supervise
-        self._spark = spark
         self._say = say
         self._stopping = threading.Event()
         self._held: set[str] = set()
@@ -144,9 +141,7 @@ class LocalCluster:
                 self._embedded.start()
             else:
                 _see_kafka(self.bootstrap)
-            spark = (
-                {**spark_environment(), ARCHIVE_VARIABLE: str(made_archive() or "")} if self._spark else {}
-            )
+            spark = {**spark_environment(), ARCHIVE_VARIABLE: str(made_archive() or "")}
             self._choose_ports()
             self._define(spark)
             self._write_state()
@@ -202,16 +197,16 @@ class LocalCluster:
         if point:
             environment["KEYTIDE_SYNC_POINT"] = point
 
-    def wait_ready(self, name: str, limit: float = READY_LIMIT_S) -> None:
+    def wait_ready(self, name: str) -> None:
         """Wait until a part serves."""
         child = self.services[name]
         if name not in self.ports:
-            child.wait_until(lambda: child.said("ready"), limit, "was ready")
+            child.wait_until(lambda: child.said("ready"), READY_LIMIT_S, "was ready")
             return
         settings = self.settings
         host = settings.coordinator.host if name == "coordinator" else settings.indexer.host
         url, authority = self._url(name, host), settings.security.tls_authority
-        child.wait_until(lambda: _answers(url, authority), limit, f"answered at {url}")
+        child.wait_until(lambda: _answers(url, authority), READY_LIMIT_S, f"answered at {url}")
 
     def nodes_live(self) -> bool:
         """Whether the coordinator knows that all nodes live: before that it places no index on them."""

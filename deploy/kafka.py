@@ -87,25 +87,16 @@ class EmbeddedKafka:
     Args:
         data_dir: its folder, kept; None for a temporary one, removed by `stop`.
         port: where it listens; 0 for the port that it had last in this folder if that is free, else any free
-        one. log_dir: folder of its log files; `logs` in the data folder when None. settings: further broker
-        settings, over the ones above.
+            one.
     """
 
-    def __init__(
-        self,
-        data_dir: Path | None = None,
-        port: int = 0,
-        *,
-        log_dir: Path | None = None,
-        settings: Mapping[str, str | int] | None = None,
-    ) -> None:
+    def __init__(self, data_dir: Path | None = None, port: int = 0) -> None:
         self._temporary = data_dir is None
         self.data_dir = (data_dir or Path(tempfile.mkdtemp(prefix="keytide-kafka-"))).resolve()
-        self.log_dir = self.data_dir / "logs" if log_dir is None else log_dir.resolve()
+        self.log_dir = self.data_dir / "logs"
         self._wanted_port = port
         self._port = port
-        self._settings = dict(settings or {})
-        self._child: ChildProcess | None = None
+        self._child = ChildProcess("Kafka broker", [], log=self.log_dir / "kafka.out")
 
     @property
     def port(self) -> int:
@@ -124,17 +115,17 @@ class EmbeddedKafka:
         Raises:
             CallerError: if it was never started.
         """
-        return self._started().pid
+        return self._child.pid
 
     @property
     def running(self) -> bool:
         """Whether the JVM is alive."""
-        return self._child is not None and self._child.running
+        return self._child.running
 
     @property
     def returncode(self) -> int | None:
         """The JVM's exit status; None while it runs or when it was never started."""
-        return None if self._child is None else self._child.returncode
+        return self._child.returncode
 
     def start(self) -> Self:
         """Start it and wait until it answers; formats the folder and fetches the jars the first time.
@@ -155,8 +146,8 @@ class EmbeddedKafka:
         self._write_state({**state, "port": self._port})
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
-        command += [*jvm_options(), "kafka.Kafka", str(config)]
-        self._child = ChildProcess("Kafka broker", command, log=self.log_dir / "kafka.out").start()
+        self._child.argv = [*command, *jvm_options(), "kafka.Kafka", str(config)]
+        self._child.start()
         try:
             self._child.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")
         except KeytideError:
@@ -166,25 +157,18 @@ class EmbeddedKafka:
 
     def stop(self) -> None:
         """Stop it in order (kill it after 20 s), and remove a temporary folder."""
-        if self._child is not None:
-            self._child.terminate(STOP_LIMIT_S)
+        self._child.terminate(STOP_LIMIT_S)
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def kill(self) -> None:
         """End it as a power failure would (SIGKILL); `start` brings it back on the same port and data."""
-        if self._child is not None:
-            self._child.kill()
+        self._child.kill()
 
     def restart(self) -> None:
         """Stop it in order if it runs, and start it on the same port and data."""
-        if self._child is not None:
-            self._child.terminate(STOP_LIMIT_S)
+        self._child.terminate(STOP_LIMIT_S)
         self.start()
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the JVM's end, `timeout` seconds at most; its exit status, or None when it still runs."""
-        return self._started().wait(timeout)
 
     def __enter__(self) -> Self:
         return self if self.running else self.start()
@@ -193,11 +177,6 @@ class EmbeddedKafka:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _started(self) -> ChildProcess:
-        if self._child is None:
-            raise CallerError("The broker was never started.")
-        return self._child
 
     def _choose_port(self, last: int) -> int:
         fixed = self._port or self._wanted_port
@@ -226,7 +205,7 @@ class EmbeddedKafka:
 
     def _write_config(self) -> tuple[Path, Path]:
         config, log4j = self.data_dir / "server.properties", self.data_dir / "log4j2.xml"
-        lines = (f"{name}={value}" for name, value in {**self._broker_settings(), **self._settings}.items())
+        lines = (f"{name}={value}" for name, value in self._broker_settings().items())
         config.write_text("\n".join(lines) + "\n")
         log4j.write_text(_LOG4J.format(logs=self.log_dir))
         return config, log4j
