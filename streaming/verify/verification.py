@@ -5,8 +5,8 @@ Theory of operation
 1. A snapshot T is held on every slice (`slices`).
 2. Slices sum up what they hold by bucket of document id, while the source up to T is read, projected and
    summed up the same way (`source`, `newest`). Only these sums come together here.
-3. Buckets that differ are looked at in groups of bounded size, document by document (`documents`). The same is
-   done for documents that share a key of a UNIQUE index.
+3. Buckets that differ are looked at in groups of bounded size, document by document (`documents`). The same
+   is done for documents that share a key of a UNIQUE index.
 4. What cannot be judged, because a newer record lies past T and the source is compacted, is judged again at a
    newer snapshot, a few times.
 
