@@ -160,12 +160,10 @@ class SliceClient:
         while not stopped():
             try:
                 found = self._try_pin(at_least)
-            except RetryableError as error:
-                found = error.message
-            if isinstance(found, Pin):
                 self._keep(found)
                 return found
-            why = found
+            except RetryableError as error:
+                why = error.message
             if time.monotonic() > deadline:
                 break
             time.sleep(PIN_PAUSE_S)
@@ -174,16 +172,16 @@ class SliceClient:
             next_step="see `keytide topology`: every slice must be LIVE",
         )
 
-    def _try_pin(self, at_least: Timestamp | None) -> Pin | str:
+    def _try_pin(self, at_least: Timestamp | None) -> Pin:
         newest, why = self._ask_pins(-1, -1, "", 0)
         if why:
-            return why
+            raise RetryableError(why)
         number = min(one.number for _, one in newest.values())
         sample = next((one for _, one in newest.values() if one.number == number), None)
         if number < 0 or sample is None:
-            return "a slice has no snapshot yet"
+            raise RetryableError("a slice has no snapshot yet")
         if at_least is not None and not sample.timestamp.covers(at_least):
-            return "the newest snapshot is older than what is wanted"
+            raise RetryableError("the newest snapshot is older than what is wanted")
         hold = f"verify-{uuid.uuid4().hex}"
         held, why = self._ask_pins(number, sample.incarnation, hold, LEASE_MS)
         timestamps = [one.timestamp for _, one in held.values()]
@@ -196,7 +194,7 @@ class SliceClient:
         pin = Pin(number, sample.incarnation, sample.timestamp, hold, nodes, entries)
         if why:  # (it is tried again at once: what other slices hold would pile up until it runs out)
             self._lease(pin, 0)
-            return why
+            raise RetryableError(why)
         return pin
 
     def _ask_pins(
