@@ -38,6 +38,18 @@ def _below(path: str, command: Any) -> Iterator[tuple[str, Any]]:
                 yield from _below(f"{path} {name}", inner)
 
 
+def names() -> Iterator[tuple[str, ...]]:
+    """Every command and group as its words, those that are hidden left out."""
+    yield from _below(("keytide",), typer.main.get_command(app))
+
+
+def _below(path: tuple[str, ...], command: Any) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        if not inner.hidden:
+            yield from _below((*path, name), inner)
+
+
 def _one(path: str, command: Any) -> Iterator[str]:
     yield from (f"## {path}", "", _plain(command.help or ""), "")
     rows = [row for parameter in command.params if (row := _row(parameter)) is not None]

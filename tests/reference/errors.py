@@ -78,10 +78,13 @@ def _called(node: ast.Call, known: dict[str, tuple[Family, str]]) -> list[tuple[
     kind, status = words.get("problem_type"), words.get("status")
     assert isinstance(node.func, ast.Name)
     own = _status(node.func.id, known)
-    if not isinstance(kind, ast.Constant) or not own or not node.args:
+    if not own or not node.args:
         return []
-    said = status.value if isinstance(status, ast.Constant) else own
-    return [(str(kind.value), int(str(said)), _text(node.args[0]))]
+    said = int(str(status.value)) if isinstance(status, ast.Constant) else own
+    if isinstance(kind, ast.Constant):
+        return [(str(kind.value), said, _text(node.args[0]))]
+    inherited = known[node.func.id][0].kind if said != own and kind is None else ""
+    return [(inherited, said, _text(node.args[0]))] if inherited else []
 
 
 def _text(node: ast.expr) -> str:

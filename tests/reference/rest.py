@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 
 from coordinator.http.api import create_app as coordinator_app
 from coordinator.process.service import CoordinatorService
@@ -18,14 +20,36 @@ from tests.unit.scan_world import World
 INTRODUCTION = """Every server shows its routes at `/docs`, where they can be tried. Bodies are JSON; every
 error is a problem document of RFC 9457 ([errors](errors.md)). Where a cluster has tokens, a request bears
 one: `Authorization: Bearer ...` ([secure](../secure.md))."""
+OTHERS = """The web page, the documents themselves, metrics; and below `/internal/v1` what parts of a cluster
+ask each other, which no token opens ([secure](../secure.md#between-the-parts-of-a-cluster))."""
 METHODS = ("get", "post", "put", "patch", "delete")
 
 
+def servers() -> dict[str, FastAPI]:
+    """Both kinds of servers."""
+    return {
+        "Coordinator, port 8091": coordinator_app(
+            cast(CoordinatorService, busy_day()), "http://127.0.0.1:8091"
+        ),
+        "Nodes and gateways": node_app(World().views["n0"], load_settings(), CollectorRegistry()),
+    }
+
+
 def documents() -> dict[str, dict[str, Any]]:
-    """The OpenAPI documents of both servers."""
-    coordinator = coordinator_app(cast(CoordinatorService, busy_day()), "http://127.0.0.1:8091")
-    node = node_app(World().views["n0"], load_settings(), CollectorRegistry())
-    return {"Coordinator, port 8091": coordinator.openapi(), "Nodes and gateways": node.openapi()}
+    """Their OpenAPI documents."""
+    return {name: server.openapi() for name, server in servers().items()}
+
+
+def routes() -> set[tuple[str, str]]:
+    """(method, path) of all that they serve, also of what no document shows: pages, metrics, routes between
+    nodes."""
+    return {
+        (method, route.path)
+        for server in servers().values()
+        for route in server.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    }
 
 
 def page() -> str:
@@ -40,6 +64,10 @@ def page() -> str:
         lines += [f"### Bodies: {server.partition(',')[0].lower()}", ""]
         for name, schema in sorted(openapi.get("components", {}).get("schemas", {}).items()):
             lines += _body(name, schema)
+    lines += ["## Shown by no document", "", OTHERS, ""]
+    shown = {path for openapi in documents().values() for path in openapi["paths"]}
+    others = sorted((path, method) for method, path in routes() if path not in shown and method != "HEAD")
+    lines += table(("route",), [(f"`{method} {path}`",) for path, method in others])
     return document("REST", INTRODUCTION, lines)
 
 
