@@ -1,10 +1,12 @@
-"""What code and pages refer to is there: rules of the protocol, decisions, acceptance numbers, files and
-symbols between backquotes. And what there is, is told: every rule has its reason, its module and the planted
-faults that show it."""
+"""What code and pages refer to is there: rules of the protocol, decisions, acceptance numbers, and between
+backquotes files, symbols, settings, metrics, error types, commands, programs and routes. And what there is,
+is told: every rule has its reason, its module and the planted faults that show it, and every setting, metric,
+error type, command and route is named by a page (those of docs/reference count)."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -14,10 +16,10 @@ import pytest
 from pydantic import BaseModel
 
 from keytide.settings.settings import Settings
-from tests.reference import metrics, rest, settings
+from tests.reference import commands, errors, metrics, rest, settings
 from tests.simulation.table import faults
 from tests.unit import test_pages
-from tests.unit.test_style import PACKAGES, PRODUCT, ROOT, named, sources, texts, tree
+from tests.unit.test_style import PACKAGES, PRODUCT, ROOT, named, sources, texts, tracked, tree
 
 PROTOCOL = ROOT / "docs/protocol.md"
 ACCEPTANCE = ROOT / "docs/acceptance.md"
@@ -29,6 +31,31 @@ FILE = re.compile(r"`([\w./-]+\.(?:py|md|toml|txt))(?:::(\w+))?`")
 SYMBOL = re.compile(
     r"`((?:keytide|projector|router|indexer|coordinator|streaming|deploy|tests)(?:\.(?!py`|md`|toml`)\w+)+)`"
 )
+SPAN = re.compile(r"`([^`\n]+)`")
+FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+CLASS = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z]\w*)+")
+CALL = re.compile(r"([\w.]+)\([^()]*\)")
+DOTTED = re.compile(r"[A-Za-z]\w*(?:\.\w+)+")
+HYPHENED = re.compile(r"[a-z]+(?:-[a-z]+)+")
+STATUS = re.compile(r"\b([45]\d\d)((?:,?\s+`[a-z-]+`)+)")
+PATH = re.compile(r"(?<![\w.}])/(?:internal/)?v1(?:/[\w.<>-]+|/\{[^}\s]+\})+")
+OF_OTHERS = {
+    *("OffsetForLeaderEpoch", "DeleteRecords", "EventSource", "IncompleteRead", "RemoteProtocolError"),
+    *("DataSourceReader.pushFilters", "pyspark.__version__", "ValidationError", "char", "increase", "avg"),
+}
+"""Names of Kafka's requests, of other libraries, of SQL and of Prometheus."""
+OF_OTHERS_BEGIN = (
+    "kafka_",
+    "jdk.",
+    "spark.",
+    "enable.",
+    "address.",
+    "sasl.",
+    "auto.",
+    "message.",
+    "cleanup.",
+)
+"""What dotted names of others begin with: their settings and parts, a field of the examples' documents."""
 OF_ARROW = {f"keytide.{name}" for name in ("type", "column", "part", "index", "snapshot", "json", "error")}
 """Metadata of Arrow schemas that bear our name (docs/stream.md)."""
 
@@ -127,6 +154,58 @@ def _defined(node: ast.stmt) -> Iterator[str]:
         yield from (alias.asname or alias.name for alias in node.names)
 
 
+@cache
+def defined() -> set[str]:
+    """Every name that our packages define, in whatever scope: classes, functions, variables, attributes."""
+    found: set[str] = set()
+    for path in sources(PACKAGES):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return found
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """Name of a class -> what it, or a class of ours that it derives from, defines in its body."""
+    classes = {
+        node.name: node
+        for path in sources(PACKAGES)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def of(name: str) -> set[str]:
+        if name not in classes:
+            return set()
+        own = {inner for node in classes[name].body for inner in _defined(node)}
+        return own.union(*(of(base.id) for base in classes[name].bases if isinstance(base, ast.Name)))
+
+    return {name: of(name) for name in classes}
+
+
+@cache
+def constants() -> set[str]:
+    """Every string of the product's code."""
+    return {
+        node.value
+        for path in sources(PRODUCT)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def spans() -> Iterator[tuple[str, str]]:
+    """(page, text) of all that stands between backquotes, outside of blocks."""
+    for page in pages():
+        for text in SPAN.findall(FENCED.sub("", page.read_text())):
+            yield named(page), text
+
+
 def pages() -> list[Path]:
     """All but the one that tells of what is no more."""
     return [path for path in test_pages.pages() if path.name != "CHANGELOG.md"]
@@ -153,6 +232,86 @@ def test_symbols_that_pages_name_are_there() -> None:
     assert len(cited) > 10
     known = symbols() | OF_ARROW
     assert [(page, name) for page, name in cited if name not in known and not _is_setting(name)] == []
+
+
+def unknown(text: str) -> bool:
+    """Whether a text between backquotes has the form of a class, a call or a dotted name, and is none that
+    there is. What is spelled as SQL is, in capitals, is held by the tests of its parser."""
+    call = CALL.fullmatch(text)
+    name = call[1] if call else text
+    if name in OF_OTHERS or name.startswith(OF_OTHERS_BEGIN) or name.isupper():
+        return False
+    if CLASS.fullmatch(name) or (call and "." not in name):
+        return name not in defined() and name not in defined_builtins()
+    if not DOTTED.fullmatch(name) or FILE.fullmatch(f"`{name}`") or name in symbols() | OF_ARROW:
+        return False
+    first, _, rest = name.partition(".")
+    if first in members():
+        return rest not in members()[first]
+    return not _is_setting(name) and name.rpartition(".")[2] not in defined()
+
+
+def defined_builtins() -> set[str]:
+    """What Python defines itself."""
+    return set(dir(builtins))
+
+
+def test_classes_functions_and_members_that_pages_name_are_there() -> None:
+    looked_at = [(page, text) for page, text in spans() if CLASS.fullmatch(text) or CALL.fullmatch(text)]
+    assert len(looked_at) > 50
+    assert [(page, text) for page, text in spans() if unknown(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        ("AsyncClient", False),
+        ("AsyncKlient", True),
+        ("SnapshotGoneError", False),
+        ("reset_session()", False),
+        ("client.reset_session()", False),
+        ("resett_session()", True),
+        ("Client.query", False),
+        ("Client.qwery", True),
+        ("indexer.port", False),
+        ("LOWER(x)", False),
+        ("keytide.settings.settings.load_settings", False),
+        ("keytide.settings.settings.load_setings", True),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_seen(text: str, gone: bool) -> None:
+    assert unknown(text) is gone
+
+
+def test_files_that_pages_name_without_their_folder_are_there() -> None:
+    known = {path.name for path in tracked()} | {"keytide.toml", "people.json", "own_writes.py"}
+    cited = [
+        (named(page), file)
+        for page in pages()
+        for file, _ in FILE.findall(page.read_text())
+        if "/" not in file
+    ]
+    assert len(cited) > 20
+    assert [(page, file) for page, file in cited if file not in known] == []
+
+
+def test_words_with_hyphens_that_pages_name_are_in_the_code() -> None:
+    """Problem types, kinds of events, reasons, phases: whatever is spelled so."""
+    cited = [(page, text) for page, text in spans() if HYPHENED.fullmatch(text)]
+    assert len(cited) > 100
+    assert [(page, text) for page, text in cited if text not in constants()] == []
+
+
+def test_error_types_that_pages_name_with_a_status_have_it() -> None:
+    known = {(one.kind, one.status) for one in errors.errors()}
+    cited = [
+        (named(page), int(status), kind)
+        for page in pages()
+        for status, kinds in STATUS.findall(page.read_text())
+        for kind in SPAN.findall(kinds)
+    ]
+    assert len(cited) > 40
+    assert [one for one in cited if (one[2], one[1]) not in known] == []
 
 
 def test_settings_that_pages_name_are_there() -> None:
@@ -189,32 +348,109 @@ def test_metrics_that_pages_name_are_there() -> None:
     assert [(page, name) for page, name in cited if name not in known] == []
 
 
+def served(path: str, method: str = "") -> bool:
+    """Whether there is a route, whatever stands for the names in it; with a method, or with any. What is
+    filled in may be a word of the route, too."""
+    parts = path.rstrip("/.").split("/")
+    return any(
+        method in ("", of)
+        and len(shape) == len(parts)
+        and all(a == b or "{" in a or "{" in b for a, b in zip(shape, parts, strict=True))
+        for of, shape in ((of, route.split("/")) for of, route in routes())
+    )
+
+
+routes = cache(rest.routes)
+
+
 def test_routes_that_pages_name_are_there() -> None:
-    """`METHOD /path`, whatever stands for the names in it."""
-    known = {
-        (method.upper(), re.sub(r"\{\w+\}", "*", path))
-        for openapi in rest.documents().values()
-        for path, methods in openapi["paths"].items()
-        for method in methods
-    }
+    """`METHOD /path`, or `/path` alone."""
     cited = [
         (named(page), method, path)
         for page in pages()
-        for method, path in re.findall(r"\b(GET|POST|PATCH|DELETE) (/v1/[\w/{}.<>-]+)", page.read_text())
+        for method, path in re.findall(r"\b(GET|POST|PATCH|DELETE) (/[\w/{}.<>-]*\w\}?)", page.read_text())
+    ]
+    assert len(cited) > 60
+    assert [one for one in cited if not served(one[2], one[1])] == []
+    alone = [(page, text) for page, text in spans() if re.fullmatch(r"/[a-z][\w/{}-]*", text)]
+    assert len(alone) > 5
+    below = {path for _, path in routes()}
+    assert [
+        (page, path)
+        for page, path in alone
+        if not served(path) and not any(route.startswith(f"{path}/") for route in below)
+    ] == []
+
+
+def test_routes_that_the_code_names_are_there() -> None:
+    cited = [
+        (named(path), one)
+        for path in sources(PRODUCT)
+        for one in PATH.findall(path.read_text())
+        if not one.endswith("{")
+    ]
+    assert len(cited) > 50
+    assert [(name, path) for name, path in cited if not served(path)] == []
+
+
+def test_commands_that_the_code_names_are_there() -> None:
+    """In messages, mostly: what to do next. (Those of the pages: `test_pages`.)"""
+    cited = [
+        (named(path), re.sub(r"\{[^}]*\}", "x", line))
+        for path in sources(PRODUCT)
+        for line in re.findall(r"`(keytide [^`\n{]+(?:\{[^}]*\})?)`", path.read_text())
+    ]
+    assert len(cited) > 60
+    known = {" ".join(words) for words in commands.names()}
+    assert [(name, line) for name, line in cited if not _is_command(line, known)] == []
+
+
+def _is_command(line: str, known: set[str]) -> bool:
+    """Whether a line begins with a command, and no word stands where the name of one would."""
+    words = [word for word in line.split() if not word.startswith("-")]
+    longest = max((n for n in range(1, len(words) + 1) if " ".join(words[:n]) in known), default=0)
+    group = any(name.startswith(f"{' '.join(words[:longest])} ") for name in known)
+    return longest > 1 or longest == len(words) or not group or line.startswith("keytide --")
+
+
+def test_programs_and_targets_that_pages_and_code_name_are_there() -> None:
+    """`python -m module`, `make target`."""
+    cited = [
+        (name, found.rstrip("."))
+        for name, text in prose()
+        for found in re.findall(r"python -m ([a-z][\w.]+)", text)
+        if found.split(".")[0] in PACKAGES
     ]
     assert len(cited) > 20
-    wrong = []
-    for page, method, path in cited:
-        parts = path.rstrip("/.").split("/")
-        fits = any(
-            method == of
-            and len(shape) == len(parts)
-            and all(a in ("*", b) for a, b in zip(shape, parts, strict=True))
-            for of, shape in ((of, shape.split("/")) for of, shape in known)
-        )
-        if not fits:
-            wrong.append((page, method, path))
-    assert wrong == []
+    assert [(name, module) for name, module in cited if module not in symbols()] == []
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    made = [
+        (name, target) for name, text in prose() for target in re.findall(r"`(?:\w+=\w+ )?make (\w+)", text)
+    ]
+    assert len(made) > 20
+    assert [(name, target) for name, target in made if target not in targets] == []
+
+
+# --- what there is, is told ---------------------------------------------------------------------------------
+
+
+def test_what_there_is_is_told_by_a_page() -> None:
+    """Rules in docs/protocol.md (above); the others by any page. Those of docs/reference count, which the
+    code writes: what is missing there is hidden from its registry, or the pages are old."""
+    told = "\n".join(page.read_text() for page in pages())
+    there = {
+        "setting": [
+            f"{section}.{name}".lstrip(".") for section, fields in settings.sections() for name in fields
+        ],
+        "metric": [one.name for lines in metrics.processes().values() for one in lines],
+        "error type": [one.kind for one in errors.errors()],
+        "command": [" ".join(words) for words in commands.names()],
+        "route": [path for _, path in routes() if path != "/"],
+    }
+    for kind, names in there.items():
+        assert len(names) > 15, kind
+        missing = {name for name in names if not re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w-])", told)}
+        assert missing == set(), f"a {kind} that no page tells of"
 
 
 def _is_setting(name: str) -> bool:
