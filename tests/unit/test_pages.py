@@ -19,6 +19,9 @@ from keytide.query import parse_query
 from tests.site import LINK
 from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
 
+INNER = re.compile(r"\$\((keytide [^|)]+)")
+INNER_WHOLE = re.compile(r"\$\([^)]+\)")
+"""A command whose output is an argument of another one."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -99,8 +102,9 @@ def commands() -> list[tuple[str, str]]:
             found.append((named(page), line.replace("\n", " ")))
     for name, text in blocks("sh"):
         for line in text.splitlines():
+            found += [(name, inner) for inner in INNER.findall(line)]
             if line.startswith("keytide "):
-                found.append((name, line))
+                found.append((name, INNER_WHOLE.sub("x", line)))
     return found
 
 
