@@ -56,6 +56,8 @@ OF_OTHERS_BEGIN = (
     "cleanup.",
 )
 """What dotted names of others begin with: their settings and parts, a field of the examples' documents."""
+NEW = "keytide_index_entries"
+"""The metric that CONTRIBUTING.md's first change adds: no process has it."""
 OF_ARROW = {f"keytide.{name}" for name in ("type", "column", "part", "index", "snapshot", "json", "error")}
 """Metadata of Arrow schemas that bear our name (docs/stream.md)."""
 
@@ -107,6 +109,8 @@ def test_every_rule_says_why_where_and_what_shows_it() -> None:
     rules = sections(PROTOCOL, "R")
     assert len(rules) >= 35
     assert sorted(rules) == list(range(1, len(rules) + 1))
+    for page in (PROTOCOL, ROOT / "ARCHITECTURE.md"):
+        assert re.search(rf"cited (?:in the code )?as R1 to R{len(rules)}\b", page.read_text()), page
     for number, text in rules.items():
         assert "*Without" in text, number
         assert re.search(r"`\w+/[\w/]+\.py`", text), number
@@ -345,7 +349,8 @@ def test_metrics_that_pages_name_are_there() -> None:
         for name in re.findall(r"`[^`\n]*\b(keytide_(?!metadata)[a-z_]+)[^`\n]*`", page.read_text())
     ]
     assert len(cited) > 20
-    assert [(page, name) for page, name in cited if name not in known] == []
+    assert NEW not in known
+    assert [(page, name) for page, name in cited if name not in known | {NEW}] == []
 
 
 def served(path: str, method: str = "") -> bool:
