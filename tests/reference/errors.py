@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from keytide.serving import problems as http_problems
 from tests.reference.writing import document, table
 from tests.unit.test_style import PRODUCT, named, sources, tree
 
@@ -13,6 +17,11 @@ programs may match on; over HTTP it is a problem document of RFC 9457: `type, ti
 `next_step`, and members of its own. In Python it is the `problem_type` of a `KeytideError`
 (`RetryableError`: the same call may go through later; `CallerError`: it never will). `…` stands for what
 the message fills in."""
+FRAMEWORK = {
+    404: "There is no such route.",
+    405: "The route does not take the method.",
+}
+"""What no class of ours stands for: status -> what it means."""
 BASE = "KeytideError"
 
 
@@ -70,7 +79,14 @@ def errors() -> list[Error]:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found |= {Error(*said, named(path)) for said in _called(node, known)}
-    return sorted(found)
+    return sorted(found | {_of_framework(status) for status in FRAMEWORK})
+
+
+def _of_framework(status: int) -> Error:
+    """What the framework refuses, as the servers name it."""
+    request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
+    kind = http_problems.plain(request, HTTPException(status), "")["type"]
+    return Error(kind, status, FRAMEWORK[status], "keytide/serving/problems.py")
 
 
 def _called(node: ast.Call, known: dict[str, tuple[Family, str]]) -> list[tuple[str, int, str]]:

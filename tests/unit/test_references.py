@@ -303,7 +303,8 @@ def test_words_with_hyphens_that_pages_name_are_in_the_code() -> None:
     """Problem types, kinds of events, reasons, phases: whatever is spelled so."""
     cited = [(page, text) for page, text in spans() if HYPHENED.fullmatch(text)]
     assert len(cited) > 100
-    assert [(page, text) for page, text in cited if text not in constants()] == []
+    known = constants() | {one.kind for one in errors.errors()}
+    assert [(page, text) for page, text in cited if text not in known] == []
 
 
 def test_error_types_that_pages_name_with_a_status_have_it() -> None:
@@ -316,6 +317,22 @@ def test_error_types_that_pages_name_with_a_status_have_it() -> None:
     ]
     assert len(cited) > 40
     assert [one for one in cited if (one[2], one[1]) not in known] == []
+
+
+def test_error_types_that_the_code_asks_for_are_there() -> None:
+    """Where a `problem_type` is compared with a word, in product and tests; not those that tests make up."""
+    made_up = {"some-type", "how", "a", "problem_type"}
+    known = {one.kind for one in errors.errors()} | made_up
+    asked = [
+        (named(path), constant.value)
+        for path in sources(PACKAGES)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare) and "problem_type" in ast.unparse(node)
+        for constant in ast.walk(node)
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+    ]
+    assert len(asked) > 60
+    assert [(name, kind) for name, kind in asked if kind not in known] == []
 
 
 def test_settings_that_pages_name_are_there() -> None:
