@@ -79,11 +79,12 @@ admin = Admin(json.load(open("keytide-data/cluster.json"))["coordinator"])
 FLIGHTS: Final = """
 from deploy.demo import flights
 from deploy.demo.story import STATEMENTS
+asked = ["arrivals", "by_airport"]
 rows = flights.load(1000)
 written("flights", [(one.id, one.value) for one in [*flights.scheduled(rows), *flights.updates(rows)]])
-for statement in STATEMENTS.values():
-    admin.call("POST", "/v1/statements", {"statement": statement})
-admin.call("POST", "/v1/builds", {"indexes": list(STATEMENTS)})
+for name in asked:
+    admin.call("POST", "/v1/statements", {"statement": STATEMENTS[name]})
+admin.call("POST", "/v1/builds", {"indexes": asked})
 """
 BEFORE: Final = {
     "docs/scan-consistently.md": WRITER + ADMIN + FLIGHTS,
@@ -103,7 +104,14 @@ for build in admin.call("GET", "/v1/builds"):
     if build["keyspace"] == "flights":
         admin.wait_for_build(build["id"], quiet=True)
 """,
-    "docs/operate.md": WRITER + 'written("people", [("u9", b"no JSON")])',
+    "docs/operate.md": WRITER
+    + ADMIN
+    + """
+import time
+written("people", [("u9", b"no JSON")])
+while not admin.call("GET", "/v1/indexes/by_city/skipped")["lines"]:
+    time.sleep(0.1)
+""",
 }
 """What a reader of a page has, or has done, before its examples."""
 SETTINGS: Final = """
@@ -116,7 +124,7 @@ concurrent = 4
 concurrent_per_node = 4
 """
 """Of the cluster: what pages tell their readers to set."""
-SPARK: Final = """
+SPARK: Final = """\
 spark.driver.bindAddress  127.0.0.1
 spark.driver.host         127.0.0.1
 spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1
@@ -124,6 +132,7 @@ spark.log.level           ERROR
 spark.sql.shuffle.partitions 2
 spark.ui.enabled          false
 spark.ui.showConsoleProgress false
+spark.local.dir           {folder}
 """
 PYTHON: Final = """
 import json, sys, traceback
@@ -183,7 +192,11 @@ class Session:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
-        self._process.wait(60)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._process.stdout.close()
 
 
@@ -195,16 +208,18 @@ class Tour:
         self.folder = folder
         self.port, self.node_port = map(str, free_ports(2))
         (folder / "keytide.toml").write_text(SETTINGS.format(folder=folder))
-        (folder / "spark-defaults.conf").write_text(SPARK)
+        (folder / "spark-defaults.conf").write_text(SPARK.format(folder=folder))
         commands = Path(sys.executable).parent
         self.environment = os.environ | {
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),  # an editable install has no modules that Spark could list
-            "SPARK_CONF_DIR": str(folder),
-            "PYSPARK_PYTHON": sys.executable,
             "COLUMNS": "200",
         }
         self.environment.pop("KEYTIDE_DATA_DIR", None)
+        self.with_spark = self.environment | {
+            "PYTHONPATH": str(ROOT),  # an editable install has no modules that Spark could list
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_CONF_DIR": str(folder),
+        }
         self.terminal = Session(["bash"], folder, self.environment)
         self.terminal.run(r"set -o pipefail; printf '\0%s\0' $?")
         self.python: Session | None = None
@@ -212,7 +227,7 @@ class Tour:
 
     def page(self, page: str) -> None:
         """Run a page's blocks, and compare what they show."""
-        self.python = Session([sys.executable, "-uc", PYTHON], self.folder, self.environment)
+        self.python = Session([sys.executable, "-uc", PYTHON], self.folder, self.with_spark)
         if before := BEFORE.get(page):
             assert self.python.run(json.dumps(before)).status == 0, before
         shown: list[Shown] = []
@@ -235,10 +250,11 @@ class Tour:
         return {one["name"]: one["state"] for one in states if one["state"] not in ("READY", "DROPPING")}
 
     def close(self) -> None:
-        if self.python:
-            self.python.close()
-        self.terminal.run(r"keytide down; printf '\0%s\0' $?")
-        self.terminal.close()
+        for session in filter(None, (self.python, self.terminal)):
+            session.close()
+        subprocess.run(
+            ["keytide", "down"], cwd=self.folder, env=self.environment, check=True, timeout=LIMIT_S
+        )
 
     def _inputs(self, block: Block) -> list[str]:
         """What is typed at once: a command that may have several lines, or a whole program or script."""
