@@ -15,10 +15,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILE = CUSTOM_COMPILE_COMMAND="make requirements" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	--allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
-PYTEST := $(BIN)/python -m pytest -q
+# Compiled files are kept, whatever the environment says: tests start Python some hundred times.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --durations=10
+FAST := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars archive check test demo up bench soak site reference requirements format clean
+.PHONY: help setup jars archive lint check test demo up bench soak site reference requirements format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -47,16 +49,19 @@ jars: $(STAMP)
 archive: jars
 	@$(BIN)/python -m deploy.archive >/dev/null
 
-check: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -n 2 -m "not slow" tests/unit tests/property tests/simulation
 
-test: check archive
-	$(PYTEST) -n 2 -m slow tests/unit tests/property tests/simulation
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=40 tests/integration tests/browser
+# Of what is generated, a share (tests/share.py).
+check: lint
+	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(FAST)
+
+test: lint archive
+	KEYTIDE_EXAMPLES=all $(PYTEST) -n 3 --dist worksteal $(FAST)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/browser
 
 demo: jars
 	@$(BIN)/keytide demo $(ARGS)

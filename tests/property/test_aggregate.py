@@ -26,6 +26,7 @@ from indexer.scan.request.request import Question
 from keytide.collation import MISSING
 from keytide.definition.expression import Predicate
 from keytide.definition.fragments import parse_expression, parse_predicate
+from tests import share
 from tests.property import naive_projection as naive
 from tests.unit.scan_world import Doc, FakeSnapshot, World
 
@@ -317,7 +318,7 @@ async def asked(world: World, case: Case, seed: int) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=share.examples(500), deadline=None)
 @given(cases(), st.integers(0, 2**16))
 def test_aggregates_are_what_a_naive_model_gives(case: Case, seed: int) -> None:
     world = World(case.statement, node_count=case.nodes)
@@ -349,7 +350,7 @@ def test_aggregates_are_what_a_naive_model_gives(case: Case, seed: int) -> None:
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.examples(300), deadline=None)
 @given(
     st.lists(
         st.one_of(finite, finite, st.integers(-(2**80), 2**80), st.sampled_from([5e-324, -0.0, 1e16])),

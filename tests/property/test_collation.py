@@ -28,6 +28,7 @@ from keytide.collation import (
     span,
 )
 from keytide.errors import InvariantViolationError
+from tests import share
 
 GREATEST = int(sys.float_info.max)
 LANDMARKS = [
@@ -182,7 +183,7 @@ def keys_with_directions(
 @example([[]], [[], []])
 @example({"a": 2}, {"b": 1})
 @example({"a": 1, "b": 1}, {"z": 0})
-@settings(max_examples=600)
+@settings(max_examples=share.examples(600))
 def test_bytes_of_a_part_order_like_the_values(left: Value, right: Value) -> None:
     order = compare(left, right)
     assert sign(encode_part(left), encode_part(right)) == order
@@ -190,13 +191,13 @@ def test_bytes_of_a_part_order_like_the_values(left: Value, right: Value) -> Non
 
 
 @given(integers | floats, integers | floats)
-@settings(max_examples=600)
+@settings(max_examples=share.examples(600))
 def test_numbers_order_exactly(left: int | float, right: int | float) -> None:
     assert sign(encode_part(left), encode_part(right)) == sign(Fraction(left), Fraction(right))
 
 
 @given(keys_with_directions(2) | keys_with_directions(2, few_values), doc_ids, doc_ids)
-@settings(max_examples=400)
+@settings(max_examples=share.examples(400))
 def test_entry_keys_order_by_key_then_id(drawn: tuple[Any, ...], left_id: str, right_id: str) -> None:
     left, right, directions = drawn
     order = compare_all(left, right, directions) or compare(left_id, right_id)
@@ -206,7 +207,7 @@ def test_entry_keys_order_by_key_then_id(drawn: tuple[Any, ...], left_id: str, r
 
 
 @given(values, values)
-@settings(max_examples=400)
+@settings(max_examples=share.examples(400))
 def test_no_code_word_is_a_prefix_of_another(left: Value, right: Value) -> None:
     for descending in (False, True):
         one, other = encode_part(left, descending), encode_part(right, descending)
@@ -214,7 +215,7 @@ def test_no_code_word_is_a_prefix_of_another(left: Value, right: Value) -> None:
 
 
 @given(keys_with_directions(), doc_ids)
-@settings(max_examples=500)
+@settings(max_examples=share.examples(500))
 def test_keys_come_back_as_they_were_written(drawn: tuple[Any, ...], doc_id: str) -> None:
     key, directions = drawn
     canonical = encode_key(key, directions)
@@ -264,7 +265,7 @@ def one_stretch(low: list[Any], high: list[Any], directions: tuple[bool, ...]) -
 
 
 @given(keys_with_directions(12, few_values), st.data())
-@settings(max_examples=500)
+@settings(max_examples=share.examples(500))
 def test_a_span_selects_what_a_filter_selects(drawn: tuple[Any, ...], data: st.DataObject) -> None:
     *pool, directions = drawn
     parts = len(pool[0])
@@ -296,7 +297,7 @@ def test_a_span_selects_what_a_filter_selects(drawn: tuple[Any, ...], data: st.D
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.tuples(st.booleans(), st.booleans()),
 )
-@settings(max_examples=300)
+@settings(max_examples=share.examples(300))
 def test_a_range_behind_equal_parts_is_by_value_for_any_directions(
     leading: list[Any], low: list[Any], high: list[Any], directions: list[bool], inclusive: tuple[bool, bool]
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indexer.scan.plan.leases import TAIL, LeaseRegistry, TooManyLeasesError
 from keytide.process.clock import now_ms
+from tests import share
 from tests.unit.scan_world import FakeSnapshot, FakeView, World
 
 INDEX = "i-1"
@@ -107,7 +108,7 @@ class Readers(RuleBasedStateMachine):
 
 
 TestReaders = Readers.TestCase
-TestReaders.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestReaders.settings = settings(max_examples=share.examples(100), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("kind", ["", "hold-", TAIL])

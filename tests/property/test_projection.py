@@ -26,6 +26,7 @@ from keytide.wire.messages import Segment
 from projector.core.decoding import DocumentReader
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import segments, slices_of, split_segment
+from tests import share
 from tests.property.naive_projection import LeaveOut, SkipDocument, entries
 
 # --- definitions --------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def exact(value: Any) -> Any:
     return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=share.examples(600), deadline=None)
 @given(st.data())
 def test_projection_equals_the_naive_one(data: st.DataObject) -> None:
     made = data.draw(st.lists(definitions(), min_size=1, max_size=3))
@@ -271,7 +272,7 @@ def test_projection_equals_the_naive_one(data: st.DataObject) -> None:
         assert projected.left_out == left_out
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=share.examples(1000), deadline=None)
 @given(st.one_of(ordinary, hostile, damaged()))
 def test_the_fast_way_takes_nothing_that_the_slow_way_refuses(value: bytes) -> None:
     fields = ("a", "b", "c", "d", "tags", "x y", "id")
@@ -341,7 +342,7 @@ def unpacked(segment: Segment) -> tuple[list[Any], list[Any]]:
     return versions, [(skip.offset, skip.id, skip.reason) for skip in segment.skips]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.examples(300), deadline=None)
 @given(some_segments(), st.data())
 def test_cutting_a_segment_equals_cutting_its_versions(
     all_segments: list[Segment], data: st.DataObject
@@ -357,7 +358,7 @@ def test_cutting_a_segment_equals_cutting_its_versions(
     assert unpacked(upper) == ([v for v in versions if v[0] >= at], [s for s in skips if s[0] >= at])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=share.examples(200), deadline=None)
 @given(some_segments(), st.integers(1, 2_000))
 def test_split_pieces_are_adjacent_and_whole(all_segments: list[Segment], limit: int) -> None:
     for segment in all_segments:

@@ -15,6 +15,7 @@ from indexer.store.memory.store import MemorySliceStore
 from keytide.model.timestamp import Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections
 from keytide.wire.messages import Corrections
+from tests import share
 from tests.store_kit import Version, all_rows, key, lmdb_store, segments, state
 from tests.unit.test_repair_store import plant
 
@@ -57,7 +58,7 @@ def _corrections(
     return pack_corrections(Round("i", 0, "j", 0, 0), 0, Timestamp.of({0: until}), found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share.examples(60), deadline=None)
 @given(before=documents, later=documents, harm=damage, folded=st.booleans())
 def test_damage_is_put_right_and_nothing_newer_is_touched(
     before: list[tuple[bytes, Entries]],

@@ -24,6 +24,7 @@ from indexer.store.fold.worker import FoldWorker
 from keytide.collation import encode_key
 from keytide.definition.expression import Predicate
 from keytide.process.clock import now_ms
+from tests import share
 from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, slice_of, stores
 
 Part = Any
@@ -312,7 +313,7 @@ def check(case: Case, world: World) -> None:
     assert taken.pages == max(1, -(-given // case.limit))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.examples(300), deadline=None)
 @given(cases())
 def test_scans_give_what_a_naive_model_gives(case: Case) -> None:
     world = World(case.statement, node_count=2)
@@ -324,7 +325,7 @@ def test_scans_give_what_a_naive_model_gives(case: Case) -> None:
 def test_scans_of_real_stores(kind: str, examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     with closing(FoldWorker()) as folds:
 
-        @settings(max_examples=examples, deadline=None)
+        @settings(max_examples=share.examples(examples), deadline=None)
         @given(cases(most=25))
         def run(case: Case) -> None:
             with stores(kind, tmp_path_factory.mktemp("stores"), folds) as keep:
@@ -363,7 +364,7 @@ def condition_of(text: str) -> Predicate:
     return where
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share.examples(150), deadline=None)
 @given(cases(), st.sampled_from(sorted(CONDITIONS)))
 def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None:
     world = World(case.statement, node_count=2)

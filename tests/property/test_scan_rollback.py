@@ -20,6 +20,7 @@ from indexer.scan.plan.tokens import PageToken, SessionToken, tip_of, verify
 from indexer.scan.request.request import CountRequest, ScanRequest
 from keytide.errors import KeytideError
 from keytide.model.timestamp import Timestamp
+from tests import share
 from tests.unit.scan_world import KEYSPACE, SECRET, Doc, FakeSnapshot, World, definition_of, sliced
 
 STATEMENT = "CREATE INDEX i ON users (k) WITH (slices=3)"
@@ -260,7 +261,7 @@ def carry_out(history: list[Any]) -> Run:
     return run
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share.examples(100), deadline=None)
 @given(st.lists(steps, min_size=20, max_size=50))
 def test_no_scan_mixes_histories_and_no_session_goes_back_untold(history: list[Any]) -> None:
     carry_out(history)

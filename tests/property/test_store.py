@@ -21,6 +21,7 @@ from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.memory.store import MemorySliceStore
 from keytide.model.entry import pack_value
 from keytide.model.types import TABLE_PARTITION
+from tests import share
 from tests.store_kit import (
     Model,
     Version,
@@ -393,7 +394,7 @@ def run(kind: str, actions: list[object], folds: FoldWorker) -> None:
 
 
 CHECKS = settings(
-    max_examples=150,
+    max_examples=share.examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -17,6 +17,7 @@ from indexer.unique.watch import KeyShape, UniqueWatch
 from keytide.collation import MISSING, decode_key, encode_key
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import StabilityTimestamp
+from tests import share
 from tests.store_kit import Version, all_rows, lmdb_store, segments
 
 IDS = [b"d1", b"d2", b"d3", b"d10", b"e" * 250]
@@ -133,14 +134,14 @@ def _back(store: SliceStore) -> dict[bytes, tuple[int, int, int]]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share.examples(150), deadline=None)
 @given(steps)
 def test_in_memory(history: list[Step]) -> None:
     run(MemorySliceStore(Applied(), check=True), history)
 
 
 @settings(
-    max_examples=40,
+    max_examples=share.examples(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -52,6 +52,7 @@ from streaming.verify.tasks import (
     sum_up,
 )
 from streaming.verify.verification import Verification
+from tests import share
 from tests.source_records import source_batch
 from tests.unit.test_verify_digests import Snapshot
 
@@ -344,7 +345,7 @@ def logs(draw: st.DrawFn, ids: int = 30, least: int = 1) -> tuple[Log, dict[int,
 readers = st.tuples(st.integers(1, 4), st.sampled_from([1, 2_000, 1 << 20]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=share.examples(60))
 @given(logs(), st.lists(st.booleans(), min_size=1, max_size=9), st.booleans(), readers, st.integers(1, 9))
 def test_nothing_is_reported_of_a_right_index(
     given_: tuple[Log, dict[int, int]],
@@ -363,7 +364,7 @@ def test_nothing_is_reported_of_a_right_index(
     assert outcome.counts == {}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=share.examples(60))
 @given(logs(), st.tuples(st.integers(0, 20), st.integers(0, 20)), readers)
 def test_what_retention_took_is_counted_and_nothing_else(
     given_: tuple[Log, dict[int, int]], floors: tuple[int, int], shape: tuple[int, int]
@@ -394,7 +395,7 @@ def test_one_record_that_retention_took() -> None:
     assert outcome.counts == {"UNPROVABLE": 1}
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=share.examples(80))
 @given(
     logs(),
     st.tuples(st.integers(0, 10), st.integers(0, 10)),
@@ -442,7 +443,7 @@ def test_records_that_a_table_stands_for_are_not_compared(
     assert {one.kind for one in found if isinstance(one, Difference)} <= {DifferenceClass.UNPROVABLE}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=share.examples(150))
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), documents), min_size=1, max_size=40),
     st.lists(st.booleans(), min_size=1, max_size=9),
@@ -491,7 +492,7 @@ def test_documents_that_move_between_partitions_are_not_taken_for_faults_once_th
 FAULTS = ("missing", "ghost", "extra", "wrong key", "included", "wrong slice", "version", "unknown to back")
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=share.examples(80))
 @given(
     logs(),
     st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 1_000)), min_size=1, max_size=6),
@@ -745,7 +746,7 @@ class RacingSlices(FakeSlices):
         return Pin(number, 0, Timestamp.of(until), "h", dict.fromkeys(self._states[number][0], "n"), entries)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=share.examples(150))
 @given(
     logs(ids=7, least=20),
     st.lists(st.tuples(st.integers(0, 7), documents, st.booleans()), min_size=20, max_size=80),

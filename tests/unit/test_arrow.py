@@ -23,6 +23,7 @@ from keytide.catalog.partitioning import Partitioning
 from keytide.collation import MISSING, Value, encode_key, key_forms
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import pack_value
+from tests import share
 from tests.unit.scan_world import definition_of
 
 Row = tuple[list[Value], str, bytes | None]
@@ -94,7 +95,7 @@ def tables(draw: st.DrawFn) -> tuple[list[Row], list[ColumnType], tuple[bool, ..
     return [(list(key), id_, None) for key, id_ in rows], types, descending
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share.examples(400), deadline=None)
 @given(tables())
 def test_columns_hold_what_the_keys_hold(table: tuple[list[Row], list[ColumnType], tuple[bool, ...]]) -> None:
     rows, types, descending = table
@@ -112,7 +113,7 @@ def test_columns_hold_what_the_keys_hold(table: tuple[list[Row], list[ColumnType
                 assert same(value, wanted), (value, wanted)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.examples(300), deadline=None)
 @given(
     st.lists(st.one_of(TEXTS, BIGINTS, DOUBLES, st.booleans(), NOTHING), min_size=1, max_size=8),
     st.sampled_from(TYPES),

@@ -21,6 +21,7 @@ from keytide.model.entry import unpack_value
 from keytide.query.parse.normal import normal
 from projector.core.compile import compile_index
 from projector.core.decoding import DocumentReader
+from tests import share
 from tests.property import naive_projection as naive
 from tests.property.test_projection import _compound, definitions, exact, ordinary, scalars
 
@@ -212,7 +213,7 @@ def held_conditions(draw: st.DrawFn, definition: IndexDefinition) -> str:
     return draw(st.one_of(comparison, both, st.builds("NOT ({})".format, both)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share.examples(150), deadline=None)
 @given(st.data())
 def test_over_an_entry_is_as_over_the_document(data: st.DataObject) -> None:
     definition = msgspec.structs.replace(data.draw(definitions()), where=None)
@@ -249,7 +250,7 @@ def scope_of(definition: IndexDefinition, canonical: bytes, document: dict[str, 
     raise AssertionError("no element gives this key")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share.examples(100), deadline=None)
 @given(st.data())
 def test_filtering_entries_is_projecting_with_where(data: st.DataObject) -> None:
     definition = msgspec.structs.replace(data.draw(definitions()), where=None)
@@ -296,7 +297,7 @@ CONSTANTS: st.SearchStrategy[Scalar] = st.one_of(
 VALUES: st.SearchStrategy[Value] = st.one_of(CONSTANTS, st.just(MISSING), st.just([1]), st.just({"a": 1}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.examples(300), deadline=None)
 @given(st.lists(CONSTANTS, min_size=1, max_size=6), VALUES, st.booleans())
 def test_a_list_of_constants_means_a_row_of_equalities(
     choices: list[Scalar], value: Value, with_expression: bool

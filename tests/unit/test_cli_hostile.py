@@ -56,7 +56,7 @@ COMMANDS = [
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv("KEYTIDE_TOKEN", raising=False)
-    monkeypatch.setenv("KEYTIDE_GIVE_UP_S", "0.5")
+    monkeypatch.setenv("KEYTIDE_GIVE_UP_S", "0.1")
     return f"http://127.0.0.1:{free_ports()[0]}"
 
 

@@ -34,6 +34,7 @@ from keytide.errors import KeytideError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings, load_settings
+from tests import share
 from tests.unit.scan_world import Doc, FakeSnapshot, World, stores
 from tests.unit.test_api import SCAN, serving
 
@@ -138,7 +139,7 @@ SHAPES: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share.examples(100), deadline=None)
 @given(DOCS, SELECTIONS, OPTIONS, SHAPES, st.sampled_from([1 << 20, 200]))
 def test_streams_have_the_rows_of_pages(
     docs: list[Doc], selection: dict[str, Any], options: dict[str, Any], shape: dict[str, Any], size: int

@@ -31,6 +31,7 @@ from indexer.store.fold.worker import FoldWorker
 from keytide.errors import HistoryChangedError, KeytideError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings, load_settings
+from tests import share
 from tests.unit.scan_world import Doc, World, stores
 from tests.unit.test_api import serving
 
@@ -85,7 +86,7 @@ SELECTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=share.examples(120), deadline=None)
 @given(
     st.lists(DOCS, min_size=2, max_size=7),
     SELECTIONS,
