@@ -12,7 +12,7 @@ from tests.simulation.running import Tally, histories
 
 CHUNK = 200
 FIRST = int(os.environ.get("KEYTIDE_FIRST_SEED", "10000"))
-"""Past the seeds of `make check`."""
+"""Past the seeds of `make test`."""
 PROGRESS_S = 30.0
 
 
