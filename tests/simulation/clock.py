@@ -9,6 +9,8 @@ from hashlib import blake2b
 Thunk = Callable[[], None]
 Line = tuple[object, ...]
 """(time, kind, what...)."""
+BEGIN = 1_000_000
+"""When a history begins, ms."""
 
 
 class Clock:
@@ -20,7 +22,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self.now = 1_000_000
+        self.now = BEGIN
         self._heap: list[tuple[int, int, Thunk]] = []
         self._sequence = 0
         self.log: list[Line] = []

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _ABSENT = object()
+PLANTED: list[str] = []
+"""Names of what is planted now."""
 
 
 class Patches:
@@ -55,8 +57,10 @@ class Mutant(NamedTuple):
 def planted(plant: Callable[[Patches], None]) -> Iterator[None]:
     """A mutant's change, as long as the block lasts."""
     patches = Patches()
+    PLANTED.append(plant.__name__)
     try:
         plant(patches)
         yield
     finally:
+        PLANTED.pop()
         patches.undo()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tests.simulation.chance import FAULTS, Plan, plan
 from tests.simulation.killers import KILLERS
 from tests.simulation.planting import Mutant, planted
+from tests.simulation.replaying import command_of
 from tests.simulation.shrink import kind, shrink
 from tests.simulation.world import FailedError, World, run
 
@@ -81,18 +82,25 @@ def histories(seeds: Iterable[int]) -> Tally:
 
 
 def run_or_tell(one: Plan) -> World:
-    """Run a plan; a failure is shrunk before it is told."""
+    """Run a plan; a failure is shrunk before it is told.
+
+    Raises:
+        AssertionError: it failed; how few steps do, the story of the smallest plan, and the line to run that.
+    """
     try:
         return run(one)
     except FailedError as failed:
-        smallest = shrink(one, failure)
+        prefix, smallest = shrink(one, failure)
         error = failed
         try:
             run(smallest)
         except FailedError as smaller:
             error = smaller
         raise AssertionError(
-            f"{error}\n\nkeep it in tests/simulation/regressions.py:\n{smallest!r}"
+            f"the first {len(prefix.steps)} of {len(one.steps)} steps fail: {command_of(prefix)}\n"
+            f"of those {len(smallest.steps)} matter\n\n{error}\n\n"
+            f"keep it in tests/simulation/regressions.py:\n{smallest!r}\n\n"
+            f"run it again: {command_of(smallest)}"
         ) from failed.cause
 
 

@@ -1,9 +1,11 @@
-"""Smaller plans that fail in the same way: fewer faults, fewer steps (delta debugging, Zeller and Hildebrandt
-2002). Steps carry their own chance, so the others do the same without one."""
+"""Smaller plans that fail in the same way: the shortest prefix of steps that still does, then fewer faults
+and fewer steps (delta debugging, Zeller and Hildebrandt 2002). Steps carry their own chance, so the others do
+the same without one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from keytide.errors import InvariantViolationError
 from tests.simulation.chance import Plan, Step
@@ -21,8 +23,20 @@ def kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def shrink(plan: Plan, fails: Fails, most: int = MOST_RUNS) -> Plan:
-    """A plan that fails like `plan` and of which nothing more can be left out.
+class Shrunk(NamedTuple):
+    """What is left of a plan that fails.
+
+    Attributes:
+        prefix: its first steps, as few as still fail alike.
+        smallest: of those, only what matters.
+    """
+
+    prefix: Plan
+    smallest: Plan
+
+
+def shrink(plan: Plan, fails: Fails, most: int = MOST_RUNS) -> Shrunk:
+    """Plans that fail like `plan`: a prefix of it, and one of which nothing more can be left out.
 
     Args:
         fails: runs a plan.
@@ -30,7 +44,7 @@ def shrink(plan: Plan, fails: Fails, most: int = MOST_RUNS) -> Plan:
     """
     wanted = fails(plan)
     if not wanted:
-        return plan
+        return Shrunk(plan, plan)
     left = most
 
     def same(smaller: Plan) -> bool:
@@ -38,9 +52,24 @@ def shrink(plan: Plan, fails: Fails, most: int = MOST_RUNS) -> Plan:
         left -= 1
         return left > 0 and fails(smaller) == wanted
 
-    plan = _fewer_faults(plan, same)
-    plan = _fewer_steps(plan, same)
-    return _fewer_faults(plan, same)
+    prefix = _shortest_prefix(plan, same)
+    smallest = _fewer_faults(prefix, same)
+    smallest = _fewer_steps(smallest, same)
+    return Shrunk(prefix, _fewer_faults(smallest, same))
+
+
+def _shortest_prefix(plan: Plan, same: Callable[[Plan], bool]) -> Plan:
+    """By bisection: the prefix fails, and the one that is a step shorter does not. (A failure that a step
+    meets stays in all longer prefixes; where only the heal meets it, a shorter one may fail all the same.)
+    """
+    passes, fails = -1, len(plan.steps)
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        if same(plan._replace(steps=plan.steps[:middle])):
+            fails = middle
+        else:
+            passes = middle
+    return plan._replace(steps=plan.steps[:fails])
 
 
 def _fewer_faults(plan: Plan, same: Callable[[Plan], bool]) -> Plan:

@@ -10,14 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.simulation import (  # noqa: F401 - add their own
-    mutants_range,
-    mutants_repair,
-    mutants_rollback,
-    mutants_tables,
-    mutants_unique,
-)
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.all_mutants import MUTANTS
 from tests.simulation.mutants_unit import UNIT_MUTANTS
 from tests.simulation.running import killer, quietly
 

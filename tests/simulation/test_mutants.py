@@ -17,15 +17,8 @@ from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, record
 from keytide.wire.messages import SegmentBatch, encode
 from projector.core.pipeline import Columns, MessageLimits, Pipeline, batches_of
 from projector.progress.events import Key
-from tests.simulation import (  # noqa: F401 - add their own
-    mutants_range,
-    mutants_repair,
-    mutants_rollback,
-    mutants_tables,
-    mutants_unique,
-)
+from tests.simulation.all_mutants import MUTANTS
 from tests.simulation.chance import Chance, Plan
-from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutants_unit import UNIT_MUTANTS, UnitMutant
 from tests.simulation.packing import segments_of
 from tests.simulation.planting import Mutant, Patches, planted
@@ -83,7 +76,9 @@ def test_shrinking_finds_the_steps_that_matter() -> None:
         names = [name for name, _ in one.steps]
         return "Untorn" if "y" in one.faults and "c" in names and "n" in names else ""
 
-    smallest = shrink(whole, fails)
+    prefix, smallest = shrink(whole, fails)
+    assert [name for name, _ in prefix.steps] == list("abcdefghijklmn")
+    assert prefix.faults == whole.faults
     assert [name for name, _ in smallest.steps] == ["c", "n"]
     assert smallest.faults == {"y"}
     assert not smallest.real_pipeline
@@ -98,7 +93,7 @@ def test_a_planted_fault_shrinks_to_a_short_plan() -> None:
         mutant.plant(patches)
         try:
             whole = plan_for(mutant, found[0])
-            smallest = shrink(whole, failure, most=150)
+            _, smallest = shrink(whole, failure, most=150)
             assert failure(smallest)
             assert len(smallest.steps) <= len(whole.steps) // 2
         finally:

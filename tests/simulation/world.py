@@ -400,13 +400,15 @@ class World:
         """The plan, then calm; everything must have drained."""
         clock, chance = self.clock, self.chance
         self._warm_up()
-        for action, seed in self.plan.steps:
+        for number, (action, seed) in enumerate(self.plan.steps, 1):
+            self.note("step", number, action)
             chance.begin(seed)
             clock.run_until(clock.now + chance.below(LONGEST_STEP_MS))
             self._act(action)
         self._heal()
         self._drain()
         if self.plan.restart_at_end:
+            self.note("restart")
             for node in self.nodes.values():
                 node.crash()
             self._drain()
