@@ -27,6 +27,7 @@ from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
 from indexer.store.memory import store as memory
 from keytide.model.timestamp import Timestamp
+from keytide.wire.columns import heard_ids
 from keytide.wire.messages import Assembler, Segment
 from projector.core.projection import SourceBatch
 from projector.progress.tracker import Tracker
@@ -103,6 +104,15 @@ def forget_the_published(patches: Patches) -> None:
         self._ahead = 1
         _trim(self, now)
         self._published = published
+
+    _trim = patches.put(SnapshotRing, "_trim", trim)
+
+
+@mutant("R5, what a slower slice works towards", "numbers past the published one go, but for the newest few")
+def forget_the_slower(patches: Patches) -> None:
+    def trim(self: SnapshotRing, now: int) -> None:
+        self._ahead = 1
+        _trim(self, now)
 
     _trim = patches.put(SnapshotRing, "_trim", trim)
 
@@ -363,6 +373,23 @@ def forget_removals(patches: Patches) -> None:
         return loads
 
     _batch_end = patches.put(Building, "_batch_end", batch_end)
+
+
+@mutant("R21, removals before puts", "what a micro-batch has heard of takes away what it puts itself")
+def remove_last(patches: Patches) -> None:
+    def heard(self: Any, partition: int, start: int, heard: Any, puts: Any) -> None:
+        self.gone = {*getattr(self, "gone", ()), *(() if puts else heard_ids(heard))}
+        _heard(self, partition, start, heard, puts)
+
+    def chunk(self: Any, chunk: Any) -> None:
+        _chunk(self, chunk)
+        for docid in getattr(self, "gone", ()):
+            held = self.state.back.pop(docid, None)
+            for key in held.keys if held else ():
+                self.state.entries.pop(key + docid, None)
+
+    _heard = patches.put(memory._Change, "heard", heard)
+    _chunk = patches.put(memory._Change, "chunk", chunk)
 
 
 @mutant("R22", "whatever chunks have come are loaded: of losers, and of batches that are committed")

@@ -23,6 +23,7 @@ from indexer.slice.events import DataLost, SteppedBack
 from indexer.slice.following import QueueFollower
 from indexer.slice.mutation_queue import PendingMutations, _PartitionQueue
 from indexer.slice.pending_timestamps import PendingStamps
+from indexer.store.interface import UNNUMBERED
 from indexer.store.memory import store as memory
 from keytide.catalog.history import History
 from keytide.model.timestamp import Place, Timestamp
@@ -225,6 +226,18 @@ def keep_what_cannot_step_back(patches: Patches) -> None:
 
     _step_back = patches.put(slices, "step_back", step_back)
     patches.put(SliceCore, "_holds", lambda self, applied: True)
+
+
+@mutant("R33, commits without a number", "a fold of them is not in the undo journal", faults=LOST)
+def undo_numbered_only(patches: Patches) -> None:
+    def finish_fold(self: memory.MemorySliceStore, wait_s: float = 0.0) -> Any:
+        frozen, before = self._frozen, self._durable
+        durable = _finish_fold(self, wait_s)
+        if frozen is not None and frozen.applied.number == UNNUMBERED:
+            self._undo[-1] = dataclasses.replace(frozen, applied=before.applied)
+        return durable
+
+    _finish_fold = patches.put(memory.MemorySliceStore, "finish_fold", finish_fold)
 
 
 @mutant("R33", "the store of a topic made anew is kept", faults=ANEW)

@@ -29,16 +29,35 @@ from indexer.slice.building import Building
 from indexer.slice.core import SliceCore
 from indexer.slice.events import Instruction, MutationData
 from indexer.slice.following import QueueFollower
+from indexer.slice.gaps import Gaps
 from indexer.slice.mutation_queue import PendingMutations
+from indexer.store.fold.fold import FoldJob
+from indexer.store.interface import UNNUMBERED, Applied
 from indexer.store.lmdb.base import Base
+from indexer.store.lmdb.folding import Folding
+from indexer.store.lmdb.levels import Level
+from indexer.store.memory import store as memory
 from indexer.store.resolve import resolve
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
+from projector.core import pipeline
+from projector.core.projection import SourceBatch
+from streaming.repair import corrections as composing
 from streaming.verify.core.comparing import Evidence
+from streaming.verify.core.difference import DifferenceClass
 from tests.property import test_verify
 from tests.simulation.planting import Patches
-from tests.unit import test_builds, test_coordinator_bounds, test_slice_core, test_store, test_store_bulk
+from tests.unit import (
+    test_builds,
+    test_coordinator_bounds,
+    test_repair_rounds,
+    test_silent_partitions,
+    test_slice_core,
+    test_store,
+    test_store_back,
+    test_store_bulk,
+)
 from tests.unit.leader_world import facts
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -111,6 +130,42 @@ def believe_old_leaders(patches: Patches) -> None:
 )
 def stop_at_the_first_gap(patches: Patches) -> None:
     patches.put(SliceCore, "_read_again", lambda self, mode, now: False)
+
+
+@unit_mutant(
+    "R10 (how long a gap may stay)",
+    "a gap stops its slice as soon as the queue's end was met",
+    "reading the queue again finds what was missing there",
+    test_slice_core.test_a_gap_stops_the_slice_only_when_the_queue_has_no_more_for_the_limit,
+)
+def stop_at_once(patches: Patches) -> None:
+    def late(self: Gaps, now: int) -> list[int]:
+        return _late(self, now + self._limit_ms + 1)
+
+    _late = patches.put(Gaps, "late", late)
+
+
+@unit_mutant(
+    "R10 (how long a gap may stay)",
+    "a gap that is never filled never stops its slice",
+    "every gap is filled there, however long it takes",
+    test_slice_core.test_a_gap_stops_the_slice_only_when_the_queue_has_no_more_for_the_limit,
+)
+def leave_the_gap(patches: Patches) -> None:
+    patches.put(Gaps, "late", lambda self, now: [])
+
+
+@unit_mutant(
+    "R14 (empty segments)",
+    "of a partition in which nothing was read nothing is sent",
+    "reports of progress alone keep timestamps going; nothing is wrong or stuck in 400 histories",
+    test_silent_partitions.test_a_partition_in_which_nothing_was_read_speaks_to_every_slice,
+)
+def send_records_only(patches: Patches) -> None:
+    def batches_of(key: Any, start: int, end: int, *more: Any) -> list[SourceBatch]:
+        return [one for one in _batches_of(key, start, end, *more) if one.end > one.start]
+
+    _batches_of = patches.put(pipeline, "batches_of", batches_of)
 
 
 @unit_mutant(
@@ -286,6 +341,30 @@ def miss_what_was_read(patches: Patches) -> None:
 
 
 @unit_mutant(
+    "R29 (from where a build could read)",
+    "a build is told as one of everything that was ever written",
+    "nothing expires there",
+    test_builds.test_a_build_from_create_to_ready,
+)
+def hide_the_beginning(patches: Patches) -> None:
+    def prepared(self: BuildAdmission, event: BuildPrepared) -> list[Any]:
+        begun = dataclasses.replace(event.facts, earliest=dict.fromkeys(event.facts.earliest, 0))
+        return list(_prepared(self, dataclasses.replace(event, facts=begun)))
+
+    _prepared = patches.put(BuildAdmission, "prepared", prepared)
+
+
+@unit_mutant(
+    "R29 (entries stay)",
+    "a repair corrects documents whose records retention took",
+    "nothing expires there",
+    test_repair_rounds.test_only_faults_of_the_index_are_wanted,
+)
+def correct_what_is_gone(patches: Patches) -> None:
+    patches.put(composing, "CORRECTED", composing.CORRECTED | {DifferenceClass.UNPROVABLE})
+
+
+@unit_mutant(
     "R29 (verification)",
     "entries whose records retention took are told as wrong",
     "nothing expires there",
@@ -332,3 +411,24 @@ def cut_by_the_next_rollback(patches: Patches) -> None:
         return next((one.timestamp for one in self._rollbacks if one.incarnation > incarnation), None)
 
     patches.put(History, "limit", limit)
+
+
+@unit_mutant(
+    "R33 (commits without a number)",
+    "a fold of them leaves no way back",
+    "a slice that cannot step back is built anew there, which is right as well",
+    test_store_back.test_commits_without_a_number_are_undone_too,
+)
+def fold_without_a_way_back(patches: Patches) -> None:
+    def job(self: Folding, frozen: Level) -> FoldJob:
+        found: FoldJob = _job(self, frozen)
+        return dataclasses.replace(found, undo_bytes=0) if self._state[0].number == UNNUMBERED else found
+
+    def finish_fold(self: memory.MemorySliceStore, wait_s: float = 0.0) -> Applied | None:
+        durable: Applied | None = _finish_fold(self, wait_s)
+        if durable is not None and durable.number == UNNUMBERED:
+            self._undo.clear()
+        return durable
+
+    _job = patches.put(Folding, "_job", job)
+    _finish_fold = patches.put(memory.MemorySliceStore, "finish_fold", finish_fold)

@@ -18,17 +18,6 @@ ROOT: Final = Path(__file__).parents[2]
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
-NOT_SWITCHED_OFF: Final = (
-    "R5, what a slower slice works towards",
-    "R10, how long a gap may stay",
-    "R14, empty segments (nothing is wrong or stuck without them in 400 histories)",
-    "R21, removals before puts",
-    "R29, that entries stay, and that a build says from where it could read",
-    "R33, that the journal covers unnumbered commits",
-)
-"""Each has tests, but no planted fault shows that they see."""
-
-
 def faults() -> list[tuple[str, str]]:
     """(name, the rules that it breaks) of every planted fault."""
     return [(one.name, one.rules) for one in MUTANTS] + [(one.name, one.rules) for one in UNIT_MUTANTS]
@@ -46,7 +35,6 @@ def rows(found: dict[str, tuple[int, str]]) -> list[str]:
         f"| {one.rules} | `{one.name}` | {one.text} | {one.why} | `{one.where()}` |" for one in UNIT_MUTANTS
     ]
     lines += ["| R16 | | | not built: the router keeps no cache | |"]
-    lines += ["", f"Parts of rules that nothing switches off: {'; '.join(NOT_SWITCHED_OFF)}."]
     return lines
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from indexer.store.fold.fold import FoldJob, FoldOutcome
 from indexer.store.fold.worker import FoldTicket, FoldWorker
-from indexer.store.interface import Applied, Counts, Row, SkipLine, SliceStore, StoredDocument
+from indexer.store.interface import UNNUMBERED, Applied, Counts, Row, SkipLine, SliceStore, StoredDocument
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import RetryableError
@@ -197,6 +197,21 @@ def test_a_fold_of_the_state_alone_is_a_step_too(store: SliceStore) -> None:
     assert store.undo_steps == 2
     assert store.step_back(lambda applied: applied.number <= 1)
     assert store.applied == state(1, p0=5)
+
+
+def test_commits_without_a_number_are_undone_too(store: SliceStore) -> None:
+    store.apply(segments([put("d", 0, "a")]), state(1, p0=1))
+    fold(store)
+    store.apply(segments([put("e", 1, "a")]), state(UNNUMBERED, p0=2))
+    fold(store)
+    store.apply(segments([put("d", 2, "b")]), state(UNNUMBERED, p0=3))
+    fold(store)
+    store.apply(segments([put("f", 3, "a")]), state(2, p0=4))
+    assert store.undo_steps == 3
+    assert store.step_back(lambda applied: applied.timestamp.offset(0) <= 1)
+    assert store.applied == state(1, p0=1)
+    assert all_rows(store) == [(key("a") + b"d", b"")]
+    store.check_mirror()
 
 
 def test_snapshots_outlive_a_step_back(store: SliceStore) -> None:
