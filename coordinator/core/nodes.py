@@ -63,8 +63,9 @@ class HeardNodes:
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
         """Take a heartbeat in. Returns whether it comes from a new start of the node, and what to tell."""
         node = self.by_id.get(message.node)
-        if node is not None and message.started_at < node.heartbeat.started_at:
-            return False, []  # from before its restart
+        if node is not None and node.live and message.started_at < node.heartbeat.started_at:
+            # From before its restart. Unless that is silent: then the node's clock was set back.
+            return False, []
         restarted = node is None or message.started_at != node.heartbeat.started_at
         notes: list[Instruction] = []
         if node is None or not node.live:

@@ -326,6 +326,22 @@ def test_a_restarted_node_holds_nothing() -> None:
     assert again.numbers == {"by_city-1": 2}
 
 
+def test_a_node_that_starts_again_on_a_clock_set_back_is_heard_when_its_last_start_is_silent() -> None:
+    core = core_with(index_record())
+    serving(core)
+    core.handle(heartbeat(1_050, "a", ("by_city-1", 0, 1), started_at=5_000))
+    core.handle(heartbeat(1_060, "a", ("by_city-1", 0, -1), started_at=99))
+    assert core.nodes.by_id["a"].heartbeat.started_at == 5_000, "it may be late, of before a restart"
+    for now in range(1_100, 4_000, 100):
+        core.vigil.tick(now)
+    issue(core, progress(3_900, 6, 7), 2)
+    core.handle(Tick(4_201))
+    assert core.nodes.live() == []
+    out = core.handle(heartbeat(4_300, "a", ("by_city-1", 0, -1), started_at=99))
+    assert [one.kind for one in out if isinstance(one, Note)] == ["node-live"]
+    assert core.nodes.by_id["a"].heartbeat.started_at == 99
+
+
 def test_any_replica_of_a_slice_will_do() -> None:
     core = core_with(index_record(placement=[["a", "c"], ["b", "c"]]))
     issue(core, progress(1_000, 5, 7), 1)
