@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation import (  # noqa: F401 - add their own
+    mutants_clock,
     mutants_range,
     mutants_repair,
     mutants_rollback,

@@ -57,6 +57,13 @@ WEATHER: tuple[str, ...] = (
 )
 """Faults that strike whatever goes on."""
 FAULTS: tuple[str, ...] = (*STRIKES, *LOSSES, *WEATHER)
+MISHAPS: tuple[str, ...] = ("killed", "clock-jump", "full-anywhere")
+"""Faults amid what a process does (`mishaps`); the first two are steps."""
+EVERY: tuple[str, ...] = (*FAULTS, *MISHAPS)
+MISHAPS_OF, MISHAPS_EACH = (4, 5), 9
+"""They strike in these of so many plans."""
+KILLED_SHARE, JUMP_SHARE = 0.08, 0.4
+"""How many steps are followed by one of a mishap, and how many of those are jumps, where both may strike."""
 REPAIRS_EACH = 8
 """Repairs are at work in one of so many plans."""
 REPAIR_SHARE, SPOIL_SHARE = 0.25, 0.15
@@ -144,10 +151,11 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
     Args:
         faults: those that may strike; None for a random subset.
     """
-    chance = random.Random(seed)
+    chance, wanted = random.Random(seed), faults
     if faults is None:
         share = chance.choice((0.3, 0.6, 0.9))
         faults = [one for one in FAULTS if chance.random() < share]
+    faults = [one for one in faults if one not in MISHAPS]
     # A rollback reads again what the cleaner may have thinned out meanwhile; the cleaner's lag, which keeps
     # it from that, is a time, and too long for this world.
     losses = {"truncate", "recreate"}
@@ -168,9 +176,13 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         found = _with(seed, found, "steer", STEERING_SHARE, "build", BUILD_SHARE)
     elif seed % EXPIRY_EACH == EXPIRY_EACH - 7:
         found = _with(seed, found, "expire", EXPIRY_SHARE, "expire", 0)
+    mishaps = _mishaps(seed) if wanted is None else [one for one in MISHAPS if one in wanted]
+    if kinds := [one for one in mishaps if one != "full-anywhere"]:
+        share = JUMP_SHARE if len(kinds) > 1 else 0.0
+        found = _with(seed ^ _MASK >> 1, found, kinds[0], KILLED_SHARE, kinds[-1], share)
     return Plan(
         seed,
-        frozenset(faults),
+        frozenset((*faults, *mishaps)),
         tuple(found),
         real_pipeline=seed % 8 == 5 or seed % 16 == 15,
         replicas=seed % 8 == 3 and not {"damage", "disk-loss"} & set(faults),
@@ -180,6 +192,14 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         ranged=seed % 8 == 7,
         calm_ms=CALM_MS[seed // 8 % len(CALM_MS)],
     )
+
+
+def _mishaps(seed: int) -> list[str]:
+    """Those of a seed, by a chance of their own."""
+    if seed % MISHAPS_EACH not in MISHAPS_OF:
+        return []
+    chance = random.Random(seed ^ _MASK >> 2)
+    return [one for one in MISHAPS if chance.random() < 0.7]
 
 
 def _with(seed: int, steps: list[Step], often: str, share: float, rare: str, rarely: float) -> list[Step]:

@@ -241,6 +241,7 @@ class SimConsumer:
         fetcher.position = (partition.offset, -1)
 
     def _of(self, partitions: Sequence[TopicPartition]) -> list[_Fetcher]:
+        self._world.mishaps.pass_by(self._life.name)
         missing = [place for place in partitions if place.partition not in self._fetchers]
         if missing:
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
@@ -248,6 +249,7 @@ class SimConsumer:
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         world, chance = self._world, self._world.chance
+        world.mishaps.pass_by(self._life.name)
         late = world.storm and bool(self._news or self._answers) and chance.below(3) == 0
         if not late:
             self._hear()
@@ -356,6 +358,7 @@ class SimConsumer:
         return found
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+        self._world.mishaps.pass_by(self._life.name)
         generations = [self.generation(place.partition) for place in offsets]
         if not asynchronous:
             error = self._commit(offsets, generations)

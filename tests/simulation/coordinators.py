@@ -53,6 +53,7 @@ from keytide.catalog.catalog import TermRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp, encode
 from tests.simulation.kafka import CLUSTER, Reader
+from tests.simulation.mishaps import COORDINATORS
 from tests.simulation.source import PARTITIONS
 
 if TYPE_CHECKING:
@@ -90,8 +91,10 @@ class SimCoordinator:
         reader = Reader(kafka)
         reader.read()
         self.term = reader.catalog.term + 1
+        self.machine = COORDINATORS[self.term % len(COORDINATORS)]
         kafka.term = self.term
-        kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", world.clock.now)))
+        world.mishaps.begin(self.machine)
+        kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", self.now)))
         reader.read()
         self.alive = True
         self.leader = Leader(reader.catalog, CLUSTER, self.term, LIMITS, BUILD_LIMITS)
@@ -116,14 +119,24 @@ class SimCoordinator:
                 published.append(message)
             else:
                 stamps.append((number_of(self.world, message, number), message))
-        return ControlTail(tuple(stamps), tuple(published), self.world.clock.now)
+        return ControlTail(tuple(stamps), tuple(published), self.now)
+
+    @property
+    def now(self) -> int:
+        """By the clock of its machine."""
+        return self.world.mishaps.now(self.machine)
+
+    def _pass_by(self) -> None:
+        """It may end here. (One that was deposed ends when its successor says so.)"""
+        if self.term == self.world.kafka.term:
+            self.world.mishaps.pass_by(self.machine)
 
     # --- its loops ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """The control loop for a moment, and the executor."""
         world, chance = self.world, self.world.chance
-        kafka, now = world.kafka, world.clock.now
+        kafka, now = world.kafka, self.now
         self._send_broadcasts()
         most = 1 + chance.below(12) if world.storm else 1 << 30
         upto = min(len(kafka.reports), self._heard + most)
@@ -167,6 +180,7 @@ class SimCoordinator:
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
+            self._pass_by()
             match instruction:
                 case Broadcast(message):
                     self._broadcasts.append(message)
@@ -185,7 +199,7 @@ class SimCoordinator:
 
     def _confirm(self, question: ConfirmTopic) -> None:
         """Kafka looks at once; its answer may take a while, or not come in time."""
-        world, now = self.world, self.world.clock.now
+        world, now = self.world, self.now
         error = "timed out" if world.fault("late-broadcast", 0.03) else ""
         topic_id = "" if error else world.kafka.source.topic_id
         late = world.chance.below(20) if world.fault("late-broadcast", 0.3) else 0
@@ -200,6 +214,7 @@ class SimCoordinator:
         world, control = self.world, self.world.kafka.control
         while self._broadcasts:
             message = self._broadcasts.popleft()
+            self._pass_by()
             offset = len(control)
             failed = world.fault("late-broadcast", 0.03)
             lost = failed and world.chance.happens(0.5)
@@ -212,7 +227,7 @@ class SimCoordinator:
                     world.note(
                         "stamp", number, message.term, message.incarnation, message.timestamp.offsets()
                     )
-                now = world.clock.now
+                now = self.now
                 self._inbox.append(
                     IssueFailed(message, "no answer", now) if failed else Issued(message, number, now)
                 )
@@ -221,7 +236,8 @@ class SimCoordinator:
                 world.published(message)
 
     def _work(self, job: Instruction) -> None:
-        world, kafka, now = self.world, self.world.kafka, self.world.clock.now
+        world, kafka, now = self.world, self.world.kafka, self.now
+        self._pass_by()
         match job:
             case Write(records):
                 if not kafka.write(self.term, records):
@@ -230,6 +246,7 @@ class SimCoordinator:
             case PrepareBuild(build, _, topics, queues):
                 for topic, partitions in topics:
                     kafka.make(topic, partitions)
+                    self._pass_by()
                 ends = {topic: kafka.ends(topic) for topic, _ in queues}
                 self._inbox.append(BuildPrepared(build, kafka.source.facts(now), now, ends))
             case ConfirmRollback(keyspace, incarnation):
@@ -248,11 +265,13 @@ class SimCoordinator:
                 for topic, partition, message in messages:
                     queue = kafka.queue(topic, partition)
                     if queue is not None:
-                        queue.append(encode(message), now)
+                        self._pass_by()
+                        queue.append(encode(message), world.clock.now)
                         world.note("end of build", topic, partition)
             case DeleteTopics(topics, index):
                 for topic in topics:
                     kafka.delete(topic)
+                    self._pass_by()
                 if index:
                     self._inbox.append(TopicsDeleted(index, now))
             case StopDriver(build):
@@ -293,6 +312,7 @@ class SimCoordinator:
             queue = self.world.kafka.queue(limit.topic, limit.partition)
             if queue is None:
                 continue
+            self._pass_by()
             young = queue.young(limit.older_than) if limit.older_than else None
             gone = queue.trim(stays_from(limit, queue.end, young))
             reached[limit.topic, limit.partition] = queue.begin

@@ -52,6 +52,8 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "keep_old_keys": (0, "Untorn"),
     "begin_as_large_again": (9, "Stuck"),
     "throw_away_what_is_done": (9, "Stuck"),
+    "believe_the_clock": (6, "Stuck"),
+    "believe_the_later_start": (204, "Stuck"),
     "forget_the_splits": (223, "Untorn"),
     "leave_samples_alone": (23, "Stuck"),
     "read_the_last_first": (7, "Untorn"),
@@ -90,6 +92,6 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "take_any_table": (106, "Stuck"),
     "put_rows_over_records": (10, "Untorn"),
     "tell_at_once": (1, "Unique"),
-    "settle_by_older_ends": (32, "Unique"),
+    "settle_by_older_ends": (56, "Unique"),
     "never_sweep": (0, "Stuck"),
 }

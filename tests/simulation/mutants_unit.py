@@ -140,7 +140,7 @@ def stop_at_the_first_gap(patches: Patches) -> None:
 )
 def stop_at_once(patches: Patches) -> None:
     def late(self: Gaps, now: int) -> list[int]:
-        return _late(self, now + self._limit_ms + 1)
+        return list(_late(self, now + self._limit_ms + 1))
 
     _late = patches.put(Gaps, "late", late)
 

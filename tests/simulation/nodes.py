@@ -90,18 +90,41 @@ class SimStore:
         return self._commit(lambda: self.inner.correct(corrections, spared, applied), corrected=True)
 
     def step_back(self, holds: Callable[[Applied], bool]) -> bool:
-        world = self._world
+        world, mishaps = self._world, self._world.mishaps
         if world.fault("disk-full", 0.2):
             world.seen["full disk"] += 1
             raise DiskFullError("no space left")
+        mishaps.pass_by(self._node)
         before = self.inner.applied
+        try:
+            mishaps.write("step back")
+        except DiskFullError:  # amid it: one step is done
+            self.inner.step_back(lambda applied: applied != before)
+            world.stepped_back(self._node, self._key, before, self.inner.applied, False)
+            raise
         done = self.inner.step_back(holds)
         world.stepped_back(self._node, self._key, before, self.inner.applied, done)
+        mishaps.pass_by(self._node)
         return done
 
+    def start_fold(self) -> bool:
+        self._world.mishaps.write("fold")
+        return self.inner.start_fold()
+
+    def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
+        mishaps = self._world.mishaps
+        if self.inner.folding:
+            mishaps.pass_by(self._node)
+            mishaps.write("fold")
+        folded = self.inner.finish_fold(wait_s)
+        mishaps.pass_by(self._node)
+        return folded
+
     def destroy(self) -> None:
+        self._world.mishaps.pass_by(self._node)
         self.inner.destroy()
         self._world.disks[self._node].pop(self._key, None)
+        self._world.mishaps.pass_by(self._node)
 
     def _commit(self, work: Callable[[], _T], corrected: bool = False) -> _T:
         world = self._world
@@ -110,22 +133,27 @@ class SimStore:
         if world.fault("disk-full", 0.04):
             world.seen["full disk"] += 1
             raise DiskFullError("no space left")
+        world.mishaps.pass_by(self._node)
         before = self.inner.applied
         result = work()
         snapshot = self.inner.snapshot()
         world.committed(self._node, self._key, before, snapshot, corrected)
         snapshot.close()
+        world.mishaps.pass_by(self._node)
         return result
 
 
 class MemorySpool:
     """Chunks in a dictionary."""
 
-    def __init__(self, _path: object = None) -> None:
+    def __init__(self, path: SlicePath) -> None:
+        self._folder = path.folder
         self._chunks: dict[ChunkKey, PutChunk | RemovalChunk] = {}
 
     def keep(self, key: ChunkKey, chunk: PutChunk | RemovalChunk) -> None:
+        self._folder.world.mishaps.write("chunk")
         self._chunks[key] = chunk
+        self._folder.world.mishaps.pass_by(self._folder.node_id)
 
     def puts(self, keys: Sequence[ChunkKey]) -> Sequence[PutChunk]:
         return [chunk for key in keys if isinstance(chunk := self._chunks[key], PutChunk)]
@@ -196,6 +224,7 @@ def open_store(path: SlicePath, initial: Applied, _settings: object, _folds: obj
         raise StoreDamagedError("a page is not what was written")
     found = folder.disk.get(path.key)
     if found is None:
+        folder.world.mishaps.write("new store")
         found = folder.disk[path.key] = folder.world.new_store(folder.node_id, path.key, initial)
     return SimStore(folder.world, folder.node_id, path.key, found)
 
@@ -243,7 +272,8 @@ class SimNode:
     def _begin(self) -> None:
         world = self.world
         self.lives += 1
-        self.started_at = world.clock.now
+        world.mishaps.begin(self.name)
+        self.started_at = self.now
         self.reader = Reader(world.kafka)
         self.reader.read()
         self.node = ServingNode(self.name)
@@ -263,6 +293,11 @@ class SimNode:
         )
         self._catalog_changed()
 
+    @property
+    def now(self) -> int:
+        """By its own clock."""
+        return self.world.mishaps.now(self.name)
+
     def crash(self) -> None:
         """kill -9, and start again at once: what is left is the durable part of each store."""
         for runner in self.hosting.runners.values():
@@ -277,8 +312,8 @@ class SimNode:
 
     def step(self) -> None:
         """One pass of the ingest loop."""
-        world, now = self.world, self.world.clock.now
-        if now < self.silent_until:
+        world, now, time = self.world, self.now, self.world.clock.now
+        if time < self.silent_until:
             return
         chance, storm = world.chance, world.storm
         if self.reader.read(chance.below(5) if storm else 1 << 30):
@@ -286,7 +321,7 @@ class SimNode:
         runners = self.hosting.runners
         for key in list(runners):
             self._read(key, chance.below(5) if storm else 1 << 30)
-        end = len(world.kafka.control) if now >= self.late_until else self._control
+        end = len(world.kafka.control) if time >= self.late_until else self._control
         upto = self._control + chance.below(end - self._control + 1) if storm else end
         begin, self._control = self._control, upto
         for number in range(begin, upto):
@@ -305,7 +340,7 @@ class SimNode:
 
     def _catalog_changed(self) -> None:
         self.node.show_catalog(self.reader.catalog.copy())
-        self.hosting.reconcile(self.reader.catalog, self.world.clock.now)
+        self.hosting.reconcile(self.reader.catalog, self.now)
 
     def _read(self, key: SliceKey, most: int) -> None:
         runner = self.hosting.runners.get(key)
@@ -318,7 +353,7 @@ class SimNode:
         self.world.seen["passed over"] += max(0, core.incomplete_batches - incomplete)
 
     def _feed(self, key: SliceKey, runner: SliceRunner, most: int) -> None:
-        kafka, now = self.world.kafka, self.world.clock.now
+        kafka, now = self.world.kafka, self.now
         for _ in range(most):
             place = self.places.get(key)
             if place is None or place.paused:
@@ -342,7 +377,7 @@ class SimNode:
         if place.position == _BEGINNING:
             place.position = queue.begin
             return
-        now = self.world.clock.now
+        now = self.now
         self.places.pop(key)
         reason = f"{place.topic} no longer has offset {place.position}"
         self.hosting.runners[key].feed(DataLost(reason), now)
@@ -363,12 +398,14 @@ class SimNode:
     # --- what it tells ------------------------------------------------------------------------------------
 
     def _acknowledge(self, keyspace: str, incarnation: int, number: int, key: SliceKey) -> None:
+        self.world.mishaps.pass_by(self.name)
         self._acks.setdefault((keyspace, incarnation, number), []).append(key)
         self.world.held(self, incarnation, number, key)
 
     def _flush(self) -> None:
         acks, self._acks = self._acks, {}
         for (keyspace, incarnation, number), keys in sorted(acks.items()):
+            self.world.mishaps.pass_by(self.name)
             self.world.report(Acknowledged(self.name, keyspace, incarnation, number, keys))
 
     def _heartbeat(self, now: int) -> None:
@@ -395,14 +432,16 @@ class SimNode:
         )
 
     def statuses(self) -> list[SliceStatus]:
-        return self.hosting.statuses(self.world.clock.now)
+        return self.hosting.statuses(self.now)
 
     # --- QueueReading -------------------------------------------------------------------------------------
 
     def read_mutations(self, key: SliceKey, position: int) -> None:
+        self.world.mishaps.pass_by(self.name)
         self.places[key] = _Place(TOPICS.mutations(key[0]), position, building=False)
 
     def read_backfill(self, key: SliceKey, build: str, position: int) -> None:
+        self.world.mishaps.pass_by(self.name)
         self.places[key] = _Place(TOPICS.backfill(key[0], build), position, building=True)
 
     def pause(self, key: SliceKey) -> None:

@@ -56,6 +56,7 @@ class SimProducer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         world, clock = self._world, self._world.clock
+        world.mishaps.pass_by(self._life.name)
         assert on_delivery is not None
         if topic == TOPICS.reports:
             world.report(decode(value))

@@ -74,6 +74,7 @@ class SimProjector:
     def _begin(self) -> None:
         self._lives += 1
         world = self.world
+        world.mishaps.begin(self.name)
         self.life = Life(self.name, f"{self.name}.{self._lives}")
         kind = SimPipeline if world.plan.real_pipeline else QuickPipeline
         self.shell = SimShell(
@@ -81,7 +82,7 @@ class SimProjector:
             SimTransport(world, self.life),
             kind(world, self.life.sender),
             clock=lambda: (world.clock.now + self.ahead) / 1000,
-            now_ms=lambda: world.clock.now,
+            now_ms=lambda: world.mishaps.now(self.name),
         )
         self.shell.start(Flag())
 
@@ -89,6 +90,10 @@ class SimProjector:
         """Die with sends under way, or leave in order, and start again at once."""
         if self.world.storm and self.world.chance.below(4) == 0:
             self.shell.close()
+        self.die()
+
+    def die(self) -> None:
+        """Be killed, and start again at once."""
         self.life.cut = self.world.clock.now + self.world.chance.below(60)
         self._begin()
         self.world.note("crash", self.life.sender)

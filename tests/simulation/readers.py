@@ -72,7 +72,7 @@ class SlowReader(LocalReader):
         self.lanes = ReadThreads(1)  # (short reads take none of their threads)
 
     def _now(self) -> int:
-        return self._world.clock.now
+        return self._world.mishaps.now(self._view.node_id)
 
 
 @dataclass(slots=True)

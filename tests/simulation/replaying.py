@@ -12,11 +12,13 @@ from shlex import quote
 from typing import Any
 
 from tests.simulation import planting
-from tests.simulation.chance import FAULTS, Plan, Step, plan
+from tests.simulation.chance import EVERY, FAULTS, Plan, Step, plan
 
 PROGRAM = "python -m tests.simulation"
 OWN = "own"
 """The faults that a seed chooses itself. (With a planted fault that is not what is taken by default.)"""
+_GROUPS: dict[str, tuple[str, ...]] = {"none": (), "usual": FAULTS, "all": EVERY}
+_WORDS = " or ".join(_GROUPS)
 _TOLD = frozenset({"seed", "faults", "steps"})
 """Fields of a plan that have options of their own; `--set` is for the others."""
 
@@ -27,8 +29,8 @@ def parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description="Run one history; a failure prints its story, and ends with status 1."
     )
     made.add_argument("seed", type=int)
-    made.add_argument("--drawn", metavar="FAULTS", help=f"draw steps for these faults: a,b or all or {OWN}")
-    made.add_argument("--faults", help="only these may strike: a,b or all or none")
+    made.add_argument("--drawn", metavar="FAULTS", help=f"draw steps for a,b,... or {_WORDS} or {OWN}")
+    made.add_argument("--faults", help=f"only these may strike: a,b,... or {_WORDS}")
     made.add_argument("--first", type=int, metavar="N", help="only the first N steps")
     made.add_argument("--steps", help="only these: numbers, 1,4-6, or each with its chance, write:17,poll:4")
     made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another field")
@@ -67,7 +69,7 @@ def plan_of(flags: argparse.Namespace, bent: Callable[[int], Plan] = plan) -> Pl
 
 def limited(one: Plan, faults: frozenset[str]) -> Plan:
     """A plan in which only these faults may strike."""
-    steps = tuple(step for step in one.steps if step[0] not in FAULTS or step[0] in faults)
+    steps = tuple(step for step in one.steps if step[0] not in EVERY or step[0] in faults)
     return one._replace(faults=faults, steps=steps)
 
 
@@ -107,7 +109,7 @@ def _told_steps(one: Plan, base: Plan) -> list[str]:
 def _drawn(one: Plan) -> Sequence[str] | None:
     """What a plan's steps were drawn for; None, as for the seed's own choice, when nobody knows."""
     wanted = one.faults
-    for drawn in (None, FAULTS, sorted(wanted)):
+    for drawn in (None, FAULTS, EVERY, sorted(wanted)):
         base = plan(one.seed, drawn)
         if _numbers(one.steps, base.steps) is not None:
             return drawn
@@ -115,16 +117,17 @@ def _drawn(one: Plan) -> Sequence[str] | None:
 
 
 def _names(text: str) -> list[str]:
-    if text in ("all", "none"):
-        return list(FAULTS) if text == "all" else []
+    if text in _GROUPS:
+        return list(_GROUPS[text])
     names = text.split(",")
-    if unknown := set(names) - set(FAULTS):
-        raise ValueError(f"no faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    if unknown := set(names) - set(EVERY):
+        raise ValueError(f"no faults: {', '.join(sorted(unknown))}; there are {', '.join(EVERY)}")
     return names
 
 
 def _listed(names: Sequence[str]) -> str:
-    return "all" if tuple(names) == FAULTS else ",".join(names) or "none"
+    found = next((word for word, group in _GROUPS.items() if set(group) == set(names)), "")
+    return found or ",".join(names)
 
 
 def _picked(steps: Sequence[Step], text: str) -> tuple[Step, ...]:

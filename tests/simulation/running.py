@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.simulation.chance import FAULTS, Plan, plan
+from tests.simulation.chance import EVERY, FAULTS, Plan, plan
 from tests.simulation.killers import KILLERS
 from tests.simulation.planting import Mutant, planted
 from tests.simulation.replaying import command_of
@@ -41,7 +41,8 @@ class Tally:
 
     def faults(self) -> dict[str, int]:
         """How often faults struck, by kind."""
-        names = (*FAULTS, "gaps", "rewound", "full disk", "fenced", "rolled-back", "slices-rebuilt")
+        more = ("killed amid", "gaps", "rewound", "full disk", "fenced", "rolled-back", "slices-rebuilt")
+        names = (*EVERY, *more)
         return {name: self.seen[name] for name in names if self.seen[name]}
 
     def plus(self, other: Tally) -> None:

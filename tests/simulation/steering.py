@@ -17,7 +17,7 @@ MUCH = 1 << 40
 
 def steer(world: World) -> None:
     """Somebody does something to some build, or the disk of the drivers."""
-    leader, now = world.leader.leader, world.clock.now
+    leader, now = world.leader.leader, world.leader.now
     what = world.chance.pick(ACTIONS)
     if what in ("full", "empty"):
         world.leader.tell(RoomSeen("builds", 0 if what == "full" else MUCH, now))
@@ -39,7 +39,7 @@ def steer(world: World) -> None:
 
 def settle(world: World) -> None:
     """Everything that was paused goes on, and there is room."""
-    now = world.clock.now
+    now = world.leader.now
     world.leader.tell(RoomSeen("builds", MUCH, now))
     for build in _steered(world):
         if build.paused_by == "operator":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.__main__ import main
 from tests.simulation.all_mutants import mutant_of
-from tests.simulation.chance import FAULTS, Plan, plan
+from tests.simulation.chance import EVERY, FAULTS, Plan, plan
 from tests.simulation.planting import planted
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.replaying import PROGRAM, command_of, limited, parser, plan_of
@@ -37,6 +37,8 @@ def variants(seed: int) -> list[Plan]:
         fewer._replace(steps=fewer.steps[: len(fewer.steps) // 2]),
         fewer._replace(steps=fewer.steps[5:7] + fewer.steps[9:10], restart_at_end=not own.restart_at_end),
         limited(all_faults, frozenset()),
+        plan(seed, EVERY),
+        plan(seed, ("killed", "lost")),
         own._replace(steps=(("write", 17), ("poll", 4))),
     ]
 
@@ -56,7 +58,7 @@ def test_lines_are_short() -> None:
     assert command_of(plan(5)) == f"{PROGRAM} 5"
     first = plan(5)._replace(steps=plan(5).steps[:20])
     assert command_of(first) == f"{PROGRAM} 5 --first 20"
-    assert command_of(limited(plan(5, FAULTS), frozenset())) == f"{PROGRAM} 5 --drawn all --faults none"
+    assert command_of(limited(plan(5, FAULTS), frozenset())) == f"{PROGRAM} 5 --drawn usual --faults none"
 
 
 def test_a_failing_history_tells_its_shortest_prefix_and_a_line_that_fails_alike(

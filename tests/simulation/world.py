@@ -44,6 +44,7 @@ from tests.simulation.consumers import Group
 from tests.simulation.coordinators import SimCoordinator
 from tests.simulation.drivers import Checkpoint, SimDriver, SimSampler
 from tests.simulation.kafka import Kafka, Reader
+from tests.simulation.mishaps import KilledError, Mishaps
 from tests.simulation.nodes import Reopenable, SimNode
 from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
@@ -105,6 +106,7 @@ class World:
         self.seen: Counter[str] = Counter()
         self.new_store = new_store
         self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in NODES}
+        self.mishaps = Mishaps(self)
         self.damaged: set[tuple[str, SliceKey]] = set()
         self.aside: set[tuple[str, SliceKey]] = set()
         self.checkpoints: dict[str, Checkpoint] = {}
@@ -314,6 +316,7 @@ class World:
         history = History.of(self.truth.catalog, KEYSPACE)
         void = not history.number_holds(pages.number, pages.incarnation)
         alive = not void and all(self.runs(runner) for runner in pages.runners)
+        alive = alive and not self.seen["clock jumped"]  # (leases go by the clocks of nodes)
         if alive and index is not None and index.state == "READY" and self.clock.now < pages.until:
             raise BrokenError("Stable", f"slice {missing.slice} let go of a leased snapshot of {pages.index}")
         self.seen["snapshot gone"] += 1
@@ -354,11 +357,11 @@ class World:
                 self._exited(build, driver.status, driver.task)
 
     def _exited(self, build: str, status: int, task: DriverTask) -> None:
-        self.leader.tell(DriverExited(build, status, "", self.clock.now, task))
+        self.leader.tell(DriverExited(build, status, "", self.leader.now, task))
 
     def _build(self) -> None:
         """CREATE INDEX, or BUILD INDEX again."""
-        leader, now = self.leader, self.clock.now
+        leader, now = self.leader, self.leader.now
         known = {index.name: index for index in leader.leader.dictionary.catalog.indexes()}
         name = self.chance.pick(INDEXES)
         try:
@@ -374,7 +377,7 @@ class World:
             self.seen["refused"] += 1
 
     def _build_from_table(self, name: str, known: bool, facts: SourceStatus) -> None:
-        leader, now = self.leader, self.clock.now
+        leader, now = self.leader, self.leader.now
         if not known:
             deferred = creation(name, self.plan.ranged, deferred=True)
             leader.ask(leader.leader.commands.execute(deferred, facts, now))
@@ -390,7 +393,7 @@ class World:
 
     def _drop(self) -> None:
         try:
-            self.leader.ask(self.leader.leader.commands.drop(self.chance.pick(INDEXES), self.clock.now))
+            self.leader.ask(self.leader.leader.commands.drop(self.chance.pick(INDEXES), self.leader.now))
         except CallerError:
             self.seen["refused"] += 1
 
@@ -403,8 +406,11 @@ class World:
         for number, (action, seed) in enumerate(self.plan.steps, 1):
             self.note("step", number, action)
             chance.begin(seed)
-            clock.run_until(clock.now + chance.below(LONGEST_STEP_MS))
-            self._act(action)
+            try:
+                clock.run_until(clock.now + chance.below(LONGEST_STEP_MS))
+                self._act(action)
+            except KilledError as killed:
+                self.mishaps.bury(killed)
         self._heal()
         self._drain()
         if self.plan.restart_at_end:
@@ -466,6 +472,8 @@ class World:
                 steering.steer(self)
             case "expire":
                 self._expire()
+            case "killed" | "clock-jump":
+                self.mishaps.strike(action)
             case _:
                 self.note("fault", action)
                 self._strike(action)
@@ -483,7 +491,7 @@ class World:
                 name = chance.pick(self.projectors).name
                 self.group.give(chance.below(PARTITIONS), name, politely=chance.below(2) == 0)
             case "new-leader":
-                self._depose()
+                self.depose()
             case "compaction":
                 limits = {p: self.kafka.committed[p].offset or 0 for p in range(PARTITIONS)}
                 self.kafka.source.clean(chance, limits)
@@ -534,7 +542,7 @@ class World:
             self.note(what, self.kafka.source.topic_id, partition, self.kafka.source.ends())
             self.seen[what] += 1
 
-    def _depose(self) -> None:
+    def depose(self) -> None:
         """A new leader takes over; the old one does not know yet."""
         for old in self.coordinators[:-1]:
             old.stop()
@@ -553,11 +561,12 @@ class World:
         self.seen["expired"] += 1
         for node in self.nodes.values():
             node.crash()
-        self._depose()
+        self.depose()
         self.coordinators[-2].stop()
 
     def _heal(self) -> None:
         self.storm, self.healed = False, True
+        self.mishaps.end()
         self.note("healed")
         for old in self.coordinators[:-1]:
             old.stop()

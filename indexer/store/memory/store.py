@@ -206,7 +206,7 @@ class MemorySliceStore:
         self._state, self._frozen = self._durable, None
 
     def destroy(self) -> None:
-        self._state = self._durable = MemoryState(Applied())
+        self._state = self._durable = MemoryState(self.applied)
         self._undo.clear()
         self._frozen = None
 
