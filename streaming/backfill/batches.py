@@ -38,7 +38,7 @@ from keytide.wire.messages import BatchEnd, encode
 from streaming.backfill.table_origin import TableError, run_table
 from streaming.core import log_identity
 from streaming.core import micro_batches as core
-from streaming.core.sizing import SizedBatch, Sizing, cut, documents
+from streaming.core.sizing import SizedBatch, Sizing, documents
 from streaming.core.versions import Offsets, Version, losers_of
 from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateClient, RateGate
@@ -147,15 +147,8 @@ class Batches:
 
     def _next(self, planned: Range) -> SizedBatch | None:
         """What is to be done next of what Spark has planned; None when all is done."""
-        journal = self._status.journal
-        if journal.pending is not None:
-            return journal.pending
-        start = self._status.position.offsets()
-        start = {p: max(offset, start.get(p, 0)) for p, offset in planned.start.offsets().items()}
-        end = planned.end.offsets()
-        if not documents(start, end):
-            return None
-        return SizedBatch(journal.finished + 1, start, cut(start, end, self._sizing.limited(self.rate)))
+        most = self._sizing.limited(self.rate)
+        return self._status.next_batch(planned.start.offsets(), planned.end.offsets(), most)
 
     def on_table(self, table: DataFrame, begin: Timestamp) -> None:
         """Run micro-batch 0 of a build that begins with a table.

@@ -198,12 +198,9 @@ class BackfillDriver(Driver):
         """The build's record, while it is to be backfilled."""
         catalog = self._metadata.catalog()
         build = catalog.build(self._id)
-        if build is None or build.state not in ("QUEUED", "BACKFILL") or build.ended:
-            log.info("build %s is %s", self._id, build.state if build else "not in the metadata")
-            raise StoppedError
-        keyspace = catalog.keyspace(build.keyspace)
-        if keyspace is not None and keyspace.incarnation > build.incarnation:
-            log.info("build %s: keyspace %s was rolled back since it began", self._id, keyspace.name)
+        reason = core.unwanted(build, catalog.keyspace(build.keyspace) if build else None)
+        if build is None or reason:
+            log.info("build %s ends here: %s", self._id, reason)
             raise StoppedError
         return build
 

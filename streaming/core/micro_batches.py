@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.catalog import BuildRecord, KeyspaceRecord
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BatchEnd
@@ -228,6 +228,19 @@ def goal(build: BuildRecord, partitions: int) -> Timestamp | None:
     if any(partition not in build.low_watermark for partition in range(partitions)):
         return None
     return build.load_timestamp.merge_max(Timestamp.of(build.low_watermark))
+
+
+def unwanted(build: BuildRecord | None, keyspace: KeyspaceRecord | None) -> str:
+    """Why a build is not to be backfilled (any more), "" when it is.
+
+    Args:
+        build, keyspace: their records, None where there is none.
+    """
+    if build is None or build.state not in ("QUEUED", "BACKFILL") or build.ended:
+        return f"it is {build.state}" if build else "it is not in the metadata"
+    if keyspace is not None and keyspace.incarnation > build.incarnation:
+        return f"keyspace {keyspace.name} was rolled back since it began"
+    return ""
 
 
 def forgotten(build: BuildRecord, first_read_at: int, begun: bool) -> bool:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +30,7 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
 from streaming.core.log_identity import known
 from streaming.core.micro_batches import SettledBatch, Target, add_counts
-from streaming.core.sizing import SizedBatch
+from streaming.core.sizing import SizedBatch, cut, documents
 from streaming.drivers.rate_gate import RateGate
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,34 @@ class DriverTotals(msgspec.Struct, rename={"newest": "piece"}):
         new.replace(file)
 
 
+class Keeper(Protocol):
+    """Where a journal is kept between starts."""
+
+    def load(self) -> DriverTotals:
+        """What was kept last; an empty one when nothing was."""
+
+    def keep(self, journal: DriverTotals) -> None:
+        """Keep this one, so that a kill leaves the old or the new."""
+
+
+class FileKeeper:
+    """Keeps it in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def load(self) -> DriverTotals:
+        return DriverTotals.load(self._file)
+
+    def keep(self, journal: DriverTotals) -> None:
+        journal.save(self._file)
+
+
 class Status:
     """Where a driver stands; all methods may be called from any thread.
+
+    Args:
+        journal: the file that it is kept in, or what else keeps it.
 
     Attributes:
         finished: number of the last micro-batch whose ends are in the queues, -1 when none.
@@ -108,13 +135,14 @@ class Status:
         gate: counts what tasks of the present micro-batch have read.
     """
 
-    def __init__(self, journal_file: Path) -> None:
+    def __init__(self, journal: Path | Keeper) -> None:
+        keeper = FileKeeper(journal) if isinstance(journal, Path) else journal
         self._lock = threading.Lock()
-        self._file = journal_file
+        self._keep = keeper.keep
         self.at_table = False
         self._busy = self._closing = self._counted = False
         self._state, self._note = "STARTING", ""
-        self.journal = DriverTotals.load(journal_file)
+        self.journal = keeper.load()
         self.finished = -1
         self.position = self.earliest = Timestamp()
         self.gate: RateGate | None = None
@@ -133,7 +161,7 @@ class Status:
     def begin_reading(self, now: int) -> None:
         """The first micro-batch is about to be read: tombstones count from here (R26)."""
         if not self.journal.first_read_at:
-            replace(self.journal, first_read_at=now).save(self._file)  # before anybody hears of it
+            self._keep(replace(self.journal, first_read_at=now))  # before anybody hears of it
             self.journal.first_read_at = now
 
     def begin_batch(self) -> None:
@@ -154,10 +182,25 @@ class Status:
         with self._lock:
             self._busy = False
 
+    def next_batch(self, start: Mapping[int, int], end: Mapping[int, int], most: int) -> SizedBatch | None:
+        """The next micro-batch of what is planned; None when all of that is done.
+
+        Args:
+            start, end: what is planned, by partition; the end is exclusive.
+            most: documents that it may have.
+        """
+        if self.journal.pending is not None:
+            return self.journal.pending
+        reached = self.position.offsets()
+        begin = {p: max(offset, reached.get(p, 0)) for p, offset in start.items()}
+        if not documents(begin, end):
+            return None
+        return SizedBatch(self.journal.finished + 1, begin, cut(begin, end, most))
+
     def note_size(self, size: int) -> None:
         """What the next driver's first micro-batch has, if this one's comes to nothing."""
         self.journal.size = size
-        self.journal.save(self._file)
+        self._keep(self.journal)
 
     def settle_batch(self, end: Timestamp, batch: SizedBatch | None) -> None:
         """What a micro-batch has read is of one log; on disk before any of its ends is sent.
@@ -169,7 +212,7 @@ class Status:
         self.journal.read = end
         with self._lock:
             self.journal.newest = batch
-        self.journal.save(self._file)
+        self._keep(self.journal)
 
     def finish_batch(self, batch: int, end: Timestamp, targets: list[Target], outcome: SettledBatch) -> None:
         """The ends of a micro-batch are in the queues."""
@@ -185,12 +228,12 @@ class Status:
             add_counts(journal.left_out, outcome.left_out)
             if journal.newest is not None:
                 journal.newest = replace(journal.newest, done=True)
-        journal.save(self._file)
+        self._keep(journal)
 
     def finish_empty(self, end: Timestamp) -> None:
         """Settle that micro-batch 0 is empty; on disk before anybody hears of it."""
         self.journal.nothing_to_read = end.offsets()
-        self.journal.save(self._file)
+        self._keep(self.journal)
         with self._lock:
             self.finished, self.position = 0, end
 

@@ -40,14 +40,7 @@ def _below(path: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def names() -> Iterator[tuple[str, ...]]:
     """Every command and group as its words, those that are hidden left out."""
-    yield from _below(("keytide",), typer.main.get_command(app))
-
-
-def _below(path: tuple[str, ...], command: Any) -> Iterator[tuple[str, ...]]:
-    yield path
-    for name, inner in sorted(getattr(command, "commands", {}).items()):
-        if not inner.hidden:
-            yield from _below((*path, name), inner)
+    return (tuple(path.split()) for path, _ in every_command())
 
 
 def _one(path: str, command: Any) -> Iterator[str]:

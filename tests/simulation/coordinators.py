@@ -53,7 +53,7 @@ from keytide.catalog.catalog import TermRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp, encode
 from tests.simulation.kafka import CLUSTER, Reader
-from tests.simulation.mishaps import COORDINATORS
+from tests.simulation.mishaps import machine_of
 from tests.simulation.source import PARTITIONS
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class SimCoordinator:
         reader = Reader(kafka)
         reader.read()
         self.term = reader.catalog.term + 1
-        self.machine = COORDINATORS[self.term % len(COORDINATORS)]
+        self.machine = machine_of(self.term)
         kafka.term = self.term
         world.mishaps.begin(self.machine)
         kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", self.now)))

@@ -26,6 +26,11 @@ COORDINATORS = ("coordinator-0", "coordinator-1")
 """Two machines, on which coordinators follow one another."""
 
 
+def machine_of(term: int) -> str:
+    """Where the coordinator of a term runs."""
+    return COORDINATORS[term % len(COORDINATORS)]
+
+
 class KilledError(BaseException):
     """A process ends here.
 

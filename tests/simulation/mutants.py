@@ -524,7 +524,9 @@ def begin_as_large_again(patches: Patches) -> None:
 @mutant("Stuck", "each driver begins where the build began")
 def throw_away_what_is_done(patches: Patches) -> None:
     def begin(self: drivers.SimDriver, world: Any, build: str, checkpoint: Any, term: int) -> None:
-        checkpoint.finished = 0
+        journal = checkpoint.load()
+        journal.piece = checkpoint.planned = None
+        checkpoint.keep(journal)
         _begin(self, world, build, checkpoint, term)
 
     _begin = patches.put(drivers.SimDriver, "__init__", begin)

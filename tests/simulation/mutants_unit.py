@@ -348,8 +348,8 @@ def miss_what_was_read(patches: Patches) -> None:
 )
 def hide_the_beginning(patches: Patches) -> None:
     def prepared(self: BuildAdmission, event: BuildPrepared) -> list[Any]:
-        begun = dataclasses.replace(event.facts, earliest=dict.fromkeys(event.facts.earliest, 0))
-        return list(_prepared(self, dataclasses.replace(event, facts=begun)))
+        begun = dataclasses.replace(event.source, earliest=dict.fromkeys(event.source.earliest, 0))
+        return list(_prepared(self, dataclasses.replace(event, source=begun)))
 
     _prepared = patches.put(BuildAdmission, "prepared", prepared)
 

@@ -333,7 +333,7 @@ def test_a_node_that_starts_again_on_a_clock_set_back_is_heard_when_its_last_sta
     core.handle(heartbeat(1_060, "a", ("by_city-1", 0, -1), started_at=99))
     assert core.nodes.by_id["a"].heartbeat.started_at == 5_000, "it may be late, of before a restart"
     for now in range(1_100, 4_000, 100):
-        core.vigil.tick(now)
+        core.failure_detector.tick(now)
     issue(core, progress(3_900, 6, 7), 2)
     core.handle(Tick(4_201))
     assert core.nodes.live() == []

@@ -73,6 +73,22 @@ def test_what_is_written_down_comes_first_and_once(tmp_path: Path) -> None:
     assert status.try_close(lambda _: True)
 
 
+def test_the_next_batch_is_of_what_is_planned_and_not_done(tmp_path: Path) -> None:
+    status = Status(tmp_path / "progress.json")
+    status.resume(-1, Timestamp.of({0: 2}), Timestamp())
+    assert status.next_batch({0: 2}, {0: 2}, 10) is None, "nothing is planned"
+    first = status.next_batch({0: 2}, {0: 9}, 4)
+    assert first == SizedBatch(0, {0: 2}, {0: 6})
+    assert status.next_batch({0: 2}, {0: 9}, 3) == SizedBatch(0, {0: 2}, {0: 5}), (
+        "cut anew: nobody has its end"
+    )
+    status.settle_batch(Timestamp.of({0: 6}), first)
+    assert status.next_batch({0: 2}, {0: 9}, 3) == first, "some slices may have it"
+    status.finish_batch(0, Timestamp.of({0: 6}), [], SettledBatch([], [], 4, b"", {}, {}))
+    assert status.next_batch({0: 2}, {0: 9}, 4) == SizedBatch(1, {0: 6}, {0: 9})
+    assert status.next_batch({0: 2}, {0: 6}, 4) is None
+
+
 def test_what_is_away_is_sat_out_from_the_first_failure_on() -> None:
     sitting = Outage(60)
     assert not sitting.over(-1, 1_000)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.catalog import BuildRecord, KeyspaceRecord
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
@@ -39,6 +39,17 @@ def test_a_folder_that_does_not_know_what_was_read_is_another_machines() -> None
     assert not forgotten(0, 0, 0, False), "nor has anything"
     assert not forgotten(0, 0, 70, False), "the report was lost"
     assert not forgotten(0, 1, 0, False), "there was nothing to read"
+
+
+def test_a_build_is_wanted_while_it_is_to_be_read_and_not_rolled_back() -> None:
+    record = BuildRecord("b8", "people", [], "BACKFILL", Timestamp(), 1, incarnation=1)
+    keyspace = KeyspaceRecord("people", "T", 2, 1, 1)
+    assert core.unwanted(record, keyspace) == core.unwanted(record, None) == ""
+    assert core.unwanted(replace(record, state="QUEUED"), keyspace) == ""
+    assert core.unwanted(None, keyspace) == "it is not in the metadata"
+    assert core.unwanted(replace(record, state="PAUSED"), keyspace) == "it is PAUSED"
+    assert core.unwanted(replace(record, ended=True), keyspace) != ""
+    assert "was rolled back" in core.unwanted(record, replace(keyspace, incarnation=2))
 
 
 def test_winners_are_the_attempts_that_handed_back_a_summary() -> None:
