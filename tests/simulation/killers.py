@@ -42,7 +42,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "load_half": (0, "Untorn"),
     "load_twice": (33, "Stuck"),
     "end_early": (8, "Stuck"),
-    "hand_over_early": (9, "Stuck"),
+    "hand_over_early": (24, "Stuck"),
     "publish_the_maximum": (0, "Published"),
     "reuse_tokens": (32, "Stable"),
     "forget_the_tips": (61, "Monotonic"),

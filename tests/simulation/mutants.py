@@ -35,6 +35,7 @@ from projector.service import projector as service
 from projector.service import reports as report
 from projector.service.reports import ProjectorReporter
 from projector.service.sender import QueueSender
+from streaming.core import micro_batches as streaming_core
 from streaming.core import sizing as pieces
 from tests.simulation import coordinators, drivers, kafka, nodes, readers
 from tests.simulation.planting import Mutant, Patches
@@ -451,7 +452,7 @@ def hand_over_early(patches: Patches) -> None:
         return Timestamp.of({p: max(0, o - 1) for p, o in timestamp.offsets().items()}, timestamp.topic_id)
 
     _reached = patches.put(backfilling, "reached", reached)
-    _passed = patches.put(drivers, "passed", passed)
+    _passed = patches.put(streaming_core, "passed", passed)
 
 
 # --- published numbers and scans ----------------------------------------------------------------------------
