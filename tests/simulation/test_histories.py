@@ -95,6 +95,9 @@ REACHED = (
     "full disk: fold",
     "full disk: new store",
     "full disk: chunk",
+    "out of range",
+    "queue full",
+    "old leader",
 )
 
 
