@@ -235,7 +235,7 @@ class SimConsumer:
 
     def seek(self, partition: TopicPartition) -> None:
         (fetcher,) = self._of([partition])
-        if fetcher.broken or not fetcher.begun:
+        if fetcher.broken or not fetcher.begun or self._world.fault("out-of-range", 0.15):
             raise KafkaException(KafkaError(KafkaError._STATE))
         fetcher.go(partition.offset)
         fetcher.position = (partition.offset, -1)

@@ -28,11 +28,13 @@ from indexer.store.interface import Applied
 from indexer.store.memory import store as memory
 from keytide.model.timestamp import Timestamp
 from keytide.wire.columns import heard_ids
-from keytide.wire.messages import Assembler, Segment
+from keytide.wire.messages import Assembler, Part, Segment, decode
 from projector.core.projection import SourceBatch
+from projector.progress.events import Key
 from projector.progress.tracker import Tracker
 from projector.service import projector as service
 from projector.service import reports as report
+from projector.service import source
 from projector.service.reports import ProjectorReporter
 from projector.service.sender import QueueSender
 from streaming.core import micro_batches as streaming_core
@@ -359,6 +361,35 @@ def reuse_ids(patches: Patches) -> None:
 )
 def forget_parts(patches: Patches) -> None:
     patches.put(Assembler, "first_pending", lambda self: None)
+
+
+@mutant(
+    "R20, late parts",
+    "a part of an older message takes the newer one of its sender apart",
+    faults=("late-answers", "lost", "parts", "slow"),
+)
+def mix_messages(patches: Patches) -> None:
+    def feed(self: Assembler, data: bytes, position: int) -> Any:
+        message = decode(data)
+        if isinstance(message, Part) and message.sender in self._pending:
+            number, first, pieces = self._pending[message.sender]
+            if message.number < number:
+                self._pending[message.sender] = (message.number - 1, first, pieces)
+        return _feed(self, data, position)
+
+    _feed = patches.put(Assembler, "feed", feed)
+
+
+@mutant(
+    "R9",
+    "records that were fetched before a seek or a pause are taken",
+    faults=("lost", "out-of-range", "slow"),
+)
+def take_what_was_fetched_before(patches: Patches) -> None:
+    def group(messages: Any, several_topics: bool, wanted: Any) -> Any:
+        return _group(messages, several_topics, {Key(one.topic(), one.partition()) for one in messages})
+
+    _group = patches.put(source, "group", group)
 
 
 # --- builds -------------------------------------------------------------------------------------------------
