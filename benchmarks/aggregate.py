@@ -33,7 +33,7 @@ from indexer.scan.aggregate.task import (
     encode_plan,
 )
 from indexer.scan.local.tasks import SliceWork, Unfinished
-from indexer.scan.peer.messages import ReadRequest
+from indexer.scan.peer.messages import ReadConsistency, ReadPaging, ReadRequest, ReadShape, ReadSpan
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied
 from indexer.store.lmdb.store import LmdbSliceStore
@@ -108,7 +108,10 @@ def measure(snapshot: Any, functions: list[str], group_by: list[str], tested: st
     body = encode_arguments(Arguments(encode_plan(plan), False, wanted, 1_000_000, 1 << 60, {}))
     condition = b"" if not tested or wanted else msgspec.json.encode(parse_predicate(tested))
     request = ReadRequest(
-        "i", 0, 0, [0], WHOLE, [b""], False, 0, filter=condition, task="aggregate", body=body
+        ReadSpan("i", [0], WHOLE, [b""], False),
+        ReadPaging(0),
+        ReadConsistency(0, 0),
+        ReadShape(condition, task="aggregate", body=body),
     )
     view: Any = None
     begin = time.thread_time()

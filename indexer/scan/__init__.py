@@ -2,13 +2,16 @@
 of an index. A scan reads from top to bottom in this order (ARCHITECTURE.md, "The way of a scan"):
 
     request    what a reader may ask, decoded and checked (pure)
-    plan       which number, which spans of which slices, what holds them
+    plan       which number, which spans of which slices, what keeps them
     peer       what nodes ask each other (pure)
     local      this node's slices: cursors, filters, limits
     gather     all slices as one stream in key order; pages; start at `service`
     shape      entries as rows and columns (pure)
     aggregate, query, stream, tail    what else is made of the same parts
+    tasks      what slices can work out, of all of these
     http       routes, answers, problem documents, metrics, the OpenAPI page
 
-May be imported by `indexer.serve` only; imports `keytide` and the seam `indexer.view`.
+A room knows those below it only: request and peer, plan, shape, local, gather, the four, tasks, http (a
+contract in `pyproject.toml`). May be imported by `indexer.serve` only; imports `keytide` and the seam
+`indexer.view`.
 """

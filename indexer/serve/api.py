@@ -4,11 +4,9 @@ metrics.
 Theory of operation
 ===================
 `RequestGate` (`keytide.serving.gate`) decides who may ask what, and reads bodies. FastAPI has the routes and
-shows them at /docs. A scan of 100 rows takes some tens of microseconds, less than
-FastAPI's way to a handler, so `FastWay` (an ASGI middleware) takes the two frequent paths, scans and reads by
-other nodes, straight to the very same handlers: measured, 0.05 ms less of 0.17. Bodies are decoded by msgspec
-into the types of `indexer.scan.request.request`, whose schemas the OpenAPI page shows. All errors are RFC
-9457 problem details (`indexer.scan.http.problems`).
+shows them at /docs; the two frequent paths go past it (`indexer.scan.http.endpoint.FastWay`). Bodies are
+decoded by msgspec into the types of `indexer.scan.request.request`, whose schemas the OpenAPI page shows. All
+errors are RFC 9457 problem details (`indexer.scan.http.problems`).
 """
 
 from __future__ import annotations
@@ -16,83 +14,37 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from indexer.scan.aggregate import routes as aggregate_routes
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
-from indexer.scan.gather.scatter import CLIENT
-from indexer.scan.http import routes
 from indexer.scan.http.endpoint import (
-    BEFORE_NAME,
-    PROBLEMS,
+    SCAN,
     Endpoint,
+    FastWay,
     Handler,
-    client_of,
+    ScanMetrics,
     gone_of,
     message_of,
+    needs,
 )
-from indexer.scan.http.metrics import ScanMetrics
-from indexer.scan.http.openapi import show_answers
-from indexer.scan.http.problems import OnBug, add_problem_handlers, problem_response
+from indexer.scan.http.openapi import PROBLEMS, show_types
+from indexer.scan.http.problems import OnBug, add_problem_handlers
+from indexer.scan.http.routes import add_routes
 from indexer.scan.peer.messages import encoder, lease_decoder, read_decoder
 from indexer.scan.peer.wellformed import check
-from indexer.scan.query import routes as query_routes
-from indexer.scan.request.parsing import schemas
-from indexer.scan.stream import routes as streaming_routes
 from indexer.serve.digests import answer as answer_verifier
 from indexer.serve.index_lists import page
 from indexer.view import NodeView
 from keytide.model.health import LEVELS, Verdict, verdict
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
-from keytide.serving.gate import MESSAGE, Need, RequestGate
+from keytide.serving.gate import MESSAGE, RequestGate
 from keytide.settings.settings import Settings
 from keytide.wire import digests
 from keytide.wire import index_lists as lists
-
-_SCAN: Final = "/scan"
-
-
-class FastWay:
-    """Takes the paths that are asked most past the framework, to the same handlers.
-
-    Args:
-        app: everything else.
-        endpoint: what all handlers share.
-        ways: the handlers; filled in once the routes are there.
-    """
-
-    def __init__(self, app: ASGIApp, endpoint: Endpoint, ways: dict[str, Handler]) -> None:
-        self._app = app
-        self._metrics = endpoint.metrics
-        self._on_bug = endpoint.on_bug
-        self._ways = ways
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler: Handler | None = None
-        if scope["type"] == "http":
-            CLIENT.set(client_of(scope))
-        if scope["type"] == "http" and scope["method"] == "POST":
-            path = scope["path"]
-            if path == READ_PATH:
-                handler = self._ways[READ_PATH]
-            elif path.startswith(BEFORE_NAME) and path.endswith(_SCAN):
-                name = path[len(BEFORE_NAME) : -len(_SCAN)]
-                if name and "/" not in name:
-                    scope["path_params"] = {"name": name}
-                    handler = self._ways[_SCAN]
-        if handler is None:
-            await self._app(scope, receive, send)
-            return
-        try:
-            response = await handler(Request(scope, receive))
-        except Exception as error:  # noqa: BLE001 - every error is answered, and our bugs are logged
-            response = problem_response(error, self._metrics, self._on_bug)
-        await response(scope, receive, send)
 
 
 def create_app(
@@ -124,17 +76,14 @@ def create_app(
         title="Keytide scan endpoint", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     add_docs(app)
-    add_problem_handlers(app, endpoint.metrics, on_bug)
+    add_problem_handlers(app, endpoint.metrics.failed, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
     app.add_middleware(
-        RequestGate, settings=settings, needs=_needs, secret=_secret_of(view), refused=endpoint.metrics.failed
+        RequestGate, settings=settings, needs=needs, secret=endpoint.secret, refused=endpoint.metrics.failed
     )
-    ways[_SCAN] = routes.add_routes(app, endpoint)
-    streaming_routes.add_routes(app, endpoint)
-    query_routes.add_routes(app, endpoint)
-    aggregate_routes.add_routes(app, endpoint)
+    ways[SCAN] = add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)
-    _add_schemas(app)
+    show_types(app)
 
     @app.get(
         "/v1/indexes",
@@ -180,23 +129,6 @@ def create_app(
     return app
 
 
-def _needs(_: str, path: str) -> Need:
-    """What opens a path of a node."""
-    if path.startswith("/v1/"):
-        return "read"
-    return "cluster" if path.startswith("/internal/") else None
-
-
-def _secret_of(view: NodeView) -> Callable[[], str]:
-    """The secret of the node's cluster, "" while it has not read of it."""
-
-    def secret() -> str:
-        cluster = view.catalog().cluster
-        return cluster.secret if cluster is not None else ""
-
-    return secret
-
-
 def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     """The routes for other nodes; returns the handler of reads."""
     view = endpoint.view
@@ -205,7 +137,7 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
         wanted = await message_of(request, read_decoder)
         check(wanted, view.catalog())
         return Response(
-            encoder.encode(await endpoint.local.read(wanted, gone_of(request))), media_type=MESSAGE
+            encoder.encode(await endpoint.local.read(wanted.request(), gone_of(request))), media_type=MESSAGE
         )
 
     async def lease(request: Request) -> Response:
@@ -232,16 +164,3 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     app.add_api_route(digests.VERIFY_PATH, verify, methods=["POST"], include_in_schema=False)
     app.add_api_route(LEASE_PATH, lease, methods=["POST"], include_in_schema=False)
     return read
-
-
-def _add_schemas(app: FastAPI) -> None:
-    """Show the types of requests and answers on the OpenAPI page."""
-    described = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        page = described()
-        page.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
-        show_answers(page)
-        return page
-
-    app.openapi = openapi  # type: ignore[method-assign]

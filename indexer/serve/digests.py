@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from indexer.scan.local.pace import UNHURRIED, Pace
+from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
 from keytide.collation import MISSING, decode_key, skip_key
 from keytide.definition import IndexDefinition

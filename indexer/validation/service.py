@@ -18,10 +18,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from indexer.scan.gather.scatter import Entry, Target
-from indexer.scan.peer.messages import SliceReader
-from indexer.scan.plan.choose import UnknownIndexError
+from indexer.scan.gather.scatter import Target
+from indexer.scan.peer.messages import Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
+from indexer.scan.plan.errors import UnknownIndexError
 from indexer.validation.executor import PrimaryThreads
 from indexer.validation.page import PageValidation, ValidatedPage
 from indexer.validation.primary import (

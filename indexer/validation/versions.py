@@ -44,8 +44,8 @@ _decode_columns = msgspec.msgpack.Decoder(Columns).decode
 
 def versions_task(work: SliceWork) -> bytes:
     """The task, on one slice: `Columns` for the ids that the body has for it."""
-    ids = _decode_ids(_decode_body(work.request.body).get(work.slice, b"\x90"))
-    found = [one for part in work.effort.parts(ids) for one in work.snapshot.versions(part)]
+    ids = _decode_ids(_decode_body(work.request.shape.body).get(work.slice, b"\x90"))
+    found = [one for part in work.pace.parts(ids) for one in work.snapshot.versions(part)]
     return _encode(
         (
             [0 if one is None else one[0] for one in found],

@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message, TopicPartitio
 from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildProcess
 from indexer.scan.gather.peers import READ_PATH
-from indexer.scan.peer.messages import ReadReply, ReadRequest
+from indexer.scan.peer.messages import ReadMessage, ReadReply
 from keytide.catalog.catalog import (
     BuildRecord,
     BuildState,
@@ -391,7 +391,7 @@ class Bench:
         """What the node answers when it is asked for everything at a snapshot number."""
         under = self.incarnation if incarnation is None else incarnation
         slices = list(range(SLICES))
-        body = ReadRequest(INDEX, number, under, slices, [(b"", None)], [b""] * SLICES, False, 100_000)
+        body = ReadMessage(INDEX, number, under, slices, [(b"", None)], [b""] * SLICES, False, 100_000)
         request = urllib.request.Request(
             self.url() + READ_PATH, msgspec.msgpack.encode(body), of_the_cluster("00"), method="POST"
         )

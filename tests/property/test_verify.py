@@ -20,7 +20,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.local.pace import UNHURRIED
+from indexer.scan.local.tasks import UNHURRIED
 from indexer.serve.digests import digest, rows
 from indexer.store.interface import StoredDocument
 from indexer.store.resolve.resolve import step

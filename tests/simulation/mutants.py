@@ -521,12 +521,12 @@ def show_what_was_durable(patches: Patches) -> None:
 
 @mutant("Monotonic", "a scan does not ask what its session has seen")
 def forget_sessions(patches: Patches) -> None:
-    from indexer.scan.plan import agreement as agree
+    from indexer.scan.plan import directory
 
     def unmet(stamp: Any, question: Any, seen: Any, *rest: Any) -> Any:
         return _unmet(stamp, question, None, *rest)
 
-    _unmet = patches.put(agree, "unmet", unmet)
+    _unmet = patches.put(directory, "unmet", unmet)
 
 
 @mutant("Stable", "leases do not hold their snapshots")

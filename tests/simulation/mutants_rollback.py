@@ -16,7 +16,7 @@ from coordinator.rollback import rollback
 from coordinator.stability import topic_confirmation as confirming
 from coordinator.stability.issuer import TimestampIssuer
 from indexer.hosting.snapshots import SnapshotRing
-from indexer.scan.plan import agreement as agree
+from indexer.scan.plan import directory
 from indexer.slice import mutation_queue as queue
 from indexer.slice.core import SliceCore
 from indexer.slice.events import DataLost, SteppedBack
@@ -204,7 +204,7 @@ def roll_back_to_the_newest(patches: Patches) -> None:
 @mutant("R32", "scans answer from snapshots that a rollback has voided", faults=LOST)
 def answer_from_void(patches: Patches) -> None:
     patches.put(SnapshotRing, "roll_back", lambda self, history: None)
-    patches.put(agree, "check_history", lambda seen, history: None)
+    patches.put(directory, "check_history", lambda seen, history: None)
     patches.put(History, "number_holds", lambda self, number, incarnation: True)
 
 

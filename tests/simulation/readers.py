@@ -12,14 +12,12 @@ from msgspec.structs import replace
 from indexer.hosting.slice_runner import SliceRunner
 from indexer.scan.gather import gather as gathering
 from indexer.scan.gather import scatter
-from indexer.scan.gather.scatter import SnapshotMissingError, Target
-from indexer.scan.gather.service import _check_page
+from indexer.scan.gather.scatter import Target
 from indexer.scan.local.effort import ReadThreads
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import LeaseReply, LeaseRequest, ReadReply, ReadRequest
-from indexer.scan.plan.agreement import Agreement
-from indexer.scan.plan.choose import IndexNotReadyError
 from indexer.scan.plan.directory import IndexDirectory, Scannable
+from indexer.scan.plan.errors import IndexNotReadyError, SnapshotMissingError
 from indexer.scan.plan.leases import LeaseRegistry
 from indexer.scan.plan.tokens import PageToken, Seen, SessionToken, newest, saw_tip, sign, verify
 from indexer.scan.request.request import Question
@@ -119,8 +117,10 @@ class Endpoint:
         self.lives = node.lives
         self.reader = SlowReader(world, node)
         self.directory = IndexDirectory(node.node)
-        self.agreement = Agreement(node.node, self.directory, None)  # type: ignore[arg-type]
         self.view = node.node
+
+    async def read_here(self, request: ReadRequest) -> ReadReply:
+        return await self.reader.read(request)
 
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
         return await self.world.endpoint(node).reader.read(request)
@@ -161,7 +161,7 @@ class Readers:
         limit = PAGE_ROWS if paged and world.chance.happens(0.4) else 1_000
         try:
             index = endpoint.directory.index(name)
-            stamp, lacking = endpoint.agreement._look(index, Question(), seen, {})
+            stamp, lacking = endpoint.directory.newest_stamp(index, Question(), seen, {})
             if stamp is None or lacking is not None:
                 world.seen["scan waits for " + str(lacking)[:22]] += 1
                 return False
@@ -233,7 +233,7 @@ class Readers:
         seen: Seen = verify(session.token, SessionToken, SECRET).seen if session.token else {}
         try:
             index = endpoint.directory.index(name)
-            stamp, lacking = endpoint.agreement._look(index, Question(consistency="tip"), seen, {})
+            stamp, lacking = endpoint.directory.newest_stamp(index, Question(consistency="tip"), seen, {})
             if stamp is None or lacking is not None:
                 return
             nodes = {number: index.placement[number][0] for number in range(SLICES)}
@@ -262,7 +262,7 @@ class Readers:
         token = self.token_of(endpoint, pages)
         try:
             index = endpoint.directory.index(pages.index)
-            _check_page(index, token, {})
+            index.check_snapshot(token.index, token.number, token.incarnation, {})
             nodes = {number: node for node, slices in token.nodes for number in slices}
             target = Target(
                 token.index,

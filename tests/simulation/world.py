@@ -16,7 +16,7 @@ from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
 from coordinator.core.source_status import SourceStatus
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
-from indexer.scan.gather.scatter import SnapshotMissingError
+from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.catalog import (

@@ -17,11 +17,13 @@ import msgspec
 import xxhash
 
 from indexer.scan.gather.service import ScanService
-from indexer.scan.local.reader import EXAMINED, LocalReader
+from indexer.scan.local.cursor import EXAMINED
+from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import (
     LeaseReply,
     LeaseRequest,
     NodeUnavailableError,
+    ReadMessage,
     ReadReply,
     ReadRequest,
     encoder,
@@ -30,6 +32,7 @@ from indexer.scan.peer.messages import (
     read_decoder,
     read_reply_decoder,
 )
+from indexer.scan.tasks import TASKS
 from indexer.store.fold.worker import Folder
 from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
 from indexer.store.memory.store import MemorySliceStore
@@ -264,10 +267,14 @@ class DirectNodes:
         self.reads: list[tuple[str, ReadRequest]] = []
         self.leases: list[tuple[str, LeaseRequest]] = []
 
+    async def read_here(self, request: ReadRequest) -> ReadReply:
+        return await self.read(self.here, request, 0.0)
+
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
         self._check(node)
         self.reads.append((node, request))
-        reply = await self.readers[node].read(read_decoder.decode(encoder.encode(request)))
+        message = read_decoder.decode(encoder.encode(ReadMessage.of(request)))
+        reply = await self.readers[node].read(message.request())
         return read_reply_decoder.decode(encoder.encode(reply))
 
     async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
@@ -428,6 +435,7 @@ class World:
             name: LocalReader(
                 view,
                 settings.max_leases,
+                TASKS,
                 examined=self.examined,
                 client_leases=settings.max_client_leases,
             )

@@ -24,9 +24,10 @@ from indexer.scan.aggregate.task import (
     encode_arguments,
     encode_plan,
 )
+from indexer.scan.http.endpoint import unless_gone
 from indexer.scan.local.tasks import SliceWork, Unfinished
-from indexer.scan.peer.messages import ReadRequest
-from indexer.scan.plan.waiting import ReaderGoneError, unless_gone
+from indexer.scan.peer.messages import ReadConsistency, ReadPaging, ReadRequest, ReadShape, ReadSpan
+from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.store.fold.worker import FoldWorker
 from indexer.view import DoubtfulReadError, ReadableSnapshot
 from keytide.collation import encode_key
@@ -464,7 +465,12 @@ def asked(
     plan = plan_of(functions, group_by, Binding(definition))
     told = {"reverse": False, "wanted": None, "max_groups": 1_000, "entries": 10_000, "after": {}, **told}
     body = encode_arguments(Arguments(encode_plan(plan), **told))
-    request = ReadRequest("i", 1, 0, [0], [(b"", None)], [b""], False, 0, task="aggregate", body=body)
+    request = ReadRequest(
+        ReadSpan("i", [0], [(b"", None)], [b""], False),
+        ReadPaging(0),
+        ReadConsistency(1, 0),
+        ReadShape(task="aggregate", body=body),
+    )
     view: Any = None
     readable: ReadableSnapshot = snapshot
     found = aggregate_slice(SliceWork(request, 0, readable, definition, b"", view))

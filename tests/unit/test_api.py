@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from deploy.demo.story import STATEMENTS
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
-from indexer.scan.peer.messages import ReadRequest, encoder, read_reply_decoder
+from indexer.scan.http.openapi import EXAMPLE_INDEX
+from indexer.scan.peer.messages import ReadMessage, encoder, read_reply_decoder
 from indexer.scan.plan.selection import Shape, slices_of
-from indexer.scan.request.parsing import EXAMPLE_INDEX
 from indexer.scan.request.request import ScanRequest
 from indexer.serve.api import create_app
 from keytide.client import Client
@@ -362,7 +362,7 @@ def test_a_bug_is_500_and_its_story_is_in_the_log_and_ends_the_node(caplog: pyte
 
 
 def test_nodes_that_ask_nonsense(endpoint: Endpoint) -> None:
-    short = ReadRequest("by_city-1", 5, 0, [0], [], [b""], False, 5)
+    short = ReadMessage("by_city-1", 5, 0, [0], [], [b""], False, 5)
     for content in (b"", b"nonsense", encoder.encode([1, 2]), encoder.encode(short)[:-9], b"\x81" * 200_000):
         for path in (READ_PATH, LEASE_PATH):
             response = endpoint.request("POST", path, content=content, headers=of_the_cluster())

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.scan.local.effort import HELD_S, OTHERS_S, PART_S, REST_S, ReadBudget, ReadThreads
-from indexer.scan.local.fair_lock import FairLock
+from indexer.scan.local.effort import HELD_S, OTHERS_S, PART_S, REST_S, FairLock, ReadBudget, ReadThreads
 
 LIMIT_S = 20.0
 
@@ -94,7 +93,7 @@ def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
 
     def look() -> None:
         nonlocal at_work, most
-        lanes.short()
+        lanes.short_at = time.monotonic()
         with lock:
             at_work += 1
             most = max(most, at_work)
@@ -102,7 +101,7 @@ def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
         with lock:
             at_work -= 1
 
-    lanes.short()
+    lanes.short_at = time.monotonic()
     working(lanes, 4, 20, look)
     assert most == 1
     lanes.close()
@@ -113,14 +112,14 @@ def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytes
     rests: list[float] = []
 
     def look() -> None:
-        lanes.short()
+        lanes.short_at = time.monotonic()
         work_a_part()
 
     monkeypatch.setattr("indexer.scan.local.effort.time.sleep", rests.append)
     working(lanes, 2, 10, look)
     assert rests.count(REST_S) >= 2
     rests.clear()
-    lanes._short_at -= OTHERS_S
+    lanes.short_at -= OTHERS_S
     working(lanes, 2, 10, work_a_part)
     assert rests == []
     lanes.close()
@@ -135,7 +134,7 @@ def test_who_has_hardly_worked_does_not_rest(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("indexer.scan.local.effort.thread_time", lambda: cpu)
     effort = ReadBudget(lanes=lanes)
     for _ in range(10):
-        lanes.short()
+        lanes.short_at = time.monotonic()
         effort.look()
         cpu += PART_S / 10
     assert len(rests) == 1
@@ -173,7 +172,7 @@ def test_rests_are_not_of_the_turn() -> None:
     lanes = ReadThreads()
     effort = ReadBudget(math.inf, 0.01, 0.01, lanes)
     for _ in range(20):
-        lanes.short()
+        lanes.short_at = time.monotonic()
         work_a_part()
         effort.look()
     assert 20 * REST_S > 0.01

@@ -15,7 +15,7 @@ import pytest
 
 from indexer.scan.local.effort import PART_S, REST_S, TURN_S, GivenUpError, ReadBudget, ReadThreads
 from indexer.scan.local.reader import LocalReader
-from indexer.scan.peer.messages import OutOfTimeError, ReadRequest
+from indexer.scan.peer.messages import OutOfTimeError, ReadConsistency, ReadPaging, ReadRequest, ReadSpan
 from indexer.scan.plan.waiting import ReaderGoneError
 from keytide.settings.settings import load_settings
 from tests.unit.scan_world import Doc, FakeSnapshot, World
@@ -156,7 +156,7 @@ def test_work_rests_while_short_requests_are_about() -> None:
     try:
         effort = ReadBudget(lanes=lanes)
         assert not lanes.others(time.monotonic())
-        lanes.short()
+        lanes.short_at = time.monotonic()
         assert lanes.others(time.monotonic())
         began = time.monotonic()
         for _ in range(10):
@@ -173,7 +173,9 @@ def test_work_rests_while_short_requests_are_about() -> None:
 def counted(within_ms: int = 0, in_use: bool = True) -> ReadRequest:
     """A count of nearly all."""
     return ReadRequest(
-        INDEX, 5, 0, [0], [(b"\x02", None)], [b""], False, 0, in_use=in_use, within_ms=within_ms
+        ReadSpan(INDEX, [0], [(b"\x02", None)], [b""], False),
+        ReadPaging(0, in_use=in_use, within_ms=within_ms),
+        ReadConsistency(5, 0),
     )
 
 

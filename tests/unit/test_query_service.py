@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.scan.plan.choose import IndexNotReadyError, PageSnapshotGoneError
+from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.query.rows import TooManyRowsError

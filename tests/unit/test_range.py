@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.scan.gather.paging import target_of
+from indexer.scan.gather.scatter import Target
 from indexer.scan.plan.selection import Shape
 from indexer.scan.plan.selection import slices_of as selected
 from indexer.scan.plan.tokens import PageToken
@@ -284,9 +284,9 @@ def test_a_token_of_before_new_splits_asks_somebody(reverse: bool) -> None:
     made = Shape.of(definition, encode_splits([10, 20, 30]))
     after = encode_key((15,)) + b"d"
     token = PageToken("i1", 7, 0, 0, [(b"", None)], [("n1", [1])], after, reverse, 5, None, {}, in_order=1)
-    assert set(target_of(token, made, (), 1.0, 1).nodes) == {1}
+    assert set(Target.of(token, made, (), 1.0, 1).nodes) == {1}
     moved = Shape.of(definition, encode_splits([1, 2, 3] if not reverse else [100, 200, 300]))
-    assert set(target_of(token, moved, (), 1.0, 1).nodes) == {1}
+    assert set(Target.of(token, moved, (), 1.0, 1).nodes) == {1}
 
 
 def test_backfill_sends_entries_where_the_projector_does() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.messages import NodeUnavailableError
-from indexer.scan.plan.choose import IndexNotReadyError, PageSnapshotGoneError, TimestampNotReachedError
+from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError, TimestampNotReachedError
 from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import CountRequest, HoldRequest
@@ -126,7 +126,7 @@ def test_a_hold_lasts_as_long_as_it_is_used_on_any_slice() -> None:
         nonlocal clock
         with (
             mock.patch("indexer.scan.local.reader.now_ms", side_effect=lambda: clock),
-            mock.patch("indexer.scan.plan.holds.monotonic", side_effect=lambda: clock / 1000),
+            mock.patch("indexer.scan.gather.holds.monotonic", side_effect=lambda: clock / 1000),
         ):
             held = await hold(services["n0"], lease_s=10)
             for _ in range(5):

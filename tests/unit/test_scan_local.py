@@ -10,11 +10,10 @@ import pytest
 
 from indexer.scan.aggregate.request import AggregationPlan, Function
 from indexer.scan.aggregate.task import Arguments, encode_arguments, encode_plan
-from indexer.scan.local.extent import INLINE_ROWS
-from indexer.scan.local.reader import LocalReader
-from indexer.scan.local.task_registry import TASKS
-from indexer.scan.peer.messages import TIP, LeaseRequest, ReadReply, ReadRequest, UnknownTaskError
+from indexer.scan.local.reader import INLINE_ROWS, LocalReader
+from indexer.scan.peer.messages import TIP, LeaseRequest, ReadMessage, ReadReply, UnknownTaskError
 from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
+from indexer.scan.tasks import TASKS
 from keytide.errors import KeytideError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
@@ -52,7 +51,7 @@ class OneSlice:
         }
 
         async def whole() -> ReadReply:
-            return await LocalReader(self.view, 10).read(ReadRequest(**settings))
+            return await LocalReader(self.view, 10, TASKS).read(ReadMessage(**settings).request())
 
         return asyncio.run(whole())
 
@@ -159,10 +158,10 @@ def test_a_hold_that_is_given_back_during_a_read_stays_given_back() -> None:
     async def whole() -> ReadReply:
         local = LocalReader(node.view, 10)
         assert local.lease(LeaseRequest(INDEX, 6, 0, [0], 60_000, False, "h1")).missing == []
-        request = ReadRequest(
+        message = ReadMessage(
             INDEX, 6, 0, [0], [(b"", None)], [b""], False, INLINE_ROWS + 1, 60_000, True, hold="h1"
         )
-        read = asyncio.ensure_future(local.read(request))
+        read = asyncio.ensure_future(local.read(message.request()))
         await asyncio.get_running_loop().run_in_executor(None, reading.wait, 20)
         local.lease(LeaseRequest(INDEX, 6, 0, [0], 0, True, "h1"))
         go_on.set()
@@ -207,7 +206,7 @@ def test_a_read_with_more_to_come_keeps_the_snapshot() -> None:
 
 def test_a_request_with_fewer_places_than_slices_is_refused() -> None:
     with pytest.raises(ValueError, match="one `after` per slice"):
-        ReadRequest(INDEX, 5, 0, [0, 1], [], [b""], False, 5)
+        ReadMessage(INDEX, 5, 0, [0, 1], [], [b""], False, 5)
 
 
 class Leasing:

@@ -12,15 +12,14 @@ import msgspec
 import pytest
 
 from indexer.scan.peer.messages import HistoryAheadError, NodeUnavailableError, ReadReply, ReadRequest
-from indexer.scan.plan.choose import (
+from indexer.scan.plan.errors import (
     IndexNotReadyError,
     PageSnapshotGoneError,
     RollingBackError,
     TimestampNotReachedError,
 )
 from indexer.scan.plan.selection import Shape, slices_of
-from indexer.scan.request.parsing import parse
-from indexer.scan.request.request import OffsetAndEpoch, ScanRequest
+from indexer.scan.request.request import OffsetAndEpoch, ScanRequest, parse
 from indexer.view import SliceTrouble, StoreDamagedError
 from keytide.catalog.catalog import BuildRecord, BuildState
 from keytide.errors import HistoryChangedError, InvariantViolationError, RetryableError

@@ -14,11 +14,18 @@ from indexer.scan.gather import gather as gathering
 from indexer.scan.gather.gather import CountTimeoutError
 from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import ScanService
-from indexer.scan.plan.choose import IndexNotReadyError
+from indexer.scan.http.endpoint import unless_gone
+from indexer.scan.plan.errors import IndexNotReadyError
 from indexer.scan.plan.selection import Selection, Shape, selection_of, slices_of, spans_of
-from indexer.scan.plan.waiting import ReaderGoneError, unless_gone
-from indexer.scan.request.parsing import InvalidRequestError, from_query, parse
-from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
+from indexer.scan.plan.waiting import ReaderGoneError
+from indexer.scan.request.request import (
+    CountRequest,
+    InvalidRequestError,
+    ScanRequest,
+    SpanRequest,
+    from_query,
+    parse,
+)
 from keytide.collation import Span, encode_key
 from keytide.definition.expression import Comparison, DocumentId, In, Literal, Path, Predicate
 from keytide.errors import CallerError
@@ -166,10 +173,10 @@ def test_an_offset_is_left_out_by_the_slice_when_one_is_asked() -> None:
         answer = await ask(services["n0"], "i", equals=["x"], offset=33, limit=5)
         assert ids(answer) == [f"u{at}" for at in range(33, 38)]
         reads = [request for nodes in world.nodes.values() for _, request in nodes.reads]
-        assert [(len(one.slices), one.skip) for one in reads] == [(1, 33)]
+        assert [(len(one.span.slices), one.paging.skip) for one in reads] == [(1, 33)]
         rest = await ask(services["n0"], page=answer["page"], name="i")
         assert ids(rest) == ["u38", "u39"]
-        assert [one.skip for nodes in world.nodes.values() for _, one in nodes.reads] == [33, 0]
+        assert [one.paging.skip for nodes in world.nodes.values() for _, one in nodes.reads] == [33, 0]
 
     run(test, world)
 
@@ -183,10 +190,10 @@ def test_an_offset_over_several_slices_fetches_keys_in_blocks() -> None:
             answer = await ask(services["n0"], offset=390, limit=3)
         assert ids(answer) == ["u390", "u391", "u392"]
         reads = [request for _, request in world.nodes["n0"].reads]
-        skipping = [one for one in reads if one.keys_only]
+        skipping = [one for one in reads if one.shape.keys_only]
         assert len(skipping) >= 2 * 3
-        assert max(one.limit * 4 for one in skipping) <= 200, "blocks are bounded"
-        assert not reads[-1].keys_only
+        assert max(one.paging.limit * 4 for one in skipping) <= 200, "blocks are bounded"
+        assert not reads[-1].shape.keys_only
 
     run(test, world)
 
@@ -231,15 +238,16 @@ def test_a_read_that_finds_nothing_looks_at_bounded_pieces_in_threads() -> None:
 
     async def test(services: ByNode) -> None:
         shared = services["n0"].shared
-        pick = shared.local._pick
+        search = shared.local._search
+        find = search.find
 
         def noted(*given: Any) -> Any:
             threads.add(threading.current_thread().name.rpartition("_")[0])
-            found = pick(*given)
+            found = find(*given)
             assert found.examined <= 10 + 3, "a block more at most"
             return found
 
-        with mock.patch.object(shared.local, "_pick", noted):
+        with mock.patch.object(search, "find", noted):
             gathered = await filtered(services["n0"], NEVER, 5)
         assert (gathered.entries, gathered.more) == ([], False)
         assert gathered.rounds >= 2

@@ -13,7 +13,7 @@ import pytest
 
 from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.messages import NodeUnavailableError
-from indexer.scan.plan.choose import (
+from indexer.scan.plan.errors import (
     IndexNotReadyError,
     PageSnapshotGoneError,
     RollingBackError,

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.scan.gather.service import ScanService
-from indexer.scan.plan.choose import PageSnapshotGoneError
+from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import ScanRequest
 from indexer.scan.tail import changes as tail_changes

@@ -363,7 +363,7 @@ def test_rows_that_are_left_are_those_that_the_primary_has(kind: str, seed: int)
         assert expected.total() not in (0, total)
         ids = [row for call in bench.primary.calls for row in call]
         assert len(ids) == len(set(ids)), "each document is asked for once"
-        asked = [node for node, request in bench.world.nodes["n1"].reads if request.task == TASK]
+        asked = [node for node, request in bench.world.nodes["n1"].reads if request.shape.task == TASK]
         assert len(asked) == len(set(asked)), "one request per node"
 
     run(work)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from indexer.scan.local.pace import UNHURRIED
+from indexer.scan.local.tasks import UNHURRIED
 from indexer.serve.digests import digest, rows
 from indexer.store.interface import SkipLine, StoredDocument
 from indexer.view import ReadableSnapshot

@@ -31,15 +31,15 @@ from indexer.scan.aggregate.task import (
     encode_arguments,
     encode_plan,
 )
-from indexer.scan.gather.answer import WrittenAnswer, encode, explain
-from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask_task
 from indexer.scan.local.effort import ReadThreads
 from indexer.scan.peer.messages import OutOfTimeError, SliceReader
-from indexer.scan.plan.choose import IndexNotReadyError
 from indexer.scan.plan.directory import Scannable
+from indexer.scan.plan.errors import IndexNotReadyError
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
 from indexer.scan.plan.waiting import Gone
+from indexer.scan.shape.rows import encode
 from keytide.collation import MISSING, Value, decode_key, to_json_value
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding

@@ -104,9 +104,9 @@ class _Call:
 
     def __init__(self, work: SliceWork) -> None:
         self._work = work
-        self._arguments = _decode_arguments(work.request.body)
+        self._arguments = _decode_arguments(work.request.shape.body)
         self._plan = _decode_plan(self._arguments.plan)
-        self._tested = _conditions.of(work.request.index, work.definition, work.request.filter)
+        self._tested = _conditions.of(work.request.span.index, work.definition, work.request.shape.filter)
         self._after = self._arguments.after.get(work.slice, b"")
 
     def partial(self) -> Partial:
@@ -123,19 +123,19 @@ class _Call:
             max_groups=arguments.max_groups,
         )
         examined = 0
-        effort = self._work.effort
-        for part in (part for block in self._blocks(aggregate.backwards) for part in effort.parts(block)):
+        pace = self._work.pace
+        for part in (part for block in self._blocks(aggregate.backwards) for part in pace.parts(block)):
             goes_on = aggregate.add(part)
             examined += len(part)
             if not goes_on:
                 break
-            if examined >= arguments.entries or effort.spent:
+            if examined >= arguments.entries or pace.spent:
                 return Partial(aggregate.groups(), True, part[-1][0], examined)
         return Partial(aggregate.groups(), False, b"", examined)
 
     def _blocks(self, backwards: bool) -> Iterator[list[tuple[bytes, bytes]]]:
         """The entries of all spans behind `after`, in the direction of the read."""
-        after, spans = self._after, self._work.request.spans
+        after, spans = self._after, self._work.request.span.spans
         for low, high in reversed(spans) if backwards else spans:
             if after and ((low >= after) if backwards else (high is not None and high <= after)):
                 continue
@@ -146,7 +146,7 @@ class _Call:
 
     def _known(self) -> Partial | None:
         """The answer without reading, if it can be had so."""
-        plan, spans = self._plan, self._work.request.spans
+        plan, spans = self._plan, self._work.request.span.spans
         if plan.groups or self._tested is not None or not spans:
             return None
         whole = all(not low and high is None for low, high in spans)
@@ -172,7 +172,7 @@ class _Call:
         """The first and the last value of the leading key part, neither NULL nor MISSING."""
         descending = self._work.definition.keys[0].descending
         spans: list[tuple[bytes, bytes | None]] = []
-        for low, high in self._work.request.spans:
+        for low, high in self._work.request.span.spans:
             if descending:
                 high = _NULLS if high is None else min(high, _NULLS)
             else:

@@ -24,15 +24,16 @@ Distinct entries have keys without ids: equal keys of several slices are equal, 
 from __future__ import annotations
 
 import math
-import operator
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import gt, itemgetter, lt
 from time import monotonic
 from typing import Final
 
-from indexer.scan.gather.scatter import Entry, SliceAnswers, Target, ask, requests_of
+from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.local.cursor import behind
-from indexer.scan.peer.messages import TIP, OutOfTimeError, SliceReader
+from indexer.scan.peer.messages import TIP, Entry, OutOfTimeError, SliceReader
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
 from keytide.errors import RetryableError, invariant
 
@@ -344,20 +345,14 @@ def _once(entries: Sequence[Entry], last: bytes) -> list[Entry]:
 
 
 def _first_behind(entries: Sequence[Entry], frontier: bytes, reverse: bool) -> int:
-    """Index of the first entry that lies behind the frontier in the direction of the read (bisection)."""
-    low, high = 0, len(entries)
-    while low < high:
-        middle = (low + high) // 2
-        key = entries[middle][0]
-        if (key >= frontier) if reverse else (key <= frontier):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    """Index of the first entry that lies behind the frontier in the direction of the read."""
+    if not reverse:
+        return bisect_right(entries, frontier, key=itemgetter(0))
+    return len(entries) - bisect_left(entries[::-1], frontier, key=itemgetter(0))
 
 
 def _check_order(entries: Sequence[Entry], reverse: bool) -> None:
     """One document has an entry key once in all slices of one snapshot."""
     keys = [key for key, _ in entries]
-    in_order = all(map(operator.gt if reverse else operator.lt, keys, keys[1:]))
+    in_order = all(map(gt if reverse else lt, keys, keys[1:]))
     invariant(in_order, "Untorn", "an entry came twice, or out of order, from the slices of one snapshot")

@@ -15,6 +15,7 @@ from indexer.scan.peer.messages import (
     LeaseRequest,
     NodeUnavailableError,
     OutOfTimeError,
+    ReadMessage,
     ReadReply,
     ReadRequest,
     encoder,
@@ -54,10 +55,12 @@ class Peers:
 
     Attributes:
         here: id of this node.
+        read_here: reads this node's slices.
     """
 
     def __init__(self, view: NodeView, local: LocalReader, authority: str = "") -> None:
         self.here = view.node_id
+        self.read_here = local.read
         self._view = view
         self._local = local
         self._authority = authority
@@ -69,16 +72,14 @@ class Peers:
             self._session = None
 
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
-        """Entries of a node's slices.
+        """Entries of another node's slices.
 
         Raises:
             NodeUnavailableError: it is not known, does not answer in time, or answers with something else.
             OutOfTimeError: there was no time to speak of.
             RetryableError: the error that it answered with.
         """
-        if node == self.here:
-            return await self._local.read(request)
-        return await self._ask(node, READ_PATH, request, read_reply_decoder, timeout_s)
+        return await self._ask(node, READ_PATH, ReadMessage.of(request), read_reply_decoder, timeout_s)
 
     async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
         """Keep, or let go of, the snapshot of a node's slices. Raises as `read` does."""
@@ -90,7 +91,7 @@ class Peers:
         self,
         node: str,
         path: str,
-        request: ReadRequest | LeaseRequest,
+        request: ReadMessage | LeaseRequest,
         decoder: msgspec.msgpack.Decoder[ReplyT],
         timeout_s: float,
     ) -> ReplyT:

@@ -5,44 +5,57 @@ A scan, a count, an aggregate, a query, a stream differ in what they do with a `
     index = await shared.ready_index(name, moment, gone)
     seen = shared.session(moment)
     selection = shared.selection(question, index)
-    agreed = await shared.read(index, selection, moment, seen, gone, work)      # work: Target -> Asked
-    answer = {..., **shared.head(index, agreed.stamp, shared.seen_too(seen, index, agreed.stamp))}
+    agreed = await shared.read(index, selection, moment, seen, gone, work)  # work: Target -> SliceAnswers
+    answer = {..., **shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))}
 
 and one that reads more than once from the same moment takes `shared.open` in place of `read`.
+
+Nearly always the newest published snapshot satisfies a request, and every slice holds it: it is read at once.
+Else `indexer.scan.plan.agreement` waits, and tries again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
 from typing import Any
 
-from indexer.scan.gather.answer import AnswerMaker
-from indexer.scan.gather.held_pages import HeldPages
-from indexer.scan.gather.scatter import SnapshotMissingError, Target
+import msgspec
+
+from indexer.scan.gather.gather import Gathered
+from indexer.scan.gather.holds import HeldPages, HoldRegistry, SnapshotHold
+from indexer.scan.gather.scatter import Agreed, AskedT, Target, with_timestamp
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
-from indexer.scan.plan.agreement import CATALOG_LAG_S, Agreed, Agreement, AskedT, with_timestamp
-from indexer.scan.plan.choose import IndexNotReadyError, PageSnapshotGoneError, Stamp, check_history
+from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
-from indexer.scan.plan.holds import HoldRegistry, SnapshotHold
-from indexer.scan.plan.selection import Selection, selection_of
-from indexer.scan.plan.tokens import (
-    HeldToken,
-    InvalidTokenError,
-    Saw,
-    Seen,
-    SessionToken,
-    newest,
-    saw_tip,
-    sign,
-    verify,
-)
+from indexer.scan.plan.errors import IndexNotReadyError
+from indexer.scan.plan.selection import Selection, Stamp, demanded_offsets, filter_json, selection_of
+from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, newest, saw_tip, sign, verify
 from indexer.scan.plan.waiting import Deadline, Gone, SnapshotNotifier
 from indexer.scan.request.request import Moment, Question
+from indexer.scan.shape.rows import encode
 from indexer.view import NodeView
-from keytide.errors import HistoryChangedError
+from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings
+
+
+class WrittenAnswer(msgspec.Struct, frozen=True, gc=False):
+    """An answer, and what the metrics count of it.
+
+    Attributes:
+        body: JSON.
+        rows: how many rows are in it.
+        index: the index's name.
+    """
+
+    body: bytes
+    rows: int
+    index: str
+    consistency: str
 
 
 class Reads:
@@ -63,11 +76,11 @@ class Reads:
         self.nodes = nodes
         self.settings = settings
         self.directory = IndexDirectory(view)
-        self.answers = AnswerMaker()
-        self.news = SnapshotNotifier()
-        self.agreement = Agreement(view, self.directory, self.news)
-        self.holds = HoldRegistry(self.agreement, nodes)
-        view.on_published(self.news.tell)
+        self.notifier = SnapshotNotifier()
+        self.holds = HoldRegistry(nodes)
+        self._timestamp: Timestamp | None = None
+        self._timestamp_json = msgspec.Raw(b"{}")
+        view.on_published(self.notifier.tell)
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone) -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was
@@ -81,15 +94,15 @@ class Reads:
         except IndexNotReadyError as error:
             if error.extra.get("state", "BUILDING") != "BUILDING":
                 raise
-        with Deadline(min(CATALOG_LAG_S, self.timeout_s(moment)), gone) as patience:
+        with Deadline(min(CATALOG_LAG_S, self.timeout_s(moment)), gone) as deadline:
             while True:
-                with self.news.listening() as heard:
+                with self.notifier.listening() as told:
                     try:
                         return self.directory.index(name)
                     except IndexNotReadyError:
-                        if not patience.left:
+                        if not deadline.left:
                             raise
-                    await patience.wait(heard)
+                    await deadline.wait(told)
 
     def timeout_s(self, moment: Moment) -> float:
         """How long a request may wait."""
@@ -132,7 +145,19 @@ class Reads:
         Args:
             seen: what the session has seen with this answer.
         """
-        return self.answers.head(stamp, sign(SessionToken(seen), self.directory.secret()), now_ms())
+        timestamp = stamp.timestamp
+        if timestamp is not self._timestamp:  # the same for many scans, and written once
+            places = {
+                str(partition): {"offset": place.offset, "epoch": place.epoch}
+                for partition, place in sorted(timestamp.places.items())
+            }
+            self._timestamp, self._timestamp_json = timestamp, msgspec.Raw(encode(places))
+        return {
+            "snapshot": None if stamp.number == TIP else stamp.number,
+            "timestamp": self._timestamp_json,
+            "session": sign(SessionToken(seen), self.directory.secret()),
+            "staleness_ms": max(0, now_ms() - stamp.fresh_at) if stamp.fresh_at else None,
+        }
 
     async def read(
         self,
@@ -147,40 +172,105 @@ class Reads:
         """Do `work` at a moment: at the snapshot that it names, or the newest that satisfies it.
 
         Args:
-            work: reads a target; may be called again with another one.
+            work: reads a target; may be called again with another one. May raise `Hindrance`.
             lease_ms: how long the snapshot is to be kept for a page token that may follow.
 
         Raises:
             KeytideError: the typed errors of docs/reference.
             ReaderGoneError: the reader went away while the request waited.
         """
+        timeout_s = self.timeout_s(moment)
         if moment.at is not None:
             held = self.held(index, moment.at, seen)
-            return await self.read_held(held, selection, self.timeout_s(moment), work)
-        with Deadline(self.timeout_s(moment), gone) as patience:
-            return await self.agreement.read(index, selection, moment, seen, patience, lease_ms, work)
+            return await self.holds.read(held, selection, timeout_s, work)
+        return await self._agree(index, selection, moment, seen, gone, timeout_s, work, lease_ms)
 
-    async def read_held(
+    async def _agree(
         self,
-        held: SnapshotHold,
+        index: Scannable,
         selection: Selection,
+        moment: Moment,
+        seen: Seen,
+        gone: Gone,
         timeout_s: float,
         work: Callable[[Target], Awaitable[AskedT]],
+        lease_ms: int,
     ) -> Agreed[AskedT]:
-        """Do `work` at a held snapshot, and renew its lease.
+        """Do `work` on the newest snapshot that satisfies a moment."""
+        began = monotonic()
+        tested = filter_json(selection.filter)
+
+        async def read_at(
+            index: Scannable, stamp: Stamp, nodes: Mapping[int, str], waited_for: list[str]
+        ) -> Agreed[AskedT]:
+            target = Target(
+                index.id,
+                stamp.number,
+                stamp.incarnation,
+                selection.spans,
+                nodes,
+                max(0.001, timeout_s - (monotonic() - began)),
+                lease_ms,
+                False,
+                tested,
+                selection.distinct,
+                in_order=selection.in_order,
+                saw=seen.get(index.keyspace, ()),
+            )
+            gathered = await work(target)
+            waited_ms = int((monotonic() - began) * 1000)
+            return Agreed(with_timestamp(stamp, gathered), target, gathered, waited_ms, waited_for)
+
+        slices, nodes = selection.slices, {}
+        hindrance: Hindrance | None = None
+        at_least = demanded_offsets(moment, index.partitions)
+        stamp, lacking = self.directory.newest_stamp(index, moment, seen, at_least)
+        if stamp is not None and lacking is None and not index.out:
+            nodes = {number: self.directory.replica(index.placement[number]) for number in slices}
+            try:
+                return await read_at(index, stamp, nodes, [])
+            except HINDRANCES as error:
+                hindrance = error
+        with Deadline(timeout_s, gone, monotonic() - began) as deadline:
+            agreement = Agreement(self.view, self.directory, self.notifier, slices, moment, seen, deadline)
+            return await agreement.read(index, nodes, read_at, hindrance)
+
+    async def hold(
+        self,
+        index: Scannable,
+        slices: Sequence[int],
+        moment: Moment,
+        seen: Seen,
+        gone: Gone,
+        lease_ms: int,
+        *,
+        kind: str = "",
+        timeout_s: float | None = None,
+        nodes: Mapping[int, str] | None = None,
+    ) -> SnapshotHold:
+        """Hold the newest snapshot that satisfies a moment. Of the tip nothing is held: the answer says where
+        to read it.
+
+        Args:
+            kind: how its id begins.
+            timeout_s: longest wait; that of the moment if it is not given.
+            nodes: slice -> the node that is to hold it; any if it is not given.
 
         Raises:
-            SnapshotGoneError: it is not held any more.
-            KeytideError: as `read`.
+            TooManyLeasesError: a node keeps too many.
+            KeytideError, ReaderGoneError: as `read`.
         """
-        target = held.target(selection, timeout_s)
-        try:
-            asked = await work(target)
-        except SnapshotMissingError as missing:
-            raise held.gone(missing) from missing
-        self.holds.renew(held, asked.leased, timeout_s)
-        stamp = with_timestamp(held.stamp, (reply.timestamp for reply in asked.replies.values()))
-        return Agreed(stamp, target, asked, 0, [])
+        hold = "" if moment.consistency == "tip" else kind + secrets.token_hex(8)
+        timeout_s = self.timeout_s(moment) if timeout_s is None else timeout_s
+
+        async def take(target: Target) -> Gathered:
+            there = {number: nodes[number] for number in target.nodes} if nodes else target.nodes
+            return await self.holds.take(replace(target, spans=(), nodes=there, hold=hold))
+
+        selection = Selection((), slices)
+        agreed = await self._agree(index, selection, moment, seen, gone, timeout_s, take, lease_ms)
+        places, saw = nodes or agreed.target.nodes, seen.get(index.keyspace, ())
+        return SnapshotHold(index.id, hold, agreed.stamp, places, lease_ms, seen, saw)
 
     def held(self, index: Scannable, at: str, seen: Seen) -> SnapshotHold:
         """The held snapshot that a token names.
@@ -191,7 +281,7 @@ class Reads:
             IndexNotReadyError: this node has not read of a rollback yet.
         """
         token = verify(at, HeldToken, self.directory.secret())
-        check_snapshot(index, token.index, token.number, token.incarnation, seen)
+        index.check_snapshot(token.index, token.number, token.incarnation, seen)
         return SnapshotHold.of(token)
 
     async def open(
@@ -204,53 +294,44 @@ class Reads:
         *,
         reverse: bool = False,
         offset: int = 0,
-        lease_ms: int | None = None,
     ) -> HeldPages:
-        """One moment to read from page by page: held from now until it is closed.
-
-        Args:
-            lease_ms: how long it is held without being read from; by default as page tokens are.
+        """One moment to read from page by page: held from now until it is closed, and as long without being
+        read from as page tokens are.
 
         Raises:
             KeytideError, ReaderGoneError: as `read`.
         """
+        own = moment.at is None
         if moment.at is not None:
-            held, own = self.held(index, moment.at, seen), False
+            held = self.held(index, moment.at, seen)
         else:
-            with Deadline(self.timeout_s(moment), gone) as patience:
-                lasting = self.settings.lease_s * 1000 if lease_ms is None else lease_ms
-                slices = selection.slices or range(index.shape.slices)
-                held = await self.holds.take(index, slices, moment, seen, patience, lasting)
-                own = True
-        return HeldPages(self, held, own, selection, self.timeout_s(moment), reverse, offset)
+            slices = selection.slices or range(index.shape.slices)
+            held = await self.hold(index, slices, moment, seen, gone, self.settings.lease_s * 1000)
+        return HeldPages(self.holds, held, own, selection, self.timeout_s(moment), reverse, offset)
 
 
-def check_index(index: Scannable, of_index: str) -> None:
-    """Raise unless a token is of this index."""
-    if of_index != index.id:
-        raise InvalidTokenError(
-            f"the token belongs to another index than {index.name}",
-            next_step="start the scan again, without the token",
-        )
+def explain(agreed: Agreed[AskedT], slices: int) -> dict[str, Any]:
+    """How the snapshot was chosen, which slices were asked (of how many), what each read."""
+    gathered = agreed.gathered
+    return {
+        "snapshot": _numbered(agreed.stamp.number),
+        "waited_ms": agreed.waited_ms,
+        "waited_for": agreed.waited_for,
+        "slices_of_index": slices,
+        "rounds": gathered.rounds,
+        "slices": [
+            {
+                "slice": number,
+                "node": node,
+                "newest": _numbered(gathered.replies[number].newest),
+                "snapshot": _numbered(gathered.replies[number].number),
+                "rows_read": gathered.read.get(number, 0),
+            }
+            for number, node in sorted(agreed.target.nodes.items())
+            if number in gathered.replies  # slices in the order of entries are read as far as they are needed
+        ],
+    }
 
 
-def check_snapshot(index: Scannable, of_index: str, number: int, incarnation: int, seen: Seen) -> None:
-    """Raise unless the snapshot that a token names is of this index and of the history that holds now."""
-    check_index(index, of_index)
-    check_history(seen.get(index.keyspace), index.history)
-    if number == TIP:
-        void = incarnation < index.incarnation
-    else:
-        void = not index.history.number_holds(number, incarnation)
-    if void:
-        raise HistoryChangedError(
-            "the source lost records, and what this scan reads was rolled back",
-            next_step="start the scan again",
-        )
-    if incarnation > index.incarnation:
-        raise IndexNotReadyError(
-            "this node has not read of the keyspace's rollback yet", next_step="try again in a moment"
-        )
-
-
-__all__ = ["PageSnapshotGoneError", "Reads", "check_index", "check_snapshot"]
+def _numbered(number: int) -> int | None:
+    return None if number == TIP else number

@@ -9,50 +9,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from time import monotonic
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from indexer.scan.peer.messages import (
     TIP,
+    LeaseRequest,
     NodeUnavailableError,
+    ReadConsistency,
+    ReadPaging,
     ReadReply,
     ReadRequest,
+    ReadShape,
+    ReadSpan,
     SliceReader,
     SliceReply,
 )
-from indexer.scan.plan.tokens import Saw, tip_of
+from indexer.scan.plan.errors import SnapshotMissingError
+from indexer.scan.plan.selection import Shape, Stamp, slices_ahead
+from indexer.scan.plan.tokens import PageToken, Saw, Seen, tip_of
 from keytide.collation import Span
-from keytide.errors import RetryableError
+from keytide.errors import invariant
+from keytide.model.timestamp import Timestamp, smallest
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 """For whom the request that is being answered is: what is kept for it counts as this client's."""
-
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
-
-
-class SnapshotMissingError(Exception):
-    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
-
-    def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
-        super().__init__(slice_number, node, newest, state, reason)
-        self.slice = slice_number
-        self.node = node
-        self.newest = newest
-        self.state = state
-        self.reason = reason
-
-
-def behind(missing: SnapshotMissingError) -> RetryableError:
-    """What the reader of newest states is told when a slice cannot show any that are not older than what it
-    or its session has shown."""
-    return RetryableError(
-        f"slice {missing.slice} is catching up on node {missing.node}"
-        + (f": {missing.reason}" if missing.reason else ""),
-        problem_type="index-not-ready",
-        next_step="ask again in a moment; see `keytide status`",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +75,77 @@ class Target:
         if not self.until:
             object.__setattr__(self, "until", monotonic() + self.timeout_s)
 
+    @classmethod
+    def of(cls, token: PageToken, shape: Shape, saw: Saw, timeout_s: float, lease_ms: int) -> Target:
+        """What a later page reads. Slices that lie behind it are not asked any more.
+
+        Args:
+            shape: of the index.
+            saw: what the session has seen of its keyspace, the token's pages included.
+            lease_ms: how long its snapshot is kept, unless it is a held one.
+        """
+        nodes = {number: node for node, slices in token.nodes for number in slices}
+        if token.in_order:
+            ahead = slices_ahead(shape, token.after, token.reverse)
+            # A token means that there is more: when none of its slices lies ahead, the splits are not those
+            # that it was made under (the index was built anew), and any slice can tell that the snapshot is
+            # gone.
+            nodes = {number: node for number, node in nodes.items() if number in ahead} or nodes
+        return cls(
+            token.index,
+            token.number,
+            token.incarnation,
+            [Span(low, high) for low, high in token.spans],
+            nodes,
+            timeout_s,
+            token.lease_ms or lease_ms,
+            True,
+            token.filter,
+            token.distinct,
+            token.hold,
+            token.in_order,
+            saw=saw,
+        )
+
+    def page_token(
+        self,
+        stamp: Stamp,
+        seen: Seen,
+        *,
+        after: bytes,
+        reverse: bool,
+        limit: int,
+        offset: int,
+        columns: Sequence[str] | None = None,
+        validate: bool = False,
+    ) -> PageToken:
+        """What the page behind a first page of this needs.
+
+        Args:
+            seen: what the session has seen with the first page.
+            after, offset: where it goes on, and what of the offset is left.
+        """
+        return PageToken(
+            self.index,
+            stamp.number,
+            stamp.incarnation,
+            stamp.fresh_at,
+            [(span.low, span.high) for span in self.spans],
+            list(self.by_node().items()),
+            after,
+            reverse,
+            limit,
+            list(columns) if columns is not None else None,
+            seen,
+            self.filter,
+            self.distinct,
+            offset,
+            self.hold,
+            self.lease_ms if self.hold else 0,
+            validate,
+            self.in_order,
+        )
+
     @property
     def left_s(self) -> float:
         """How long a node may be waited for: at least a moment, for what is asked in vain is not told apart
@@ -123,6 +177,20 @@ class SliceAnswers:
     rounds: int = 0
 
 
+AskedT = TypeVar("AskedT", bound=SliceAnswers)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed(Generic[AskedT]):
+    """A gathered read of one agreed snapshot, and the story of the choice."""
+
+    stamp: Stamp
+    target: Target
+    gathered: AskedT
+    waited_ms: int
+    waited_for: list[str]
+
+
 async def ask(
     target: Target, nodes: SliceReader, requests: Mapping[str, ReadRequest], asked: SliceAnswers
 ) -> list[SliceReply]:
@@ -139,7 +207,7 @@ async def ask(
     found: list[SliceReply] = []
     for node, reply in (await _ask_all(nodes, requests, target.left_s)).items():
         if reply.leased:
-            asked.leased.update(requests[node].slices)
+            asked.leased.update(requests[node].span.slices)
         for one in reply.slices:
             if one.gone:
                 raise SnapshotMissingError(one.slice, node, one.newest, one.state, one.reason)
@@ -187,37 +255,35 @@ def requests_of(
 
     Args:
         after: slice -> behind which key to go on; from the start where it says nothing.
-        limit, examine, skip, keys_only, task, body: as in `ReadRequest`.
+        limit, skip: as in `ReadPaging`.
+        examine, keys_only, task, body: as in `ReadShape`.
     """
     spans = [(span.low, span.high) for span in target.spans]
     saw = target.saw if target.number == TIP else ()
     tip = tip_of(saw)
     left_s = target.left_s  # a node's answer that it had too little time is to arrive in time
-    within_ms = max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
+    paging = ReadPaging(
+        limit,
+        skip,
+        target.lease_ms,
+        target.in_use,
+        target.hold,
+        max(1, int((left_s - min(0.1, left_s / 10)) * 1000)),
+        CLIENT.get(),
+    )
+    consistency = ReadConsistency(
+        target.number,
+        target.incarnation,
+        saw[0] if saw else -1,
+        tip[1].offsets() if tip is not None else {},
+    )
+    shape = ReadShape(target.filter, target.distinct, keys_only, examine, task, body)
     return {
         node: ReadRequest(
-            target.index,
-            target.number,
-            target.incarnation,
-            numbers,
-            spans,
-            [after.get(number, b"") for number in numbers],
-            reverse,
-            limit,
-            target.lease_ms,
-            target.in_use,
-            examine,
-            target.filter,
-            target.distinct,
-            skip,
-            keys_only,
-            target.hold,
-            task,
-            body,
-            within_ms,
-            CLIENT.get(),
-            saw[0] if saw else -1,
-            tip[1].offsets() if tip is not None else {},
+            ReadSpan(target.index, numbers, spans, [after.get(number, b"") for number in numbers], reverse),
+            paging,
+            consistency,
+            shape,
         )
         for node, numbers in target.by_node(slices).items()
     }
@@ -234,9 +300,71 @@ async def _ask_all(
         if nodes.here in requests:
             if tasks:
                 await asyncio.sleep(0)  # let the requests go out first
-            replies[nodes.here] = await nodes.read(nodes.here, requests[nodes.here], timeout_s)
+            replies[nodes.here] = await nodes.read_here(requests[nodes.here])
         replies.update(zip(others, await asyncio.gather(*tasks), strict=True) if tasks else ())
         return replies
     finally:
         for task in tasks:
             task.cancel()
+
+
+def with_timestamp(stamp: Stamp, gathered: SliceAnswers) -> Stamp:
+    """The stamp with the timestamp that its slices have: the same in all unless it is a tip scan (Untorn)."""
+    timestamps = [reply.timestamp for reply in gathered.replies.values()]
+    if not timestamps:
+        return stamp
+    first, *others = timestamps
+    if stamp.number == TIP:
+        tip = reduce(Timestamp.merge_max, timestamps)
+        return replace(stamp, timestamp=smallest(timestamps), tip=tip)
+    invariant(
+        all(_same_cut(first, other) for other in others),
+        "Untorn",
+        lambda: f"snapshot {stamp.number} has several timestamps: {timestamps}",
+    )
+    if stamp.timestamp.places:
+        invariant(
+            _same_cut(first, stamp.timestamp),
+            "Untorn",
+            lambda: f"snapshot {stamp.number} is {stamp.timestamp}, its slices have {first}",
+        )
+        return stamp
+    return replace(stamp, timestamp=first)
+
+
+def _same_cut(one: Timestamp, other: Timestamp) -> bool:
+    return one is other or (one.covers(other) and other.covers(one))
+
+
+async def keep_everywhere(target: Target, nodes: SliceReader, held: Iterable[int]) -> None:
+    """Keep the target's snapshot on every slice that is not `held` already.
+
+    Raises:
+        SnapshotMissingError: a slice does not have it.
+        RetryableError: a node does not answer, or keeps too many.
+    """
+    if target.number == TIP:
+        return
+    wanted = target.by_node(sorted(target.nodes.keys() - set(held)))
+    replies = await asyncio.gather(
+        *(
+            nodes.lease(
+                node,
+                LeaseRequest(
+                    target.index,
+                    target.number,
+                    target.incarnation,
+                    slices,
+                    target.lease_ms,
+                    target.in_use,
+                    target.hold,
+                    CLIENT.get(),
+                ),
+                target.timeout_s,
+            )
+            for node, slices in wanted.items()
+        )
+    )
+    for node, reply in zip(wanted, replies, strict=True):
+        if reply.missing:
+            raise SnapshotMissingError(reply.missing[0], node, -1)

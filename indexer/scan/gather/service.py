@@ -2,9 +2,11 @@
 
 Theory of operation
 ===================
-A first page reads the newest published snapshot that satisfies the request (`agree`), again with a newer one
-if a slice does not hold it or will not keep it. A page token is given only when every slice that it names
-keeps the snapshot. A later page reads what its token says, from that very snapshot, or is `snapshot-gone`.
+A first page reads the newest published snapshot that satisfies the request (`Reads.read`), again with a newer
+one if a slice does not hold it or will not keep it. A page token names everything that the next page needs
+(`tokens.PageToken`), so that any node answers it from the same snapshot; it is given only when every slice
+that it names keeps the snapshot. A later page reads what its token says, from that very snapshot, or is
+`snapshot-gone`.
 
 Rows are made within the read: when entries turn out to be none that can have been written, the slices
 examine what they gave. The one that is damaged is then gone, and another replica is tried; if none is, it was
@@ -13,31 +15,33 @@ our bug.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from indexer.scan.gather.answer import WrittenAnswer, encode, explain
-from indexer.scan.gather.gather import Gathered, count
-from indexer.scan.gather.paging import encoded, first_lease_ms, gone_by, later, page_of, target_of, token_of
-from indexer.scan.gather.reads import Reads, check_index, check_snapshot
-from indexer.scan.gather.scatter import SnapshotMissingError, Target
-from indexer.scan.local.reader import LocalReader
-from indexer.scan.peer.messages import TIP, SliceReader
-from indexer.scan.plan.agreement import Agreed
+from indexer.scan.gather.gather import Gathered, count, examine, gather
+from indexer.scan.gather.holds import SnapshotHold
+from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
+from indexer.scan.gather.scatter import Agreed, Target, keep_everywhere, with_timestamp
+from indexer.scan.local.reader import INLINE_ROWS, LocalReader
+from indexer.scan.peer.messages import TIP, Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.holds import SnapshotHold
-from indexer.scan.plan.leases import keep_everywhere
-from indexer.scan.plan.selection import bounded_offset, effective_limit
+from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up
+from indexer.scan.plan.selection import Stamp
 from indexer.scan.plan.tokens import HeldToken, PageToken, Seen, newest, sign, verify
-from indexer.scan.plan.waiting import Deadline, Gone
-from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest
-from indexer.scan.shape.rows import RowMaker
+from indexer.scan.plan.waiting import Gone
+from indexer.scan.request.request import CountRequest, HoldRequest, Moment, ScanRequest
+from indexer.scan.shape.rows import RowMaker, encode
 from indexer.validation.service import PageCheck, Validation
 from indexer.view import NodeView
-from keytide.errors import CallerError
+from keytide.errors import CallerError, InvariantViolationError
+from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import ScanSettings
+
+UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
+"""What gathering and decoding entries raises that cannot have been written."""
 
 
 class ScanService:
@@ -64,15 +68,12 @@ class ScanService:
     ) -> None:
         self._validation = validation or Validation(view, nodes, {})
         self.shared = Reads(view, local, nodes, settings)
-        self._nodes = nodes
         self._settings = settings
-        self._first_lease_ms = first_lease_ms(self.shared)
-        self._lease_ms = settings.lease_s * 1000
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for news."""
-        return self.shared.news.listeners
+        """How many requests wait for another snapshot."""
+        return self.shared.notifier.listeners
 
     async def scan(self, name: str, request: ScanRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/indexes/{name}/scan`.
@@ -86,12 +87,11 @@ class ScanService:
         """
         shared = self.shared
         index = await shared.ready_index(name, request, gone)
-        secret = shared.directory.secret()
         seen = shared.session(request)
         if request.page is not None:
-            return await self._next_page(index, request, verify(request.page, PageToken, secret), seen)
-        limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
-        offset = bounded_offset(request.offset, self._settings.max_offset)
+            token = verify(request.page, PageToken, shared.directory.secret())
+            return await self._next_page(index, request, token, seen)
+        limit, offset = page_bounds(request.limit, request.offset, self._settings)
         selection = shared.selection(request, index, distinct=request.distinct)
         columns = ["key"] if request.distinct else request.columns
         maker = RowMaker(index.shape, columns)
@@ -99,20 +99,17 @@ class ScanService:
         if request.validate:
             limit = self._validation.rows_per_page(index.keyspace, request.limit, limit)
             check = self._validation.check(index, columns)
-        began = monotonic()
+        ends_at = monotonic() + shared.timeout_s(request)
 
         async def work(target: Target) -> Gathered:
-            return await self._read(target, maker, b"", request.reverse, limit, offset, check)
+            return await self._page(target, maker, b"", request.reverse, limit, offset, check)
 
-        agreed = await shared.read(index, selection, request, seen, gone, work, self._first_lease_ms)
-        stamp, target = agreed.stamp, agreed.target
-        seen = shared.seen_too(seen, index, stamp)
-        page = None
+        agreed = await shared.read(index, selection, request, seen, gone, work, first_lease_ms(shared))
+        seen = shared.seen_too(seen, index, agreed.stamp)
+        onward = None
         if agreed.gathered.more:
-            token = token_of(
-                index.id,
-                stamp,
-                target,
+            onward = agreed.target.page_token(
+                agreed.stamp,
                 seen,
                 after=agreed.gathered.reached,
                 reverse=request.reverse,
@@ -121,9 +118,78 @@ class ScanService:
                 columns=columns,
                 validate=request.validate,
             )
-            page = sign(token, secret)
-        validation = await self._validated(check, agreed, maker, began + shared.timeout_s(request))
-        return self._rows_answer(index, request, agreed, seen, page, validation)
+        return await self._answer(index, request, agreed, seen, onward, maker, check, ends_at)
+
+    async def _next_page(
+        self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
+    ) -> WrittenAnswer:
+        shared = self.shared
+        maker = RowMaker(index.shape, token.columns)
+        check = self._validation.check(index, token.columns) if token.validate else None
+        ends_at = monotonic() + shared.timeout_s(request)
+
+        async def work(target: Target) -> Gathered:
+            return await self._page(
+                target, maker, token.after, token.reverse, token.limit, token.offset, check
+            )
+
+        agreed, seen = await next_page(index, request, token, seen, shared, work, "start the scan again")
+        onward = None
+        if agreed.gathered.more:
+            onward = msgspec.structs.replace(
+                token, after=agreed.gathered.reached, offset=agreed.gathered.offset_left, seen=seen
+            )
+        return await self._answer(index, request, agreed, seen, onward, maker, check, ends_at)
+
+    async def _page(
+        self,
+        target: Target,
+        maker: RowMaker,
+        after: bytes,
+        reverse: bool,
+        limit: int,
+        offset: int,
+        check: PageCheck | None,
+    ) -> Gathered:
+        """A page; with its rows' versions, if they are to be validated."""
+        gathered = await page_of(target, self.shared, maker.rows, after, reverse, limit, offset)
+        if gathered.more and target.lease_ms:
+            await keep_everywhere(target, self.shared.nodes, gathered.leased)
+        if check is not None:
+            await check.ask_versions(target, gathered.entries)
+        return gathered
+
+    async def _answer(
+        self,
+        index: Scannable,
+        request: ScanRequest,
+        agreed: Agreed[Gathered],
+        seen: Seen,
+        onward: PageToken | None,
+        maker: RowMaker,
+        check: PageCheck | None,
+        ends_at: float,
+    ) -> WrittenAnswer:
+        """The answer with its rows; validated ones without those that are stale, and the others marked."""
+        gathered = agreed.gathered
+        validated: dict[str, Any] = {}
+        if check is not None:
+            judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
+            entries = gathered.entries = judged.entries
+            gathered.rows = await _encoded(
+                self.shared, len(entries), lambda: judged.marked(maker.rows(entries))
+            )
+            validated["validation"] = judged.summary()
+        answer: dict[str, Any] = {
+            "rows": msgspec.Raw(gathered.rows),
+            **self.shared.head(agreed.stamp, seen),
+            "page": None if onward is None else sign(onward, self.shared.directory.secret()),
+            **validated,
+        }
+        if request.explain:
+            answer["explain"] = explain(agreed, index.shape.slices)
+        consistency = "tip" if agreed.stamp.number == TIP else "stable"
+        return WrittenAnswer(encode(answer), len(gathered.entries), index.name, consistency)
 
     async def count(self, name: str, request: CountRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/indexes/{name}/count`. Raises as `scan` does."""
@@ -135,14 +201,14 @@ class ScanService:
         apart = index.shape.partition_part is not None
 
         async def work(target: Target) -> Gathered:
-            return await count(target, self._nodes, apart=apart)
+            return await count(target, shared.nodes, apart=apart)
 
         agreed = await shared.read(index, selection, request, seen, gone, work)
         head = shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))
         answer = {"count": agreed.gathered.count, **head}
         if request.explain:
             answer["explain"] = explain(agreed, index.shape.slices)
-        return WrittenAnswer(encode(answer), 0, index.name, request.consistency)
+        return WrittenAnswer(msgspec.json.encode(answer), 0, index.name, request.consistency)
 
     async def hold(self, name: str, request: HoldRequest, gone: Gone) -> WrittenAnswer:
         """The answer of `POST /v1/indexes/{name}/snapshots`: a snapshot that is kept for many reads.
@@ -163,10 +229,7 @@ class ScanService:
                 problem_type="lease-too-long",
                 next_step="ask for less: every read renews it; or raise scan.max_hold_s",
             )
-        with Deadline(shared.timeout_s(request), gone) as patience:
-            held = await shared.holds.take(
-                index, range(index.shape.slices), request, seen, patience, lease_s * 1000
-            )
+        held = await shared.hold(index, range(index.shape.slices), request, seen, gone, lease_s * 1000)
         seen = shared.seen_too(seen, index, held.stamp)
         answer = {
             "at": sign(held.token(seen), shared.directory.secret()),
@@ -186,105 +249,112 @@ class ScanService:
         """
         index = await self.shared.ready_index(name, HoldRequest(), gone)
         token = verify(at, HeldToken, self.shared.directory.secret())
-        check_index(index, token.index)
+        index.check_index(token.index)
         await self.shared.holds.give_back(SnapshotHold.of(token), self.shared.timeout_s(HoldRequest()))
 
-    async def _next_page(
-        self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
-    ) -> WrittenAnswer:
-        _check_page(index, token, seen)
-        seen = newest(token.seen, seen, self.shared.directory.history)
-        target = target_of(
-            token,
-            index.shape,
-            seen.get(index.keyspace, ()),
-            self.shared.timeout_s(request),
-            self._lease_ms,
+
+# --- pages, of queries too --------------------------------------------------------------------------------
+
+
+def page_bounds(limit: int | None, offset: int, settings: ScanSettings) -> tuple[int, int]:
+    """The page size and the offset to use.
+
+    Raises:
+        CallerError (422): more than the server allows.
+    """
+    if limit is not None and limit > settings.max_limit:
+        raise CallerError(
+            f"limit {limit} is above this server's {settings.max_limit} rows per page",
+            status=422,
+            problem_type="limit-too-large",
+            next_step="ask for smaller pages and follow the page tokens",
         )
-        maker = RowMaker(index.shape, token.columns)
-        check = None
-        if token.validate:
-            check = self._validation.check(index, token.columns)
-        ends_at = monotonic() + target.timeout_s
-        try:
-            gathered = await self._read(
-                target, maker, token.after, token.reverse, token.limit, token.offset, check
-            )
-        except SnapshotMissingError as missing:
-            raise gone_by(missing, token, self.shared, "start the scan again") from missing
-        agreed = later(token, target, gathered)
-        seen = self.shared.seen_too(seen, index, agreed.stamp)
-        page = None
-        if gathered.more:
-            token = msgspec.structs.replace(
-                token, after=gathered.reached, offset=gathered.offset_left, seen=seen
-            )
-            page = sign(token, self.shared.directory.secret())
-        validation = await self._validated(check, agreed, maker, ends_at)
-        return self._rows_answer(index, request, agreed, seen, page, validation)
-
-    async def _read(
-        self,
-        target: Target,
-        maker: RowMaker,
-        after: bytes,
-        reverse: bool,
-        limit: int,
-        offset: int,
-        check: PageCheck | None,
-    ) -> Gathered:
-        """Gather a page and make its rows (a large page's in a thread); keep the snapshot if there is a next.
-
-        Args:
-            check: learns which versions the rows come from; None when they are not validated.
-
-        Raises:
-            SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
-            InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
-        """
-        gathered = await page_of(target, self.shared, maker.rows, after, reverse, limit, offset)
-        if gathered.more and target.lease_ms:
-            await keep_everywhere(target, self._nodes, gathered.leased)
-        if check is not None:
-            await check.ask_versions(target, gathered.entries)
-        return gathered
-
-    async def _validated(
-        self, check: PageCheck | None, agreed: Agreed[Gathered], maker: RowMaker, ends_at: float
-    ) -> dict[str, Any] | None:
-        """Leave stale rows out of a page, and mark the others; returns what the answer says of it."""
-        if check is None:
-            return None
-        judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
-        entries = agreed.gathered.entries = judged.entries
-        agreed.gathered.rows = await encoded(
-            self.shared, len(entries), lambda: judged.marked(maker.rows(entries))
+    if offset > settings.max_offset:
+        raise CallerError(
+            f"offset {offset} is above this server's {settings.max_offset}",
+            status=422,
+            problem_type="offset-too-large",
+            next_step="follow the page tokens, which cost nothing for rows gone by, or use `low`",
         )
-        return judged.summary()
-
-    def _rows_answer(
-        self,
-        index: Scannable,
-        request: ScanRequest,
-        agreed: Agreed[Gathered],
-        seen: Seen,
-        page: str | None,
-        validation: dict[str, Any] | None,
-    ) -> WrittenAnswer:
-        """The answer with its rows."""
-        answer: dict[str, Any] = {
-            "rows": msgspec.Raw(agreed.gathered.rows),
-            **self.shared.head(agreed.stamp, seen),
-            "page": page,
-        }
-        if validation is not None:
-            answer["validation"] = validation
-        if request.explain:
-            answer["explain"] = explain(agreed, index.shape.slices)
-        consistency = "tip" if agreed.stamp.number == TIP else "stable"
-        return WrittenAnswer(encode(answer), len(agreed.gathered.entries), index.name, consistency)
+    return settings.default_limit if limit is None else limit, offset
 
 
-def _check_page(index: Scannable, token: PageToken, seen: Seen) -> None:
-    """Raise unless the token is of this index and of the history that holds now."""
-    check_snapshot(index, token.index, token.number, token.incarnation, seen)
+async def page_of(
+    target: Target,
+    shared: Reads,
+    rows: Callable[[Sequence[Entry]], Any],
+    after: bytes,
+    reverse: bool,
+    limit: int,
+    offset: int,
+) -> Gathered:
+    """A page of entries with its rows.
+
+    Args:
+        rows: makes the rows of entries.
+
+    Raises:
+        SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
+        InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
+        RetryableError: a node did not answer.
+    """
+    try:
+        gathered = await gather(target, shared.nodes, after, reverse, limit, offset)
+        entries = gathered.entries
+        gathered.rows = await _encoded(shared, len(entries), lambda: rows(entries))
+    except UNREADABLE:
+        await examine(target, shared.nodes, after, reverse, limit + offset)
+        raise
+    return gathered
+
+
+async def _encoded(shared: Reads, count: int, rows: Callable[[], Any]) -> bytes:
+    """So many rows as JSON; many of them are made in a thread."""
+    if count <= INLINE_ROWS:
+        return encode(rows())
+    return await shared.local.lanes.run(lambda: encode(rows()))
+
+
+async def next_page(
+    index: Scannable,
+    moment: Moment,
+    token: PageToken,
+    seen: Seen,
+    shared: Reads,
+    work: Callable[[Target], Awaitable[Gathered]],
+    again: str,
+) -> tuple[Agreed[Gathered], Seen]:
+    """A later page, agreed on by the first one; and what the session has seen with it.
+
+    Args:
+        seen: what the session had seen.
+        work: reads the page.
+        again: what to do when its snapshot is gone, in words.
+
+    Raises:
+        PageSnapshotGoneError: a slice does not hold the snapshot any more.
+        KeytideError: as `Scannable.check_snapshot`; of newest states, a slice is behind.
+    """
+    index.check_snapshot(token.index, token.number, token.incarnation, seen)
+    seen = newest(token.seen, seen, shared.directory.history)
+    saw, lease_s = seen.get(index.keyspace, ()), shared.settings.lease_s
+    target = Target.of(token, index.shape, saw, shared.timeout_s(moment), lease_s * 1000)
+    try:
+        gathered = await work(target)
+    except SnapshotMissingError as missing:
+        if token.number == TIP:
+            raise catching_up(missing) from missing
+        raise PageSnapshotGoneError(
+            f"slice {missing.slice} no longer holds snapshot {token.number}"
+            + (f": {missing.reason}" if missing.reason else ""),
+            next_step=f"{again}; the second page must be asked for within "
+            f"{first_lease_ms(shared) // 1000} s (scan.first_lease_s), each further one within "
+            f"{lease_s} s (scan.lease_s)",
+        ) from missing
+    stamp = with_timestamp(Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at), gathered)
+    return Agreed(stamp, target, gathered, 0, []), shared.seen_too(seen, index, stamp)
+
+
+def first_lease_ms(shared: Reads) -> int:
+    """How long the token of a first page keeps its snapshot."""
+    return min(shared.settings.first_lease_s, shared.settings.lease_s) * 1000

@@ -1,199 +1,71 @@
-"""What the OpenAPI page says of answers: their types, the forms of a scan, problem documents. Pure.
-
-Answers are put together as bytes (`indexer.scan.gather.answer`), so their types here are for the page only.
-That they are what is answered, no member more or less, is held by `tests/unit/test_schema_fuzz.py`.
-"""
+"""The OpenAPI page: routes, requests with examples, answers, the forms of a scan, problem documents."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from fastapi import FastAPI, Request, Response
+from starlette.responses import JSONResponse
 
-from indexer.scan.request.request import OffsetAndEpoch
-from keytide.model.health import Reason, Status
+from indexer.scan.http.answers import (
+    AggregateAnswer,
+    CountAnswer,
+    HealthAnswer,
+    HoldAnswer,
+    IndexShown,
+    PlanAnswer,
+    Problem,
+    QueryAnswer,
+    ReadyAnswer,
+    ScanAnswer,
+)
+from indexer.scan.request.request import CountRequest, HoldRequest, Moment, ScanRequest
 
 PROBLEM_TYPE: Final = "application/problem+json"
+INDEX_PATH: Final = "/v1/indexes/{name}"
 _JSON: Final = "application/json"
 
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": description, "content": {"application/problem+json": {}}}
+    for status, description in (
+        (401, "`not-allowed`: the cluster has API tokens, and the request carries none of them"),
+        (403, "`not-allowed`: a token without the scope `read`; `foreign-origin`: a page of another origin"),
+        (404, "`unknown-index`"),
+        (
+            409,
+            "`history-changed`: a rollback took back what the session or the page saw, or what is demanded",
+        ),
+        (410, "`snapshot-gone`: begin again"),
+        (413, "`request-too-large`"),
+        (415, "`unsupported-media-type`: a body that is not `application/json`"),
+        (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
+        (503, "`index-not-ready` with the build and slices, `node-unavailable`, `too-many-leases`, ..."),
+        (
+            504,
+            "`timestamp-not-reached`: the wait for what was demanded ran out; `count-timeout`, "
+            "`query-timeout`: there is more to read than the request has time for",
+        ),
+    )
+}
 
-class Problem(msgspec.Struct):
-    """An RFC 9457 problem document. Some types have further members."""
+Examples = Mapping[str, Mapping[str, Any]]
+"""What it shows -> a request."""
 
-    type: Annotated[str, Meta(description="a short word that clients may match on")]
-    title: str
-    status: int
-    detail: Annotated[str, Meta(description="what is wrong, and where")]
-    next_step: Annotated[str | UnsetType, Meta(description="what to do about it")] = UNSET
+EXAMPLE_INDEX: Final = "arrivals"
+"""Of `make demo`: (destination, arrival DESC) INCLUDE (flight, ...)."""
+INDEX_PARAMETER: Final[Mapping[str, Any]] = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "of the index",
+    "example": EXAMPLE_INDEX,
+}
 
-
-class SliceRead(msgspec.Struct, forbid_unknown_fields=True):
-    """What one slice read for an answer."""
-
-    slice: int
-    node: str
-    newest: Annotated[int | None, Meta(description="the newest snapshot that it holds")]
-    snapshot: int | None
-    rows_read: int
-
-
-class Explanation(msgspec.Struct, forbid_unknown_fields=True):
-    """How the snapshot was chosen (`explain`)."""
-
-    snapshot: int | None
-    waited_ms: float
-    waited_for: list[str]
-    slices_of_index: int
-    rounds: int
-    slices: Annotated[list[SliceRead], Meta(description="the slices that were asked")]
-
-
-class AnswerHead(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """From which moment an answer is."""
-
-    snapshot: Annotated[int | None, Meta(description="its number; null for `tip`")]
-    timestamp: Annotated[
-        dict[str, OffsetAndEpoch], Meta(description="source partition -> what was read up to; an `at_least`")
-    ]
-    session: Annotated[str, Meta(description="token: never see an older snapshot than this answer's")]
-    staleness_ms: Annotated[int | None, Meta(description="how long ago the snapshot covered the source")]
-
-
-class Explained(AnswerHead, kw_only=True):
-    explain: Explanation | UnsetType = UNSET
-
-
-class ScanRow(msgspec.Struct, forbid_unknown_fields=True):
-    """One entry; `columns` chooses the members."""
-
-    key: list[Any] | UnsetType = UNSET
-    missing: Annotated[
-        list[int] | UnsetType, Meta(description="positions of key parts that the document does not have")
-    ] = UNSET
-    id: str | UnsetType = UNSET
-    include: dict[str, Any] | UnsetType = UNSET
-    validated: Annotated[
-        bool | UnsetType, Meta(description="with `validate`: false when the primary could not tell")
-    ] = UNSET
-    reason: str | UnsetType = UNSET
-
-
-class Validated(msgspec.Struct, forbid_unknown_fields=True):
-    """What validation found (`validate`)."""
-
-    valid: int
-    stale: Annotated[int, Meta(description="rows that were left out")]
-    unknown: Annotated[dict[str, int], Meta(description="rows that were kept, by why they are not known")]
-    waited_ms: int
-    detail: str | UnsetType = UNSET
-
-
-class ScanAnswer(Explained, kw_only=True):
-    """A page of rows."""
-
-    rows: list[ScanRow]
-    page: Annotated[str | None, Meta(description="token of the next page; null for the last")]
-    validation: Validated | UnsetType = UNSET
-
-
-class CountAnswer(Explained, kw_only=True):
-    """A count."""
-
-    count: int
-
-
-class GroupShown(msgspec.Struct, forbid_unknown_fields=True):
-    """One group."""
-
-    key: list[Any]
-    values: Annotated[dict[str, Any], Meta(description="function -> what it gives")]
-    missing: list[int] | UnsetType = UNSET
-    ignored: Annotated[
-        dict[str, int] | UnsetType,
-        Meta(description="function -> values left out because they are no numbers"),
-    ] = UNSET
-
-
-class AggregateAnswer(Explained, kw_only=True):
-    """Groups in the order of their keys."""
-
-    groups: list[GroupShown]
-    more: Annotated[bool, Meta(description="whether there are groups behind the last one")]
-
-
-class HoldAnswer(AnswerHead, kw_only=True):
-    """A snapshot that is held."""
-
-    at: Annotated[str, Meta(description="its token: `at` of every kind of request")]
-    slices: int
-    expires_in_s: Annotated[int, Meta(description="how long it is held after its last use")]
-
-
-class Estimate(msgspec.Struct, forbid_unknown_fields=True):
-    """How many entries a plan reads, about."""
-
-    entries_read: int
-    entries_of_index: Annotated[int | None, Meta(description="null when this node holds none of it")]
-    assumed: bool
-
-
-class PlanAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """How a SELECT is answered: docs/query.md."""
-
-    index: str
-    columns: list[str]
-    spans: list[str]
-    reverse: bool
-    slices_asked: list[int]
-    slices_of_index: int
-    residual: Annotated[str | None, Meta(description="what slices test, entry by entry")]
-    pushed_down: list[str]
-    group_by: list[str]
-    aggregates: list[str]
-    sorted_by: Annotated[list[str], Meta(description="what this node sorts by; the index has another order")]
-    limit: int | None
-    offset: int
-    estimate: Estimate
-    other_indexes: Annotated[dict[str, str], Meta(description="index -> why it was not chosen")]
-
-
-class QueryAnswer(Explained, kw_only=True):
-    """Rows of a SELECT."""
-
-    columns: list[str]
-    rows: list[list[Any]]
-    index: Annotated[str, Meta(description="which served it")]
-    page: str | None
-    ignored: dict[str, int] | UnsetType = UNSET
-    plan: PlanAnswer | UnsetType = UNSET
-
-
-class IndexShown(msgspec.Struct, forbid_unknown_fields=True):
-    """An index that can be scanned, when it is READY."""
-
-    name: str
-    keyspace: str
-    state: str
-    statement: str
-    slices: int
-
-
-class HealthAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """That the process lives."""
-
-    status: str
-    node: str
-
-
-class ReadyAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether the node can answer, and how it is, as it sees itself."""
-
-    ready: bool
-    node: str
-    status: Status
-    reasons: list[Reason]
-
+_kinds: Final[set[type[Moment]]] = {ScanRequest, CountRequest, HoldRequest}
+"""The types whose schemas the page shows; `add_route` adds others."""
 
 _TEXT: Final = {"schema": {"type": "string"}}
 _EVENT: Final = {
@@ -222,7 +94,20 @@ _OF_ACTION: Final[dict[str, tuple[type, ...]]] = {
 _REFERENCE: Final = "#/components/schemas/{name}"
 
 
-def show_answers(page: dict[str, Any]) -> None:
+def show_types(app: FastAPI) -> None:
+    """Show the types of requests and answers on the page of an application."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        page = described()
+        page.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
+        _show_answers(page)
+        return page
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _show_answers(page: dict[str, Any]) -> None:
     """Add to an OpenAPI page what is answered.
 
     Args:
@@ -261,3 +146,83 @@ def _content(path: str) -> dict[str, Any]:
 
 def _reference(kind: type) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def schemas() -> dict[str, Any]:
+    """The request types as JSON schemas, by name."""
+    kinds = sorted(_kinds, key=lambda kind: kind.__name__)
+    _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    return components
+
+
+def add_route(
+    app: FastAPI,
+    path: str,
+    handler: Callable[[Request], Awaitable[Response]],
+    kind: type[Moment],
+    method: str,
+    summary: str,
+    examples: Examples,
+    name: str | None = None,
+) -> None:
+    """Add a route for one kind of request, and show it on the OpenAPI page.
+
+    Args:
+        kind: the type of the request, whose members are the body or, with GET, the parameters.
+        method: POST or GET.
+        examples: requests that work on `EXAMPLE_INDEX`, by what they show; by hand, the first one's plain
+            members are shown.
+        name: of the handler, where it is not its own.
+    """
+    shown = _operation(kind, by_hand=method == "GET", examples=examples)
+    if "{name}" in path:
+        shown["parameters"] = [INDEX_PARAMETER, *shown["parameters"]]
+    app.add_api_route(
+        path,
+        handler,
+        methods=[method],
+        tags=["scan"],
+        summary=summary,
+        response_class=JSONResponse,
+        response_model=None,
+        responses=PROBLEMS,
+        openapi_extra=shown,
+        name=name,
+    )
+
+
+def _operation(kind: type[Moment], *, by_hand: bool, examples: Examples) -> dict[str, Any]:
+    """What the OpenAPI page says of an operation: its parameters and, unless asked by hand, its body."""
+    _kinds.add(kind)
+    if not by_hand:
+        content = {
+            "schema": {"$ref": f"#/components/schemas/{kind.__name__}"},
+            "examples": {name: {"summary": name, "value": value} for name, value in examples.items()},
+        }
+        return {
+            "parameters": [],
+            "requestBody": {"content": {"application/json": content}},
+        }
+    first = next(iter(examples.values()), {})
+    query = []
+    for name, schema in schemas()[kind.__name__]["properties"].items():
+        one = {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "schema": {"type": "string"},
+            "description": schema.get("description", ""),
+        }
+        if name in first:
+            one["example"] = _as_text(first[name])
+        query.append(one)
+    return {"parameters": query}
+
+
+def _as_text(value: Any) -> str:
+    """A member as it stands in a query string."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        return value[0]
+    return msgspec.json.encode(value).decode()

@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from indexer.scan.http.metrics import ScanMetrics
 from indexer.scan.plan.waiting import ReaderGoneError
 from keytide.errors import InvariantViolationError, KeytideError, RetryableError
 from keytide.serving import problems as http_problems
@@ -22,11 +21,13 @@ READER_GONE: Final = 499
 """What other servers, too, note for a client that went away."""
 
 
+CountError = Callable[[str], None]
+"""Counts an error by its problem type."""
 OnBug = Callable[[InvariantViolationError], None]
 """Told of an invariant that does not hold: the node is to end."""
 
 
-def problem_response(error: Exception, metrics: ScanMetrics, on_bug: OnBug) -> Response:
+def problem_response(error: Exception, failed: CountError, on_bug: OnBug) -> Response:
     """The response for an error; what is our bug is logged with its story and answered with 500."""
     if isinstance(error, ReaderGoneError | ClientDisconnect):
         return Response(status_code=READER_GONE)  # nobody reads it
@@ -43,7 +44,7 @@ def problem_response(error: Exception, metrics: ScanMetrics, on_bug: OnBug) -> R
             "status": status,
             "detail": "the node met a bug of its own; its log has the story",
         }
-    metrics.failed(document["type"])
+    failed(document["type"])
     if isinstance(error, InvariantViolationError):
         on_bug(error)
     # An index under build (the error names its state) is not ready in a second: no use in trying again.
@@ -55,19 +56,19 @@ def problem_response(error: Exception, metrics: ScanMetrics, on_bug: OnBug) -> R
     return http_problems.response(document, status, headers)
 
 
-def add_problem_handlers(app: FastAPI, metrics: ScanMetrics, on_bug: OnBug) -> None:
+def add_problem_handlers(app: FastAPI, failed: CountError, on_bug: OnBug) -> None:
     """Make `app` answer every error in this form."""
 
     @app.exception_handler(KeytideError)
     async def known(_: Request, error: KeytideError) -> Response:
-        return problem_response(error, metrics, on_bug)
+        return problem_response(error, failed, on_bug)
 
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> Response:
-        return problem_response(error, metrics, on_bug)
+        return problem_response(error, failed, on_bug)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         document = http_problems.plain(request, error, "see /docs for what this node answers")
-        metrics.failed(document["type"])
+        failed(document["type"])
         return http_problems.response(document, error.status_code, error.headers)

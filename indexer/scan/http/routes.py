@@ -1,24 +1,34 @@
-"""The routes of scans, counts and held snapshots."""
+"""The routes: scans, counts, held snapshots; streams and tails; queries; aggregates."""
 
 from __future__ import annotations
 
+from functools import cached_property, partial
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
 
-from indexer.scan.http.endpoint import (
-    INDEX_PATH,
-    PROBLEMS,
-    Endpoint,
-    Handler,
-    add_route,
-    body_of,
-    gone_of,
-    index_name,
+from indexer.scan.aggregate import aggregates
+from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.gather.reads import WrittenAnswer
+from indexer.scan.http.endpoint import SCAN, Endpoint, Handler, add_reads, gone_of, index_name
+from indexer.scan.http.openapi import INDEX_PARAMETER, INDEX_PATH, PROBLEMS, Examples, add_route
+from indexer.scan.http.problems import problem_response
+from indexer.scan.query.queries import QueryService
+from indexer.scan.query.request import QueryRequest
+from indexer.scan.request.request import (
+    CountRequest,
+    HoldRequest,
+    InvalidRequestError,
+    ScanRequest,
+    from_query,
+    parse,
 )
-from indexer.scan.local.extent import INLINE_ROWS
-from indexer.scan.request.parsing import INDEX_PARAMETER, Examples, InvalidRequestError, from_query, parse
-from indexer.scan.request.request import CountRequest, HoldRequest, Moment, ScanRequest
+from indexer.scan.stream import arrow, ndjson
+from indexer.scan.stream.sending import StreamResponse
+from indexer.scan.stream.streams import Streams
+from indexer.scan.tail.events import TailResponse
+from indexer.scan.tail.request import TailRequest
+from indexer.scan.tail.tails import Tails
 
 _SCANS: Final[Examples] = {
     "the latest arrivals at an airport": {"equals": ["ORD"], "limit": 10},
@@ -41,74 +51,124 @@ _COUNTS: Final[Examples] = {
     "everything": {},
 }
 _HOLDS: Final[Examples] = {"for a minute after its last use": {"lease_s": 60}}
+_AGGREGATES: Final[Examples] = {
+    "flights per airport": {"functions": ["count"], "group_by": ["destination"], "limit": 10},
+    "how late flights to one airport are": {
+        "functions": [
+            "count",
+            {"function": "avg", "of": "arrival_delay", "as": "average"},
+            {"function": "max", "of": "arrival_delay", "as": "worst"},
+        ],
+        "equals": ["ORD"],
+    },
+    "by where they come from": {
+        "functions": ["count", "avg(arrival_delay)", "count(distinct flight)"],
+        "group_by": ["origin"],
+        "equals": ["ORD"],
+    },
+}
+_LATEST: Final = (
+    "SELECT flight, arrival FROM flights WHERE status = 'arrived' AND destination = 'ORD' "
+    "ORDER BY arrival DESC LIMIT 10"
+)
+_QUERIES: Final[Examples] = {
+    "the latest arrivals at an airport": {"sql": _LATEST},
+    "how many flights have arrived where": {
+        "sql": "SELECT destination, COUNT(*) AS flights, AVG(arrival_delay) FROM flights "
+        "WHERE status = 'arrived' AND destination IN ('ORD', 'BOS') GROUP BY destination"
+    },
+    "flights that touch an airport": {
+        "sql": "SELECT id, status FROM flights WHERE 'ORD' = ANY(airports) LIMIT 10"
+    },
+    "how a query is answered": {"sql": f"EXPLAIN {_LATEST}"},
+}
+_FORMS: Final = (ndjson.MEDIA_TYPE, arrow.MEDIA_TYPE)
+_TAILS: Final[Examples] = {"an airport's arrivals": {"equals": ["ORD"], "initial": True}}
 
 
-class _ScanRoutes:
-    """The handlers."""
+def add_routes(app: FastAPI, endpoint: Endpoint) -> Handler:
+    """Add all routes for readers; returns the handler of scans, for the fast way to it."""
+    scan = add_reads(
+        app,
+        SCAN,
+        ScanRequest,
+        endpoint.scan,
+        ("Scan an index", "Scan an index by hand"),
+        _SCANS,
+        names=("scan", "scan_by_hand"),
+    )
+    add_reads(
+        app,
+        "/count",
+        CountRequest,
+        endpoint.count,
+        ("Count entries", "Count entries by hand"),
+        _COUNTS,
+        names=("count", "count_by_hand"),
+    )
+    _add_holds(app, endpoint)
+    streams = _StreamRoutes(endpoint)
+    for media_type in _FORMS:
+        endpoint.forms[media_type] = partial(streams.stream, media_type)
+    add_route(
+        app,
+        f"{INDEX_PATH}/tail",
+        streams.tail,
+        TailRequest,
+        "GET",
+        "Follow the changes of an index",
+        _TAILS,
+    )
+    queries = _QueryRoutes(endpoint)
+    add_reads(
+        app,
+        "",
+        QueryRequest,
+        queries.answer,
+        ("Answer a SELECT, or EXPLAIN it", "Query by hand"),
+        _QUERIES,
+        path="/v1/query",
+    )
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    async def scan(self, request: Request) -> Response:
-        return await self._scan(request, parse(ScanRequest, await body_of(request)))
-
-    async def scan_by_hand(self, request: Request) -> Response:
-        return await self._scan(request, from_query(ScanRequest, request.query_params.multi_items()))
-
-    async def _scan(self, request: Request, parsed: ScanRequest) -> Response:
-        form = self._endpoint.form(request)
-        if form is not None:
-            return await form(request, index_name(request), parsed)
-        if parsed.distinct or parsed.offset or (parsed.limit or 0) > INLINE_ROWS:
-            return await self._endpoint.long_answer(
-                request, parsed, lambda service, gone: service.scan(index_name(request), parsed, gone)
-            )
-        return await self._endpoint.answer(
-            lambda service: service.scan(index_name(request), parsed, gone_of(request))
+    async def aggregate(request: Request, parsed: AggregateRequest) -> Response:
+        name = index_name(request)
+        return await endpoint.long_answer(
+            request,
+            parsed,
+            lambda service, gone: aggregates.answer(service.shared, name, parsed, gone),
         )
 
-    async def count(self, request: Request) -> Response:
-        return await self._count(request, parse(CountRequest, await body_of(request)))
+    add_reads(
+        app,
+        "/aggregate",
+        AggregateRequest,
+        aggregate,
+        ("Count, sum, min, max, avg by group", "Aggregate by hand"),
+        _AGGREGATES,
+    )
+    return scan
 
-    async def count_by_hand(self, request: Request) -> Response:
-        return await self._count(request, from_query(CountRequest, request.query_params.multi_items()))
 
-    async def _count(self, request: Request, parsed: CountRequest) -> Response:
-        return await self._endpoint.long_answer(
-            request, parsed, lambda service, gone: service.count(index_name(request), parsed, gone)
-        )
+def _add_holds(app: FastAPI, endpoint: Endpoint) -> None:
+    async def hold(request: Request) -> Response:
+        parsed = parse(HoldRequest, await request.body())
+        name = index_name(request)
+        return await endpoint.answer(endpoint.service.hold(name, parsed, gone_of(request)))
 
-    async def hold(self, request: Request) -> Response:
-        parsed = parse(HoldRequest, await body_of(request))
-        return await self._endpoint.answer(
-            lambda service: service.hold(index_name(request), parsed, gone_of(request))
-        )
-
-    async def give_back(self, request: Request) -> Response:
+    async def give_back(request: Request) -> Response:
         at = request.query_params.get("at")
         if not at:
             raise InvalidRequestError(
                 "at: the token of the held snapshot is missing", next_step="add ?at=TOKEN"
             )
-        await self._endpoint.service.give_back(index_name(request), at, gone_of(request))
+        await endpoint.service.give_back(index_name(request), at, gone_of(request))
         return Response(status_code=204)
 
-
-def add_routes(app: FastAPI, endpoint: Endpoint) -> Handler:
-    """Add the routes; returns the handler of scans, for the fast way to it."""
-    routes = _ScanRoutes(endpoint)
-    kinds: list[tuple[str, Handler, type[Moment], str, str, Examples]] = [
-        ("/scan", routes.scan, ScanRequest, "POST", "Scan an index", _SCANS),
-        ("/scan", routes.scan_by_hand, ScanRequest, "GET", "Scan an index by hand", _SCANS),
-        ("/count", routes.count, CountRequest, "POST", "Count entries", _COUNTS),
-        ("/count", routes.count_by_hand, CountRequest, "GET", "Count entries by hand", _COUNTS),
-        ("/snapshots", routes.hold, HoldRequest, "POST", "Hold a snapshot for many reads", _HOLDS),
-    ]
-    for action, handler, kind, method, summary, examples in kinds:
-        add_route(app, action, handler, kind, method, summary, examples)
+    path = f"{INDEX_PATH}/snapshots"
+    add_route(app, path, hold, HoldRequest, "POST", "Hold a snapshot for many reads", _HOLDS)
     app.add_api_route(
-        f"{INDEX_PATH}/snapshots",
-        routes.give_back,
+        path,
+        give_back,
         methods=["DELETE"],
         tags=["scan"],
         summary="Give a held snapshot back",
@@ -129,4 +189,64 @@ def add_routes(app: FastAPI, endpoint: Endpoint) -> Handler:
             ]
         },
     )
-    return routes.scan
+
+
+class _QueryRoutes:
+    """The handlers of queries."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    @cached_property
+    def _service(self) -> QueryService:
+        return QueryService(self._endpoint.shared)
+
+    async def answer(self, request: Request, parsed: QueryRequest) -> Response:
+        service = self._service
+        return await self._endpoint.long_answer(request, parsed, lambda _, gone: service.answer(parsed, gone))
+
+
+class _StreamRoutes:
+    """The handlers of streams and tails."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def stream(self, media_type: str, request: Request, name: str, parsed: ScanRequest) -> Response:
+        """A scan in another form; the request is allowed and parsed."""
+        streams = self._streams
+        stream = await streams.open(name, parsed, media_type, gone_of(request))
+
+        def over(rows: int, seconds: float) -> None:
+            streams.closed()
+            self._count(name, "stream", rows, seconds)
+
+        settings = self._endpoint.settings.scan
+        return StreamResponse(stream, settings.stream_stall_s, self._refused, over)
+
+    async def tail(self, request: Request) -> Response:
+        parsed = from_query(TailRequest, request.query_params.multi_items())
+        tails = self._tails
+        name = index_name(request)
+        resume = request.headers.get("last-event-id") or parsed.resume
+        tail = await tails.open(name, parsed, resume, gone_of(request))
+
+        def over(rows: int, seconds: float) -> None:
+            tails.closed()
+            self._count(name, "tail", rows, seconds)
+
+        return TailResponse(tail, self._endpoint.settings.scan, self._refused, over)
+
+    @cached_property
+    def _streams(self) -> Streams:
+        return Streams(self._endpoint.shared)
+
+    @cached_property
+    def _tails(self) -> Tails:
+        return Tails(self._endpoint.shared)
+
+    def _refused(self, error: Exception) -> Response:
+        return problem_response(error, self._endpoint.metrics.failed, self._endpoint.on_bug)
+
+    def _count(self, index: str, kind: str, rows: int, seconds: float) -> None:
+        self._endpoint.metrics.answered(WrittenAnswer(b"", rows, index, kind), seconds)

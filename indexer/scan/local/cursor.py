@@ -15,22 +15,25 @@ Any thread may read; nothing here waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.scan.local.pace import Pace
-from indexer.scan.peer.messages import ReadRequest
+from indexer.scan.local.filtering import Filters, Test
+from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
+from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape
-from indexer.view import ReadableSnapshot
+from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
 from keytide.collation import skip_key
+from keytide.definition import IndexDefinition
+from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.model.entry import pack_value, unpack_value
 
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
-Test = Callable[[bytes, bytes], bool]
-"""Whether an entry (entry key, value) is wanted."""
-
+EXAMINED: Final = 50_000
+"""Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
+is not a setting: `timeout_ms` bounds the whole, this only how it is divided."""
+REMEMBERED: Final = 1_000
+"""Indexes whose shapes are kept."""
 FIRST_BLOCK: Final = 8
 LARGEST_BLOCK: Final = 512
 """Entries that are looked at between two seeks for distinct keys: a seek costs as much as some tens."""
@@ -57,15 +60,95 @@ class FilteredRead:
 
     def take(self, found: list[Entry], request: ReadRequest) -> bool:
         """Count, leave out or give what was found; whether the limit is reached."""
-        if not request.limit:
+        if not request.paging.limit:
             self.counted += len(found)
             return False
-        if self.skipped < request.skip:
-            left_out = min(request.skip - self.skipped, len(found))
+        if self.skipped < request.paging.skip:
+            left_out = min(request.paging.skip - self.skipped, len(found))
             self.skipped += left_out
             found = found[left_out:]
         self.entries += found
-        return len(self.entries) >= request.limit
+        return len(self.entries) >= request.paging.limit
+
+
+class SliceSearch:
+    """Finds what requests want in slices of a node, where that is not just the first entries.
+
+    Args:
+        tasks: what slices can work out, by name.
+        examined: see `EXAMINED`.
+    """
+
+    def __init__(self, view: NodeView, tasks: Mapping[str, Task], examined: int) -> None:
+        self.examined = examined
+        self._view = view
+        self._tasks = tasks
+        self._filters = Filters()
+        self._shapes: dict[str, Shape] = {}
+
+    def find(
+        self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, pace: Pace
+    ) -> FilteredRead:
+        """What a read finds that may look at much.
+
+        Raises:
+            DoubtfulReadError: what it looks at cannot have been written.
+        """
+        try:
+            index, test = request.span.index, None
+            if request.shape.filter:
+                test = self._filters.of(index, self._definition(index), request.shape.filter)
+            return pick(snapshot, request, after, self.shape(index), test, self.examined, pace)
+        except (InvariantViolationError, UnicodeDecodeError) as error:
+            raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
+
+    def work(
+        self, request: ReadRequest, slice_number: int, snapshot: ReadableSnapshot, after: bytes, pace: Pace
+    ) -> bytes | Unfinished:
+        """What the request's task works out on a slice.
+
+        Raises:
+            UnknownTaskError: there is no such task, or it does not understand its arguments.
+        """
+        unknown = UnknownTaskError(
+            f"node {self._view.node_id} does not know how to work out {request.shape.task}",
+            next_step="run the same release on every node",
+        )
+        task = self._tasks.get(request.shape.task)
+        if task is None:
+            raise unknown
+        definition = self._definition(request.span.index)
+        try:
+            return task(SliceWork(request, slice_number, snapshot, definition, after, self._view, pace))
+        except UNDECODABLE as error:  # of its arguments: of an entry it is damage
+            raise unknown from error
+
+    def shape(self, index: str) -> Shape:
+        """An index's, worked out once: ids are not used again.
+
+        Raises:
+            IndexUnknownHereError: as `_definition`.
+        """
+        shape = self._shapes.get(index)
+        if shape is None:
+            shape = Shape.of(self._definition(index))
+            if len(self._shapes) >= REMEMBERED:
+                self._shapes.clear()
+            self._shapes[index] = shape
+        return shape
+
+    def _definition(self, index: str) -> IndexDefinition:
+        """An index's.
+
+        Raises:
+            IndexUnknownHereError: this node does not know it: it was dropped, or is too new.
+        """
+        record = self._view.catalog().index(index)
+        if record is None:
+            raise IndexUnknownHereError(
+                f"node {self._view.node_id} knows no index {index}", next_step="try again in a moment"
+            )
+        return record.definition
 
 
 def pick(
@@ -75,7 +158,7 @@ def pick(
     shape: Shape,
     test: Test | None,
     most: int,
-    effort: Pace,
+    pace: Pace,
 ) -> FilteredRead:
     """What a request finds in a slice.
 
@@ -83,30 +166,30 @@ def pick(
         after: where to go on.
         test: the request's filter.
         most: entries to look at.
-        effort: how much of the node it may take.
+        pace: how much of the node it may take.
 
     Raises:
         OutOfTimeError, GivenUpError: as `Pace.look`.
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
     picked = FilteredRead()
-    for low, high in stretches(request, after):
+    for low, high in stretches(request.span, after):
         inside = (
-            _distinct(snapshot, low, high, request, shape, test, most, picked, effort)
-            if request.distinct
-            else _each(snapshot, low, high, request, test, most, picked, effort)
+            _distinct(snapshot, low, high, request, shape, test, most, picked, pace)
+            if request.shape.distinct
+            else _each(snapshot, low, high, request, test, most, picked, pace)
         )
         if inside:
             break
     return picked
 
 
-def stretches(request: ReadRequest, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """The spans of a request in the direction of the read, without what lies up to `after`."""
-    for low, high in reversed(request.spans) if request.reverse else request.spans:
+def stretches(span: ReadSpan, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """The spans of a read in the direction of the read, without what lies up to `after`."""
+    for low, high in reversed(span.spans) if span.reverse else span.spans:
         if not after:
             yield low, high
-        elif request.reverse:
+        elif span.reverse:
             if low < after:
                 yield low, after if high is None else min(high, after)
         elif high is None or after < high:
@@ -121,17 +204,18 @@ def _each(
     test: Test | None,
     most: int,
     picked: FilteredRead,
-    effort: Pace,
+    pace: Pace,
 ) -> bool:
     """Pick from a stretch; whether the read ends within it."""
-    for part in (part for block in snapshot.rows(low, high, request.reverse) for part in effort.parts(block)):
+    blocks = snapshot.rows(low, high, request.span.reverse)
+    for part in (part for block in blocks for part in pace.parts(block)):
         picked.examined += len(part)
         full = picked.take([entry for entry in part if test is None or test(*entry)], request)
         if full:
-            del picked.entries[request.limit :]
+            del picked.entries[request.paging.limit :]
             picked.more, picked.reached = True, picked.entries[-1][0]
             return True
-        if picked.examined >= most or effort.spent:
+        if picked.examined >= most or pace.spent:
             picked.more, picked.reached = True, part[-1][0]
             return True
     return False
@@ -146,11 +230,11 @@ def _distinct(
     test: Test | None,
     most: int,
     picked: FilteredRead,
-    effort: Pace,
+    pace: Pace,
 ) -> bool:
     """Pick the first entry of each key from a stretch; whether the read ends within it. Entries come without
     ids and included columns: their key is the canonical key alone."""
-    reverse = request.reverse
+    reverse = request.span.reverse
     size = FIRST_BLOCK
     while high is None or low < high:
         block = [entry for part in snapshot.rows(low, high, reverse, size) for entry in part]
@@ -161,11 +245,11 @@ def _distinct(
         size = min(2 * size, LARGEST_BLOCK) if 2 * keys >= len(block) else max(1, size // 4)
         place = behind(ended, reverse) if ended else block[-1][0]
         if picked.take(found, request):
-            del picked.entries[request.limit :]
+            del picked.entries[request.paging.limit :]
             picked.more, picked.reached = True, behind(picked.entries[-1][0], reverse)
             return True
-        effort.look()
-        if picked.examined >= most or effort.spent:
+        pace.look()
+        if picked.examined >= most or pace.spent:
             picked.more, picked.reached = True, place
             return True
         if reverse:

@@ -25,12 +25,12 @@ import asyncio
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic, thread_time
 from typing import Final, Generic, TypeVar
 
-from indexer.scan.local.fair_lock import FairLock
 from indexer.scan.peer.messages import OutOfTimeError
 from indexer.scan.plan.waiting import Gone, ReaderGoneError
 
@@ -58,6 +58,42 @@ ResultT = TypeVar("ResultT")
 
 class GivenUpError(Exception):
     """Nobody waits for this work any more. Never answered to anybody."""
+
+
+class FairLock:
+    """A lock of threads that is handed over to whoever has waited longest (one of Python's own may go to the
+    thread that has just let go of it, for ever). A thread that has it may take it again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = 0
+        self._since = 0.0
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+
+    def take(self) -> None:
+        """Wait for it, unless this thread has it."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._holder == me:
+                return
+            if not self._holder:
+                self._holder, self._since = me, monotonic()
+                return
+            called = threading.Lock()
+            called.acquire()
+            self._waiting.append((me, called))
+        called.acquire()
+
+    def give(self, after_s: float = 0.0) -> None:
+        """Hand it on, if this thread has it, for at least so long."""
+        with self._lock:
+            now = monotonic()
+            if self._holder != threading.get_ident() or now < self._since + after_s:
+                return
+            self._holder = 0
+            if self._waiting:
+                (self._holder, called), self._since = self._waiting.popleft(), now
+                called.release()
 
 
 class ReadBudget:
@@ -158,6 +194,8 @@ class ReadThreads:
     Args:
         long_readers: threads that later turns share.
 
+    Attributes:
+        short_at: when a short request was answered last (`monotonic`).
     """
 
     def __init__(self, long_readers: int = 1) -> None:
@@ -165,7 +203,7 @@ class ReadThreads:
         self._later = ThreadPoolExecutor(long_readers, thread_name_prefix="long-scan")
         self._lock = threading.Lock()
         self._queued = 0
-        self._short_at = -math.inf
+        self.short_at = -math.inf
         self._baton = FairLock()
         self._thread = threading.local()
 
@@ -178,13 +216,9 @@ class ReadThreads:
         """Whether others wait for a turn."""
         return self._queued > 0
 
-    def short(self) -> None:
-        """A short request is being answered."""
-        self._short_at = monotonic()
-
     def others(self, now: float) -> bool:
         """Whether short requests are about."""
-        return now - self._short_at < OTHERS_S
+        return now - self.short_at < OTHERS_S
 
     def give_way(self, now: float) -> None:
         """Between two parts of long work: let the other threads work, and rest while others are about."""

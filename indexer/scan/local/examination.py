@@ -3,7 +3,7 @@
 The base of a slice has checksums (`indexer.store`), which are compared when it is opened and from time to
 time, and not with every read. So what a read finds impossible (keys out of order, bytes that are no key,
 included columns that are no JSON) is damage more likely than a bug, and the slice that it came from has to be
-found: the endpoint, which merges many slices, asks each to examine what it gave (`ReadRequest.examine`).
+found: the endpoint, which merges many slices, asks each to examine what it gave (`ReadShape.examine`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from indexer.scan.peer.messages import ReadRequest
+from indexer.scan.peer.messages import Entry, ReadSpan
 from indexer.scan.plan.selection import Shape
 from indexer.scan.shape.rows import RowMaker
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import unpack_value
 
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
 
-
-def flaw(entries: Sequence[Entry], request: ReadRequest, after: bytes, shape: Shape) -> str:
-    """What is impossible about the entries that a slice gave for a request, "" when nothing is.
+def flaw(entries: Sequence[Entry], span: ReadSpan, after: bytes, shape: Shape) -> str:
+    """What is impossible about the entries that a slice gave for a span, "" when nothing is.
 
     Args:
         after: where the slice was to go on.
@@ -33,12 +30,12 @@ def flaw(entries: Sequence[Entry], request: ReadRequest, after: bytes, shape: Sh
     keys = [key for key, _ in entries]
     if after:
         keys.insert(0, after)
-    in_order = operator.gt if request.reverse else operator.lt
+    in_order = operator.gt if span.reverse else operator.lt
     for one, other in itertools.pairwise(keys):
         if not in_order(one, other):
             return f"entry {_shown(other)} is out of order behind {_shown(one)}"
     for key, _ in entries:
-        if not any(low <= key and (high is None or key < high) for low, high in request.spans):
+        if not any(low <= key and (high is None or key < high) for low, high in span.spans):
             return f"entry {_shown(key)} lies outside of what was read"
     maker = RowMaker(shape, None)
     for entry in entries:

@@ -8,7 +8,6 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from indexer.scan.local.cursor import Test
 from keytide.collation import decode_key
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
@@ -21,6 +20,8 @@ KEPT: Final = 64
 """Filters that a node keeps ready: pages and blocks of one read come with the same."""
 
 ReadyT = TypeVar("ReadyT")
+Test = Callable[[bytes, bytes], bool]
+"""Whether an entry (entry key, value) is wanted."""
 
 _NOTHING: Final[dict[str, Any]] = {}
 _decode: Final = msgspec.json.Decoder(Predicate).decode

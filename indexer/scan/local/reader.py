@@ -21,44 +21,38 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 from typing import Final
 
-from msgspec.structs import replace
-
-from indexer.scan.local.cursor import FilteredRead, pick
+from indexer.scan.local.cursor import EXAMINED, SliceSearch
 from indexer.scan.local.effort import ReadThreads, ReadTurn
 from indexer.scan.local.examination import flaw
-from indexer.scan.local.extent import entries_of, is_plain, is_short, knows_count, within_s
-from indexer.scan.local.filtering import Filters
-from indexer.scan.local.pace import UNHURRIED, Pace
-from indexer.scan.local.task_registry import TASKS
-from indexer.scan.local.tasks import SliceWork, Task, Unfinished
+from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
     TIP,
+    Entry,
     HistoryAheadError,
-    IndexUnknownHereError,
     LeaseReply,
     LeaseRequest,
+    ReadConsistency,
     ReadReply,
     ReadRequest,
+    ReadSpan,
     SliceReply,
-    UnknownTaskError,
 )
 from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
-from indexer.scan.plan.selection import Shape
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
 from keytide.catalog.history import History
-from keytide.definition import IndexDefinition
-from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 
-EXAMINED: Final = 50_000
-"""Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
-is not a setting: `timeout_ms` bounds the whole, this only how it is divided."""
-REMEMBERED: Final = 1_000
-"""Indexes whose shapes are kept."""
+INLINE_ROWS: Final = 2_000
+"""Rows that are read or written as JSON on the event loop: about 2 ms."""
+SEEK_ROWS: Final = 20
+"""A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
+LONGEST_READ_S: Final = 3_600.0
+"""Whatever a message says. `scan.max_timeout_ms` is far below it."""
 
 _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = SliceTrouble("", "")
@@ -72,7 +66,7 @@ class LocalReader:
     Args:
         view: the node.
         max_leases, longest_lease_s, client_leases: see `LeaseRegistry`.
-        tasks: what slices can work out (`indexer.scan.local.task_registry`).
+        tasks: what slices can work out, by name (`indexer.scan.local.tasks`).
         examined: see `EXAMINED`.
         long_readers: see `ReadThreads`.
 
@@ -84,7 +78,7 @@ class LocalReader:
         self,
         view: NodeView,
         max_leases: int,
-        tasks: Mapping[str, Task] = TASKS,
+        tasks: Mapping[str, Task] | None = None,
         examined: int = EXAMINED,
         longest_lease_s: int = LONGEST_LEASE_S,
         long_readers: int = 1,
@@ -92,10 +86,7 @@ class LocalReader:
     ) -> None:
         self._view = view
         self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
-        self._tasks = tasks
-        self._examined = examined
-        self._filters = Filters()
-        self._shapes: dict[str, Shape] = {}
+        self._search = SliceSearch(view, tasks or {}, examined)
         self.lanes = ReadThreads(long_readers)
 
     def close(self) -> None:
@@ -116,24 +107,35 @@ class LocalReader:
             HistoryAheadError: the snapshot was rolled back.
             UnknownTaskError: this release has no such task.
         """
-        history = self._view.history(request.index)
-        _check_history(request, history)
-        if request.hold and request.in_use and not self._holds(request):
-            return ReadReply([self._gone(request.index, one, _RUN_OUT) for one in request.slices])
+        span, moment, paging = request.span, request.consistency, request.paging
+        index, slices = span.index, span.slices
+        history = self._view.history(index)
+        _check_history(moment.number, moment.incarnation, history)
+        if paging.hold and paging.in_use and not self._holds(request):
+            return ReadReply([self._gone(index, one, _RUN_OUT) for one in slices])
         held: list[ReadableSnapshot | None] = []
         turn: ReadTurn[list[SliceReply]] | None = None
         try:
-            for slice_number in request.slices:
-                held.append(self._acquire(request, slice_number, history))
-            if is_short(request):
-                self.lanes.short()
-                replies = self._read(request, held, UNHURRIED)
+            for number in slices:
+                held.append(self._acquire(index, number, moment, history))
+            if _is_short(request):
+                self.lanes.short_at = monotonic()
+                replies = self._read(request, held, None)
             else:
                 turn = self.lanes.turn(
-                    partial(self._read, request, held), within_s(request), first=not request.in_use
+                    partial(self._read, request, held), _within_s(request), first=not paging.in_use
                 )
                 replies = await turn.result(gone)
-            leased = self._keeps(request, replies) and not self._keep(request)
+            leased = self._keeps(request, replies) and not self._leases.keep(
+                index,
+                moment.number,
+                slices,
+                paging.lease_ms,
+                in_use=paging.in_use,
+                now=self._now(),
+                hold=paging.hold,
+                client=paging.client,
+            )
             return ReadReply(replies, leased)
         finally:
             if turn is None:
@@ -148,42 +150,58 @@ class LocalReader:
             TooManyLeasesError: one too many.
             HistoryAheadError: the snapshot was rolled back.
         """
-        if request.hold and not request.lease_ms:
-            self._leases.give_back(request.index, request.number, request.hold, self._now())
+        index, number, hold, slices = request.index, request.number, request.hold, request.slices
+        if hold and not request.lease_ms:
+            self._leases.give_back(index, number, hold, self._now())
             return LeaseReply([])
-        _check_history(request, self._view.history(request.index))
-        if request.hold and request.in_use and not self._holds(request):
-            return LeaseReply(request.slices)
-        return LeaseReply(self._keep(request))
+        _check_history(number, request.incarnation, self._view.history(index))
+        if hold and request.in_use and not self._leases.holds(index, number, hold, slices, self._now()):
+            return LeaseReply(slices)
+        missing = self._leases.keep(
+            index,
+            number,
+            slices,
+            request.lease_ms,
+            in_use=request.in_use,
+            now=self._now(),
+            hold=hold,
+            client=request.client,
+            idle=request.idle,
+        )
+        return LeaseReply(missing)
 
     def _keeps(self, request: ReadRequest, replies: list[SliceReply]) -> bool:
         """Whether a read that is done keeps its snapshot: not for a hold that was given back meanwhile."""
-        if not request.lease_ms or request.number == TIP:
+        paging = request.paging
+        if not paging.lease_ms or request.consistency.number == TIP:
             return False
-        if request.hold:
-            return not request.in_use or self._holds(request)
+        if paging.hold:
+            return not paging.in_use or self._holds(request)
         return any(reply.more for reply in replies)
 
-    def _holds(self, request: ReadRequest | LeaseRequest) -> bool:
+    def _holds(self, request: ReadRequest) -> bool:
         """Whether a held snapshot is still held here."""
-        return self._leases.holds(request.index, request.number, request.hold, request.slices, self._now())
+        span, number, hold = request.span, request.consistency.number, request.paging.hold
+        return self._leases.holds(span.index, number, hold, span.slices, self._now())
 
-    def _acquire(self, request: ReadRequest, slice_number: int, history: History) -> ReadableSnapshot | None:
+    def _acquire(
+        self, index: str, slice_number: int, moment: ReadConsistency, history: History
+    ) -> ReadableSnapshot | None:
         """The slice's snapshot, None when it does not hold it as the request and the history know it."""
-        if self._rebuilding(request.index, slice_number):
+        if self._rebuilding(index, slice_number):
             return None
-        if request.number == TIP:
-            passed = self._view.newest(request.index, slice_number) >= request.passed
-            snapshot = self._view.tip(request.index, slice_number)  # (of that number, or later)
+        if moment.number == TIP:
+            passed = self._view.newest(index, slice_number) >= moment.passed
+            snapshot = self._view.tip(index, slice_number)  # (of that number, or later)
             holds = snapshot is None or (
                 passed
-                and snapshot.timestamp.covers(Timestamp.of(request.covers))
-                and history.incarnation == request.incarnation
+                and snapshot.timestamp.covers(Timestamp.of(moment.covers))
+                and history.incarnation == moment.incarnation
                 and history.holds(snapshot.timestamp, snapshot.incarnation)
             )
         else:
-            snapshot = self._view.acquire(request.index, slice_number, request.number)
-            holds = snapshot is None or snapshot.incarnation == request.incarnation
+            snapshot = self._view.acquire(index, slice_number, moment.number)
+            holds = snapshot is None or snapshot.incarnation == moment.incarnation
         if snapshot is not None and not holds:  # voided by a rollback (R31)
             snapshot.release()
             return None
@@ -204,34 +222,33 @@ class LocalReader:
             return SliceTrouble("BUILDING", f"build {build} fills it anew")
         return self._view.trouble(index, slice_number) or _NO_TROUBLE
 
-    def _read(self, request: ReadRequest, held: _Held, effort: Pace) -> list[SliceReply]:
-        """Read every slice of the request. Any thread."""
+    def _read(self, request: ReadRequest, held: _Held, pace: Pace | None) -> list[SliceReply]:
+        """Read every slice of the request. Any thread; with a pace if it is not short."""
         replies: list[SliceReply] = []
-        for slice_number, snapshot, after in zip(request.slices, held, request.after, strict=True):
-            effort.begin(len(held) - len(replies))
+        index = request.span.index
+        for number, snapshot, after in zip(request.span.slices, held, request.span.after, strict=True):
+            if pace is not None:
+                pace.begin(len(held) - len(replies))
             if snapshot is None:
-                trouble = self._trouble(request.index, slice_number)
-                replies.append(self._gone(request.index, slice_number, trouble))
+                replies.append(self._gone(index, number, self._trouble(index, number)))
                 continue
             try:
-                replies.append(self._read_slice(request, slice_number, snapshot, after, effort))
+                replies.append(self._read_slice(request, number, snapshot, after, pace))
             except StoreDamagedError as error:
-                self._view.report_damage(request.index, slice_number, error.message)
-                replies.append(self._gone(request.index, slice_number, SliceTrouble("LOST", error.message)))
+                self._view.report_damage(index, number, error.message)
+                replies.append(self._gone(index, number, SliceTrouble("LOST", error.message)))
             except DoubtfulReadError as error:
-                self._view.report_doubt(request.index, slice_number, error.message)
-                replies.append(
-                    self._gone(request.index, slice_number, SliceTrouble("DOUBTED", error.message))
-                )
+                self._view.report_doubt(index, number, error.message)
+                replies.append(self._gone(index, number, SliceTrouble("DOUBTED", error.message)))
         return replies
 
     def _read_slice(
         self,
         request: ReadRequest,
-        slice_number: int,
+        number: int,
         snapshot: ReadableSnapshot,
         after: bytes,
-        effort: Pace,
+        pace: Pace | None,
     ) -> SliceReply:
         """What one slice gives.
 
@@ -239,146 +256,62 @@ class LocalReader:
             StoreDamagedError: the store is not what was written.
             DoubtfulReadError: what it gives cannot have been written.
         """
-        picked = None
-        entries: list[tuple[bytes, bytes]] = []
-        more, counted, result = False, 0, b""
-        if request.task:
-            worked = self._work(request, slice_number, snapshot, after, effort)
+        span, limit, shape = request.span, request.paging.limit, request.shape
+        entries: list[Entry] = []
+        more, counted, result, reached, skipped, examined = False, 0, b"", b"", 0, 0
+        if shape.task:
+            worked = self._search.work(request, number, snapshot, after, pace or UNHURRIED)
             more = isinstance(worked, Unfinished)
             result = worked.result if isinstance(worked, Unfinished) else worked
-        elif request.examine:
-            self._examine(request, snapshot, after, effort)
-        elif is_plain(request):
-            entries = entries_of(snapshot, request, after, effort)
+        elif shape.examine:
+            most = limit if _is_plain(request) else max(limit, self._search.examined)
+            read = _entries_of(snapshot, span, after, most, pace)
+            if found := flaw(read, span, after, self._search.shape(span.index)):
+                raise DoubtfulReadError(found)
+        elif _is_plain(request):
+            entries = _entries_of(snapshot, span, after, limit, pace)
             keys = [key for key, _ in entries]
-            if not all(map(operator.gt if request.reverse else operator.lt, keys, keys[1:])):
+            if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
-            more = len(entries) >= request.limit
-        elif knows_count(request):
-            counted = sum(snapshot.count(low, high) for low, high in request.spans)
+            more = len(entries) >= limit
+        elif _knows_count(request):
+            counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
-            picked = self._pick(request, snapshot, after, effort)
-            entries, more, counted = picked.entries, picked.more, picked.counted
-        if request.keys_only:
+            searched = self._search.find(request, snapshot, after, pace or UNHURRIED)
+            entries, more, counted = searched.entries, searched.more, searched.counted
+            reached, skipped, examined = searched.reached, searched.skipped, searched.examined
+        if shape.keys_only:
             entries = [(key, b"") for key, _ in entries]
-        incarnation = request.incarnation if request.number == TIP else snapshot.incarnation
-        newest = self._view.newest(request.index, slice_number)
-        reply = SliceReply(
-            slice_number,
+        moment = request.consistency
+        return SliceReply(
+            number,
             snapshot.number,
             snapshot.timestamp,
             entries,
             more,
             counted,
             False,
-            newest,
-            incarnation,
+            self._view.newest(span.index, number),
+            moment.incarnation if moment.number == TIP else snapshot.incarnation,
+            "",
+            "",
+            reached,
+            skipped,
+            examined,
+            result,
         )
-        if picked is not None:
-            reply = replace(reply, reached=picked.reached, skipped=picked.skipped, examined=picked.examined)
-        return replace(reply, result=result) if result else reply
-
-    def _pick(
-        self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, effort: Pace
-    ) -> FilteredRead:
-        """What a read finds that may look at much.
-
-        Raises:
-            DoubtfulReadError: what it looks at cannot have been written.
-        """
-        try:
-            test = None
-            if request.filter:
-                test = self._filters.of(request.index, self._definition(request.index), request.filter)
-            shape = self._shape(request.index)
-            return pick(snapshot, request, after, shape, test, self._examined, effort)
-        except (InvariantViolationError, UnicodeDecodeError) as error:
-            raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
-
-    def _work(
-        self,
-        request: ReadRequest,
-        slice_number: int,
-        snapshot: ReadableSnapshot,
-        after: bytes,
-        effort: Pace,
-    ) -> bytes | Unfinished:
-        task = self._tasks.get(request.task)
-        if task is None:
-            raise self._unknown(request)
-        definition = self._definition(request.index)
-        try:
-            return task(SliceWork(request, slice_number, snapshot, definition, after, self._view, effort))
-        except UNDECODABLE as error:  # of its arguments: of an entry it is damage
-            raise self._unknown(request) from error
-
-    def _unknown(self, request: ReadRequest) -> UnknownTaskError:
-        return UnknownTaskError(
-            f"node {self._view.node_id} does not know how to work out {request.task}",
-            next_step="run the same release on every node",
-        )
-
-    def _examine(self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, effort: Pace) -> None:
-        """Raise `DoubtfulReadError` if what the request reads cannot have been written."""
-        if not is_plain(request):
-            request = replace(request, limit=max(request.limit, self._examined))
-        found = flaw(entries_of(snapshot, request, after, effort), request, after, self._shape(request.index))
-        if found:
-            raise DoubtfulReadError(found)
-
-    def _shape(self, index: str) -> Shape:
-        """An index's, worked out once: ids are not used again. Raises as `_definition`."""
-        shape = self._shapes.get(index)
-        if shape is None:
-            shape = Shape.of(self._definition(index))
-            if len(self._shapes) >= REMEMBERED:
-                self._shapes.clear()
-            self._shapes[index] = shape
-        return shape
-
-    def _definition(self, index: str) -> IndexDefinition:
-        """An index's.
-
-        Raises:
-            IndexUnknownHereError: this node does not know it: it was dropped, or is too new.
-        """
-        record = self._view.catalog().index(index)
-        if record is None:
-            raise IndexUnknownHereError(
-                f"node {self._view.node_id} knows no index {index}", next_step="try again in a moment"
-            )
-        return record.definition
 
     def _gone(self, index: str, slice_number: int, trouble: SliceTrouble) -> SliceReply:
         newest = self._view.newest(index, slice_number)
         return SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, newest, -1, *trouble)
 
-    def _keep(self, request: ReadRequest | LeaseRequest) -> list[int]:
-        """Keep the snapshot of a request's slices; returns those that do not hold it."""
-        return self._leases.keep(
-            request.index,
-            request.number,
-            request.slices,
-            request.lease_ms,
-            in_use=request.in_use,
-            now=self._now(),
-            hold=request.hold,
-            client=request.client,
-            idle=isinstance(request, LeaseRequest) and request.idle,
-        )
-
     def _now(self) -> int:
         return now_ms()
 
 
-def _check_history(request: ReadRequest | LeaseRequest, history: History) -> None:
+def _check_history(number: int, incarnation: int, history: History) -> None:
     """Raise `HistoryAheadError` if a rollback that this node knows of has taken back what is asked for."""
-    void = (
-        request.incarnation < history.incarnation
-        if request.number == TIP
-        else not history.number_holds(request.number, request.incarnation)
-    )
-    if void:
+    if incarnation < history.incarnation if number == TIP else not history.number_holds(number, incarnation):
         raise HistoryAheadError(
             "the keyspace was rolled back, and the node that asks has not read of it yet",
             next_step="try again in a moment",
@@ -389,3 +322,56 @@ def _release(held: _Held) -> None:
     for snapshot in held:
         if snapshot is not None:
             snapshot.release()
+
+
+# --- what is read at once, and what its limit bounds ------------------------------------------------------
+
+
+def _is_plain(request: ReadRequest) -> bool:
+    """Whether the first entries that are found are those that are wanted."""
+    return bool(request.paging.limit) and not (
+        request.shape.filter or request.shape.distinct or request.paging.skip
+    )
+
+
+def _knows_count(request: ReadRequest) -> bool:
+    """Whether this is a count that the store knows without reading."""
+    return not (request.paging.limit or request.shape.filter or request.shape.distinct) and all(
+        not low and high is None for low, high in request.span.spans
+    )
+
+
+def _is_short(request: ReadRequest) -> bool:
+    """Whether the read is done faster than a thread is asked to do it."""
+    if request.shape.task:
+        return False
+    if _is_plain(request):
+        span = request.span
+        seeks = SEEK_ROWS * max(0, len(span.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
+        return (request.paging.limit + seeks) * len(span.slices) <= INLINE_ROWS
+    return _knows_count(request)
+
+
+def _within_s(request: ReadRequest) -> float | None:
+    """How long a read may take; None for what its limit bounds."""
+    if _is_plain(request) or not request.paging.within_ms:
+        return None
+    return min(request.paging.within_ms / 1000, LONGEST_READ_S)
+
+
+def _entries_of(
+    snapshot: ReadableSnapshot, span: ReadSpan, after: bytes, limit: int, pace: Pace | None
+) -> list[Entry]:
+    """Up to `limit` entries behind `after`, over all spans in the direction of the read."""
+    entries: list[Entry] = []
+    for low, high in reversed(span.spans) if span.reverse else span.spans:
+        if after and ((low >= after) if span.reverse else (high is not None and high <= after)):
+            continue  # this span was read to its end on an earlier page
+        inside = after if after and low <= after and (high is None or after < high) else None
+        for block in snapshot.rows(low, high, span.reverse, limit - len(entries), inside):
+            entries += block
+            if pace is not None and len(entries) < limit:
+                pace.look()
+        if len(entries) >= limit:
+            return entries[:limit]
+    return entries

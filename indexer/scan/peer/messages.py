@@ -16,6 +16,8 @@ Number = Annotated[int, msgspec.Meta(ge=TIP, le=(1 << 63) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """Decoding holds messages to these; what only a whole message shows is checked by `wellformed`."""
 
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
 
 HOLDER: Final = "pages"
 """The name under which slices keep snapshots for page tokens; for a hold it is its id."""
@@ -33,36 +35,96 @@ class IndexUnknownHereError(RetryableError):
     problem_type = "index-not-ready"
 
 
-class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Read from some slices of one index, all held by the node that is asked.
+class ReadSpan(msgspec.Struct, frozen=True, gc=False):
+    """What of an index is read.
 
     Attributes:
-        number, incarnation: the snapshot; `TIP` for the newest state of each slice.
         slices: slice numbers.
         spans: disjoint (low, high) spans in ascending order.
         after: per slice in `slices`, the entry key behind which to go on (in the direction of the read), b""
             for the start.
+    """
+
+    index: str
+    slices: list[int]
+    spans: list[tuple[bytes, bytes | None]]
+    after: list[bytes]
+    reverse: bool
+
+
+class ReadPaging(msgspec.Struct, frozen=True, gc=False):
+    """How much of it, for whom, and whether it goes on.
+
+    Attributes:
         limit: entries per slice; 0 only counts.
+        skip: entries to leave out before the first that is given (only of use when one slice is asked).
         lease_ms: when not 0 and a slice has more than it gives, keep the snapshot of all these slices for so
             long: a page token will most likely follow.
         in_use: this is not the first page.
-        examine: give nothing, but look whether every entry is one that can have been written; a slice with
-            one that cannot is `DOUBTED`.
-        filter: JSON of the predicate that entries must satisfy (`keytide.definition.expression`), b"" for
-            none.
-        distinct: only the first entry of each key, in the direction of the read.
-        skip: entries to leave out before the first that is given (only of use when one slice is asked).
-        keys_only: give entries without their values.
         hold: id of the held snapshot that this read belongs to: its lease is renewed in any case.
-        task, body: instead of giving or counting entries, have this task (`indexer.scan.local.tasks`) work
-        on each
-            slice, with these arguments, which only it understands.
         within_ms: how long the answer is waited for; 0 when that is not known.
         client: for whom it is (`indexer.scan.plan.leases`).
+    """
+
+    limit: int
+    skip: int = 0
+    lease_ms: int = 0
+    in_use: bool = False
+    hold: str = ""
+    within_ms: int = 0
+    client: str = ""
+
+
+class ReadConsistency(msgspec.Struct, frozen=True, gc=False):
+    """From which moment.
+
+    Attributes:
+        number, incarnation: the snapshot; `TIP` for the newest state of each slice.
         passed: of newest states: the snapshot number that a slice must have passed since its start; -1 for
             any.
         covers: of newest states: source partition -> offset that they must have reached.
     """
+
+    number: int
+    incarnation: int
+    passed: int = -1
+    covers: dict[int, int] = {}
+
+
+class ReadShape(msgspec.Struct, frozen=True, gc=False):
+    """Which entries, and what is made of them.
+
+    Attributes:
+        filter: JSON of the predicate that entries must satisfy (`keytide.definition.expression`), b"" for
+            none.
+        distinct: only the first entry of each key, in the direction of the read.
+        keys_only: give entries without their values.
+        examine: give nothing, but look whether every entry is one that can have been written; a slice with
+            one that cannot is `DOUBTED`.
+        task, body: instead of giving or counting entries, have this task (`indexer.scan.local.tasks`) work on
+            each slice, with these arguments, which only it understands.
+    """
+
+    filter: bytes = b""
+    distinct: bool = False
+    keys_only: bool = False
+    examine: bool = False
+    task: str = ""
+    body: bytes = b""
+
+
+class ReadRequest(msgspec.Struct, frozen=True, gc=False):
+    """Read from some slices of one index, all held by the node that is asked. Between nodes it goes as a
+    `ReadMessage`."""
+
+    span: ReadSpan
+    paging: ReadPaging
+    consistency: ReadConsistency
+    shape: ReadShape = ReadShape()
+
+
+class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A `ReadRequest` as nodes send it: flat, in the order in which its members came to be."""
 
     index: str
     number: Number
@@ -90,6 +152,46 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices):
             raise ValueError("one `after` per slice")
+
+    @classmethod
+    def of(cls, request: ReadRequest) -> ReadMessage:
+        """The message of a request."""
+        span, paging, moment, shape = request.span, request.paging, request.consistency, request.shape
+        return cls(
+            span.index,
+            moment.number,
+            moment.incarnation,
+            span.slices,
+            span.spans,
+            span.after,
+            span.reverse,
+            paging.limit,
+            paging.lease_ms,
+            paging.in_use,
+            shape.examine,
+            shape.filter,
+            shape.distinct,
+            paging.skip,
+            shape.keys_only,
+            paging.hold,
+            shape.task,
+            shape.body,
+            paging.within_ms,
+            paging.client,
+            moment.passed,
+            moment.covers,
+        )
+
+    def request(self) -> ReadRequest:
+        """The request that this is the message of."""
+        return ReadRequest(
+            ReadSpan(self.index, self.slices, self.spans, self.after, self.reverse),
+            ReadPaging(
+                self.limit, self.skip, self.lease_ms, self.in_use, self.hold, self.within_ms, self.client
+            ),
+            ReadConsistency(self.number, self.incarnation, self.passed, self.covers),
+            ReadShape(self.filter, self.distinct, self.keys_only, self.examine, self.task, self.body),
+        )
 
 
 class SliceReply(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +241,7 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True):
 
 class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     """Keep the snapshot of some slices of one index for at least `lease_ms` from now; with a `hold`, 0 gives
-    it back. `in_use`, `hold` and `client` as in `ReadRequest`; `idle`: whoever had the hold is gone, and may
+    it back. `in_use`, `hold` and `client` as in `ReadPaging`; `idle`: whoever had the hold is gone, and may
     come again."""
 
     index: str
@@ -160,7 +262,7 @@ class LeaseReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 encoder = msgspec.msgpack.Encoder()
-read_decoder = msgspec.msgpack.Decoder(ReadRequest)
+read_decoder = msgspec.msgpack.Decoder(ReadMessage)
 read_reply_decoder = msgspec.msgpack.Decoder(ReadReply)
 lease_decoder = msgspec.msgpack.Decoder(LeaseRequest)
 lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)
@@ -206,6 +308,10 @@ class SliceReader(Protocol):
         """Id of this node, whose slices are read without HTTP."""
         ...
 
-    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply: ...
+    async def read_here(self, request: ReadRequest) -> ReadReply: ...
+
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
+        """Of another node."""
+        ...
 
     async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply: ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indexer.scan.peer.messages import HOLDER, LeaseRequest, MalformedRequestError, ReadRequest
+from indexer.scan.peer.messages import HOLDER, LeaseRequest, MalformedRequestError, ReadMessage
 from keytide.catalog.catalog import Catalog
 from keytide.collation import skip_key
 from keytide.errors import InvariantViolationError
@@ -19,7 +19,7 @@ from keytide.wire.digests import Ask, DigestAsk, PinAsk, RowsAsk
 from keytide.wire.index_lists import ListAsk
 
 
-def check(request: ReadRequest | LeaseRequest | Ask | ListAsk, catalog: Catalog) -> None:
+def check(request: ReadMessage | LeaseRequest | Ask | ListAsk, catalog: Catalog) -> None:
     """See that a message makes sense.
 
     Args:
@@ -31,7 +31,7 @@ def check(request: ReadRequest | LeaseRequest | Ask | ListAsk, catalog: Catalog)
     slices = [request.slice] if isinstance(request, DigestAsk | RowsAsk) else request.slices
     _check_slices(request.index, slices, catalog)
     match request:
-        case ReadRequest():
+        case ReadMessage():
             _check_spans(request.spans)
         case PinAsk() if request.number >= 0 and (not request.hold or request.hold.startswith(HOLDER)):
             raise MalformedRequestError(f"{request.hold!r} is no name of a verifier's hold")

@@ -1,5 +1,5 @@
-"""Which snapshot number is read, which spans of which slices, and what holds them: agreement, selection,
-tokens, leases, holds.
+"""Which snapshot number is read, which spans of which slices, and what keeps them: directory, selection,
+tokens, leases; agreement, when the newest snapshot does not do.
 
-Second on the way of a scan. `choose`, `selection` and `tokens` are pure.
+Second on the way of a scan. `errors`, `selection` and `tokens` are pure.
 """

@@ -1,16 +1,24 @@
-"""What scans look up in the system dictionary, worked out once per change of it and not once per scan."""
+"""What scans look up: indexes in the system dictionary, worked out once per change of it and not once per
+scan; the newest snapshot of one; where to read its slices."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from indexer.scan.plan.choose import IndexNotReadyError, UnknownIndexError
-from indexer.scan.plan.selection import Shape
+from indexer.scan.peer.messages import TIP
+from indexer.scan.plan.errors import IndexNotReadyError, UnknownIndexError
+from indexer.scan.plan.selection import Shape, Stamp, check_branches, unmet
+from indexer.scan.plan.tokens import InvalidTokenError, Seen, check_history
+from indexer.scan.request.request import Moment
 from indexer.view import NodeView
 from keytide.catalog.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord
 from keytide.catalog.history import History
+from keytide.errors import HistoryChangedError
 from keytide.model.hints import did_you_mean
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,32 @@ class Scannable:
     def incarnation(self) -> int:
         """How often the keyspace was rolled back."""
         return self.history.incarnation
+
+    def check_index(self, of_index: str) -> None:
+        """Raise `InvalidTokenError` unless a token is of this index."""
+        if of_index != self.id:
+            raise InvalidTokenError(
+                f"the token belongs to another index than {self.name}",
+                next_step="start the scan again, without the token",
+            )
+
+    def check_snapshot(self, of_index: str, number: int, incarnation: int, seen: Seen) -> None:
+        """Raise unless the snapshot that a token names is of this index and of the history that holds now."""
+        self.check_index(of_index)
+        check_history(seen.get(self.keyspace), self.history)
+        if number == TIP:
+            void = incarnation < self.incarnation
+        else:
+            void = not self.history.number_holds(number, incarnation)
+        if void:
+            raise HistoryChangedError(
+                "the source lost records, and what this scan reads was rolled back",
+                next_step="start the scan again",
+            )
+        if incarnation > self.incarnation:
+            raise IndexNotReadyError(
+                "this node has not read of the keyspace's rollback yet", next_step="try again in a moment"
+            )
 
     def without(self, slices: Iterable[int], reason: str) -> IndexNotReadyError:
         """The error for a scan that needs slices whose data is lost.
@@ -123,6 +157,58 @@ class IndexDirectory:
             build=record.build,
             state=record.state,
         )
+
+    def again(self, index: Scannable) -> Scannable:
+        """The same index as the catalog has it now.
+
+        Raises:
+            KeytideError: it is gone, or not READY any more.
+        """
+        now = self.index(index.name)
+        if now.id != index.id:
+            raise IndexNotReadyError(
+                f"index {index.name} was dropped and created again meanwhile", next_step="try again"
+            )
+        return now
+
+    def newest_stamp(
+        self, index: Scannable, moment: Moment, seen: Seen, at_least: dict[int, int]
+    ) -> tuple[Stamp | None, str | None]:
+        """The newest published snapshot (of a tip scan, none), and what it lacks for a request.
+
+        Args:
+            at_least: from `demanded_offsets`.
+
+        Raises:
+            HistoryChangedError: what was seen or is demanded was rolled back.
+        """
+        of_keyspace = seen.get(index.keyspace)
+        check_history(of_keyspace, index.history)
+        check_branches(moment.at_least, index.history)
+        if moment.consistency == "tip":
+            behind = of_keyspace is not None and of_keyspace[1] > index.incarnation
+            lacking = "this node to read of a rollback that the session has seen" if behind else None
+            return Stamp(TIP, index.incarnation, Timestamp(), 0), lacking
+        number = self._view.published(index.id)
+        known = None if number is None else self._view.stamp(index.keyspace, number)
+        stamp = None if number is None or known is None else Stamp(number, *known)
+        return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, now_ms())
+
+    def replica(self, replicas: list[str], without: set[str] | None = None) -> str:
+        """Where to read a slice: here if a replica is here, else at any that is known; at those to do without
+        only if no other is left."""
+        me = self._view.node_id
+        candidates = self.candidates(replicas, without) or replicas
+        return me if me in candidates else random.choice(candidates)
+
+    def candidates(self, replicas: list[str], without: set[str] | None) -> list[str]:
+        """The replicas that are known, but for those to do without."""
+        me = self._view.node_id
+        return [
+            node
+            for node in replicas
+            if not (without and node in without) and (node == me or self._view.node_url(node) is not None)
+        ]
 
     def history(self, keyspace: str) -> History:
         """The rollbacks of a keyspace, as far as this node knows."""

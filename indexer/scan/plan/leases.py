@@ -13,18 +13,16 @@ never firm: so a first page always has room. When all other places are firm, who
 oldest for somebody who has fewer, else it is 503.
 
 Every slice that a token names keeps the snapshot (a restart loses it). Most leases come with the read itself
-(`ReadRequest.lease_ms`); `keep_everywhere` takes the others.
+(`ReadPaging.lease_ms`); `holds.keep_everywhere` takes the others.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from indexer.scan.gather.scatter import CLIENT, SnapshotMissingError, Target
-from indexer.scan.peer.messages import HOLDER, TIP, LeaseRequest, SliceReader
+from indexer.scan.peer.messages import HOLDER
 from indexer.view import NodeView
 from keytide.errors import RetryableError
 
@@ -213,37 +211,3 @@ def _kind(hold: str) -> str:
     if not hold:
         return "pages"
     return "tails" if hold.startswith(TAIL) else "holds"
-
-
-async def keep_everywhere(target: Target, nodes: SliceReader, held: Iterable[int]) -> None:
-    """Keep the target's snapshot on every slice that is not `held` already.
-
-    Raises:
-        SnapshotMissingError: a slice does not have it.
-        RetryableError: a node does not answer, or keeps too many.
-    """
-    if target.number == TIP:
-        return
-    wanted = target.by_node(sorted(target.nodes.keys() - set(held)))
-    replies = await asyncio.gather(
-        *(
-            nodes.lease(
-                node,
-                LeaseRequest(
-                    target.index,
-                    target.number,
-                    target.incarnation,
-                    slices,
-                    target.lease_ms,
-                    target.in_use,
-                    target.hold,
-                    CLIENT.get(),
-                ),
-                target.timeout_s,
-            )
-            for node, slices in wanted.items()
-        )
-    )
-    for node, reply in zip(wanted, replies, strict=True):
-        if reply.missing:
-            raise SnapshotMissingError(reply.missing[0], node, -1)

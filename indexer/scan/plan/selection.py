@@ -1,4 +1,11 @@
-"""From a request's selection to spans of entry keys, and to the slices that can hold them. Pure."""
+"""From a request to what is read: spans of entry keys, the slices that can hold them, and what a snapshot
+must be like. Pure.
+
+The endpoint knows, from `control`, the newest number that every slice of an index holds (Published) and the
+timestamp behind each recent number. A request may demand more: a session that has seen a later number,
+offsets that must be included, a bound on staleness. `unmet` says what is still missing, in words that end in
+an error or an explanation.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,15 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.request.request import Question, SpanRequest
+from indexer.scan.plan.tokens import Saw, tip_of
+from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
+from keytide.catalog.history import History
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import Span, encode_key, equals_span, merge_spans, prefix_span, span
 from keytide.definition import IndexDefinition
 from keytide.definition.expression import Predicate
-from keytide.errors import CallerError
+from keytide.errors import CallerError, HistoryChangedError
+from keytide.model.timestamp import Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,35 +205,92 @@ def _shared_parts(one: SpanRequest | Question, count: int, descending: Sequence[
     return None if any(other != first for other in others) else first
 
 
-def effective_limit(limit: int | None, default: int, maximum: int) -> int:
-    """The page size to use.
+# --- from which moment ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A snapshot as `control` announced it.
+
+    Attributes:
+        fresh_at: from when its staleness counts (ms), 0 when unknown.
+        tip: of newest states, the earliest timestamp that covers all that were read (`timestamp` is the
+            latest that all of them cover).
+    """
+
+    number: int
+    incarnation: int
+    timestamp: Timestamp
+    fresh_at: int
+    tip: Timestamp | None = None
+
+
+def check_branches(at_least: AtLeast, history: History) -> None:
+    """Raise `HistoryChangedError` if a demanded place, named with its leader epoch, was lost."""
+    for partition, place in (at_least or {}).items():
+        if isinstance(place, OffsetAndEpoch) and history.on_lost_branch(partition, place.offset, place.epoch):
+            raise HistoryChangedError(
+                f"the source lost records: offset {place.offset} of partition {partition} under epoch "
+                f"{place.epoch} is not in it any more",
+                next_step="write again what is missing, and demand the offset that it then gets",
+            )
+
+
+def demanded_offsets(moment: Moment, partitions: int) -> dict[int, int]:
+    """`at_least` as plain next offsets.
 
     Raises:
-        CallerError (422): more than the server allows.
+        CallerError (422): a partition that the keyspace does not have, or anything of a tip scan.
     """
-    if limit is None:
-        return default
-    if limit > maximum:
+    wanted: dict[int, int] = {}
+    for partition, place in (moment.at_least or {}).items():
+        if not 0 <= partition < partitions:
+            raise CallerError(
+                f"the keyspace has no partition {partition}, it has {partitions}",
+                status=422,
+                problem_type="unknown-partition",
+                next_step=f"name partitions 0 to {partitions - 1}",
+            )
+        wanted[partition] = place if isinstance(place, int) else place.offset
+    if moment.consistency == "tip" and (wanted or moment.max_staleness_ms is not None):
         raise CallerError(
-            f"limit {limit} is above this server's {maximum} rows per page",
+            "at_least and max_staleness_ms need consistency `stable`: a tip scan agrees on nothing",
             status=422,
-            problem_type="limit-too-large",
-            next_step="ask for smaller pages and follow the page tokens",
+            problem_type="invalid-request",
         )
-    return limit
+    return wanted
 
 
-def bounded_offset(offset: int, maximum: int) -> int:
-    """The offset to use.
+def unmet(
+    stamp: Stamp | None,
+    moment: Moment,
+    seen: Saw | None,
+    at_least: dict[int, int],
+    incarnation: int,
+    now: int,
+) -> str | None:
+    """What `stamp` lacks for a request, or None when it satisfies it.
 
-    Raises:
-        CallerError (422): more than the server allows.
+    Args:
+        stamp: the newest published snapshot; None when there is none.
+        seen: what the session has seen of this keyspace.
+        at_least: from `demanded_offsets`.
+        incarnation: the keyspace's, as the metadata has it (R32).
+        now: milliseconds.
     """
-    if offset > maximum:
-        raise CallerError(
-            f"offset {offset} is above this server's {maximum}",
-            status=422,
-            problem_type="offset-too-large",
-            next_step="follow the page tokens, which cost nothing for rows gone by, or use `low`",
-        )
-    return offset
+    if stamp is None:
+        return "a snapshot that all slices hold"
+    if stamp.incarnation != incarnation:
+        return f"a snapshot since the rollback (newest: {stamp.number}, from before it)"
+    if seen is not None and (stamp.incarnation, stamp.number) < (seen[1], seen[0]):
+        return f"snapshot {seen[0]}, which the session has seen (newest: {stamp.number})"
+    tip = tip_of(seen) if seen is not None else None
+    if tip is not None and not stamp.timestamp.covers(tip[1]):
+        return "a snapshot that covers the newest states that the session has seen"
+    for partition, offset in at_least.items():
+        if stamp.timestamp.offset(partition) < offset:
+            return f"offset {offset} of partition {partition} (indexed: {stamp.timestamp.offset(partition)})"
+    if moment.max_staleness_ms is not None and now - stamp.fresh_at > moment.max_staleness_ms:
+        age = f"{now - stamp.fresh_at} ms" if stamp.fresh_at else "of unknown age"
+        return f"a snapshot at most {moment.max_staleness_ms} ms old (newest: {age})"
+    return None

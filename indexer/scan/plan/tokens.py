@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from keytide.catalog.history import History
-from keytide.errors import UNDECODABLE, CallerError
+from keytide.errors import UNDECODABLE, CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
 
 _SIGNATURE_BYTES: Final = 12
@@ -178,6 +178,28 @@ def _newest_tip(one: Saw, other: Saw, history: History) -> Saw:
         if before == now or history.holds(earlier, before):
             tips = [(now, later.merge_max(earlier))]
     return saw_tip(*tips[0])[2:] if tips else ()
+
+
+def check_history(seen: Saw | None, history: History) -> None:
+    """Raise `HistoryChangedError` if what a session saw was rolled back.
+
+    Args:
+        seen: what the session has seen of the keyspace; None for nothing.
+        history: of the keyspace.
+    """
+    if seen is None:
+        return
+    tip = tip_of(seen)
+    if not history.number_holds(*seen[:2]):
+        what = f"snapshot {seen[0]}"
+    elif tip is not None and not history.holds(tip[1], tip[0]):
+        what = "some of the newest states"
+    else:
+        return
+    raise HistoryChangedError(
+        f"the source lost records: {what}, which the session has seen, was rolled back",
+        next_step="read again what depends on it, then go on without the session token",
+    )
 
 
 def _signature(body: bytes, secret: bytes) -> bytes:

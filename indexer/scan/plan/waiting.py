@@ -1,19 +1,12 @@
-"""Waiting for news: scans that need a later snapshot sleep until the node tells of one."""
+"""Waiting: scans that need a later snapshot sleep until the node tells of one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-
-from indexer.scan.peer.messages import OutOfTimeError
-
-GRACE_S: Final = 0.25
-"""How much longer than its time a request may take: it is to say itself what took so long."""
-
-ResultT = TypeVar("ResultT")
+from typing import Self
 
 Gone = Callable[[], Awaitable[None]]
 """Returns when the reader of a request has gone away; never before."""
@@ -21,35 +14,6 @@ Gone = Callable[[], Awaitable[None]]
 
 class ReaderGoneError(Exception):
     """The reader has gone away; nobody wants the answer."""
-
-
-async def unless_gone(work: Coroutine[Any, Any, ResultT], gone: Gone, limit_s: float) -> ResultT:
-    """The outcome of `work`, which is cancelled when nobody waits for it any more. So is what it has asked of
-    other nodes: its connections to them are closed.
-
-    Args:
-        limit_s: the time of its request. Work looks at it itself; what does not is cut off a moment later.
-
-    Raises:
-        ReaderGoneError: the reader went away first.
-        OutOfTimeError: the time ran out.
-    """
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({task, watch}, timeout=limit_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if watch.done():
-            raise ReaderGoneError
-        raise OutOfTimeError(
-            f"the request was not done in {limit_s:.1f} s",
-            next_step="allow more with timeout_ms, or ask for less",
-        )
-    finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 class SnapshotNotifier:
@@ -91,13 +55,14 @@ class Deadline:
     """Bounds the waits of one request: by its deadline, and by its reader's going away.
 
     Args:
-        seconds: until the deadline.
+        seconds: until the deadline, from the beginning of the request.
         gone: see `Gone`; asked only if the request has to wait.
+        spent: seconds since its beginning.
     """
 
-    def __init__(self, seconds: float, gone: Gone) -> None:
+    def __init__(self, seconds: float, gone: Gone, spent: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began = self._loop.time() - spent
         self._deadline = self._began + seconds
         self._gone = gone
         self._watch: asyncio.Future[None] | None = None

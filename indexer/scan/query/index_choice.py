@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from indexer.scan.gather.reads import Reads
-from indexer.scan.plan.choose import IndexNotReadyError
+from indexer.scan.plan.errors import IndexNotReadyError
 from indexer.scan.plan.tokens import HeldToken, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.query.request import QueryRequest

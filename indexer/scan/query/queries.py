@@ -15,24 +15,22 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.gather.answer import WrittenAnswer, encode, explain
 from indexer.scan.gather.gather import Gathered
-from indexer.scan.gather.paging import first_lease_ms, gone_by, later, page_of, target_of, token_of
-from indexer.scan.gather.reads import Reads, check_snapshot
-from indexer.scan.gather.scatter import SnapshotMissingError, Target
+from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
+from indexer.scan.gather.scatter import Agreed, Target, keep_everywhere
+from indexer.scan.gather.service import first_lease_ms, next_page, page_bounds, page_of
 from indexer.scan.peer.messages import TIP, OutOfTimeError
-from indexer.scan.plan.agreement import Agreed
-from indexer.scan.plan.choose import PageSnapshotGoneError
 from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.leases import keep_everywhere
-from indexer.scan.plan.selection import Selection, bounded_offset, effective_limit
-from indexer.scan.plan.tokens import InvalidTokenError, PageToken, Seen, newest, sign, verify
+from indexer.scan.plan.errors import PageSnapshotGoneError
+from indexer.scan.plan.selection import Selection
+from indexer.scan.plan.tokens import InvalidTokenError, PageToken, Seen, sign, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.query.groups import GroupReader
 from indexer.scan.query.index_choice import IndexChooser
 from indexer.scan.query.request import QueryRequest, QueryToken
 from indexer.scan.query.rows import OutputMaker, Sorted, sorted_rows
-from indexer.scan.request.parsing import InvalidRequestError
+from indexer.scan.request.request import InvalidRequestError
+from indexer.scan.shape.rows import encode
 from keytide.query import Candidate, Plan, plan_on
 
 
@@ -105,8 +103,7 @@ class QueryService:
         shown: dict[str, Any],
     ) -> WrittenAnswer:
         select = plan.select
-        limit = effective_limit(request.limit, self._settings.default_limit, self._settings.max_limit)
-        offset = bounded_offset(select.offset, self._settings.max_offset)
+        limit, offset = page_bounds(request.limit, select.offset, self._settings)
         one_page = select.limit is not None and select.limit <= limit
         limit = limit if select.limit is None else min(limit, select.limit)
         maker = OutputMaker(plan)
@@ -119,17 +116,9 @@ class QueryService:
         agreed = await self._shared.read(
             index, _selection(plan), request, seen, gone, work, 0 if for_sure else self._first_lease_ms
         )
-        stamp, target = agreed.stamp, agreed.target
-        seen = self._shared.seen_too(seen, index, stamp)
-        token = token_of(
-            index.id,
-            stamp,
-            target,
-            seen,
-            after=b"",
-            reverse=plan.reverse,
-            limit=request.limit or 0,
-            offset=0,
+        seen = self._shared.seen_too(seen, index, agreed.stamp)
+        token = agreed.target.page_token(
+            agreed.stamp, seen, after=b"", reverse=plan.reverse, limit=request.limit or 0, offset=0
         )
         return self._rows_answer(index, plan, request, agreed, seen, shown, token, select.limit)
 
@@ -145,7 +134,6 @@ class QueryService:
         if record is None:
             raise PageSnapshotGoneError("the index that served the query was dropped", next_step="ask again")
         index = await shared.ready_index(record.name, request, gone)
-        check_snapshot(index, scan.index, scan.number, scan.incarnation, seen)
         select = await self._chooser.parsed(token.sql)
         plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits))
         if not isinstance(plan, Plan):
@@ -153,25 +141,14 @@ class QueryService:
                 f"this node does not read the query as the one that made the token did ({plan.reason})",
                 next_step="run the same release on every node, and ask again",
             )
-        limit = effective_limit(scan.limit or None, self._settings.default_limit, self._settings.max_limit)
+        limit, _ = page_bounds(scan.limit or None, 0, self._settings)
         limit = limit if token.left is None else min(limit, token.left)
-        seen = newest(scan.seen, seen, shared.directory.history)
-        target = target_of(
-            scan,
-            index.shape,
-            seen.get(index.keyspace, ()),
-            shared.timeout_s(request),
-            self._settings.lease_s * 1000,
-        )
         maker = OutputMaker(plan)
-        try:
-            gathered = await self._page(
-                target, maker, scan.after, scan.reverse, limit, scan.offset, token.left
-            )
-        except SnapshotMissingError as missing:
-            raise gone_by(missing, scan, shared, "ask again") from missing
-        agreed = later(scan, target, gathered)
-        seen = shared.seen_too(seen, index, agreed.stamp)
+
+        async def work(target: Target) -> Gathered:
+            return await self._page(target, maker, scan.after, scan.reverse, limit, scan.offset, token.left)
+
+        agreed, seen = await next_page(index, request, scan, seen, shared, work, "ask again")
         scan = msgspec.structs.replace(scan, seen=seen)
         return self._rows_answer(index, plan, request, agreed, seen, None, scan, token.left)
 

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from indexer.scan.aggregate.columns import EntryReader
 from indexer.scan.gather.gather import Gathered, examine, gather
-from indexer.scan.gather.paging import UNREADABLE
 from indexer.scan.gather.reads import Reads
-from indexer.scan.gather.scatter import Entry, SliceAnswers, Target
-from indexer.scan.local.pace import Pace
-from indexer.scan.peer.messages import OutOfTimeError
+from indexer.scan.gather.scatter import SliceAnswers, Target
+from indexer.scan.gather.service import UNREADABLE
+from indexer.scan.local.tasks import Pace
+from indexer.scan.peer.messages import Entry, OutOfTimeError
 from keytide.collation import encode_part, to_json_value
 from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs

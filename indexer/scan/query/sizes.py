@@ -15,9 +15,10 @@ from typing import Final
 
 from indexer.scan.gather.gather import count
 from indexer.scan.gather.reads import Reads
-from indexer.scan.gather.scatter import SnapshotMissingError, Target
+from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.directory import Scannable
+from indexer.scan.plan.errors import SnapshotMissingError
 from keytide.collation import Span
 from keytide.errors import KeytideError
 
@@ -55,7 +56,7 @@ class IndexSizes:
         return known[1] if known is not None else self._here(index)
 
     async def _ask(self, index: Scannable) -> None:
-        place = self._shared.agreement.place
+        place = self._shared.directory.replica
         nodes = {number: place(replicas) for number, replicas in enumerate(index.placement)}
         target = Target(index.id, TIP, index.incarnation, _WHOLE, nodes, ASK_S)
         try:

@@ -6,10 +6,17 @@ checked cannot differ.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Meta
+
+from keytide.errors import UNDECODABLE, CallerError
+from keytide.http.loose_json import BrokenJsonError, json_or_text
+
+_KEYS: Final = ("equals", "low", "high")
 
 Inclusion = Literal["both", "low", "high", "neither"]
 Consistency = Literal["stable", "tip"]
@@ -200,3 +207,113 @@ class HoldRequest(Moment, frozen=True):
             raise ValueError("only a `stable` snapshot can be held")
         if self.at is not None:
             raise ValueError("`at` is held already")
+
+
+# --- decoding ---------------------------------------------------------------------------------------------
+
+
+MomentT = TypeVar("MomentT", bound=Moment)
+
+
+class InvalidRequestError(CallerError):
+    """Not a request that the endpoint understands."""
+
+    problem_type = "invalid-request"
+    status = 422
+
+
+@cache
+def _decoder(kind: type[MomentT]) -> msgspec.json.Decoder[MomentT]:
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def _structured(kind: type[Moment]) -> frozenset[str]:
+    """The members that are arrays or objects."""
+    described = msgspec.inspect.type_info(kind)
+    found = set()
+    for field in described.fields if isinstance(described, msgspec.inspect.StructType) else ():
+        types = [field.type]
+        while types:
+            match types.pop():
+                case msgspec.inspect.Metadata(type=inner):
+                    types.append(inner)
+                case msgspec.inspect.UnionType(types=inner):
+                    types += inner
+                case msgspec.inspect.ListType() | msgspec.inspect.DictType() | msgspec.inspect.VarTupleType():
+                    found.add(field.encode_name)
+    return frozenset(found)
+
+
+def parse(kind: type[MomentT], body: bytes) -> MomentT:
+    """The request in a JSON body; an empty body asks for everything.
+
+    Raises:
+        InvalidRequestError: not JSON, unknown names, wrong types.
+    """
+    try:
+        request: MomentT = _decoder(kind).decode(body or b"{}")
+    except UNDECODABLE as error:
+        _refuse(error)
+    return request
+
+
+def from_query(kind: type[MomentT], parameters: Iterable[tuple[str, str]]) -> MomentT:
+    """The request in a query string.
+
+    Key parts are JSON arrays, JSON values, or plain strings (`keytide.http.loose_json`); a parameter that is
+    repeated gives several parts: `equals=Boston&equals=3`. Other lists are JSON, or strings with commas
+    between them; objects are JSON.
+
+    Raises:
+        InvalidRequestError: unknown names, wrong types.
+    """
+    members: dict[str, Any] = {}
+    lists = _structured(kind)
+    for name, text in parameters:
+        if name in _KEYS:
+            value = _json_or_text(name, text)
+            parts = value if isinstance(value, list) and name not in members else [value]
+            members[name] = [*members.get(name, ()), *parts]
+        elif name in members:
+            raise InvalidRequestError(f"`{name}` is given twice", next_step="give it once")
+        elif name in lists:
+            members[name] = _json(text) if text[:1] in ("[", "{") else [*filter(None, text.split(","))]
+        else:
+            members[name] = text
+    try:
+        return msgspec.convert(members, kind, strict=False)
+    except UNDECODABLE as error:
+        _refuse(error)
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except UNDECODABLE as error:
+        _refuse(error)
+
+
+def _json_or_text(name: str, text: str) -> Any:
+    try:
+        return json_or_text(text)
+    except BrokenJsonError as error:
+        raise InvalidRequestError(
+            f"`{name}` looks like JSON, and is none: {error}",
+            next_step="texts within JSON stand in double quotes, and so does a text that begins like JSON",
+        ) from error
+    except RecursionError as error:
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """Raise `InvalidRequestError` that says where the request is wrong."""
+    if isinstance(error, RecursionError):
+        raise InvalidRequestError("arrays or objects are nested too deep") from error
+    what, _, where = str(error).partition(" - at ")
+    field = where.strip("`").removeprefix("$").removeprefix(".")
+    raise InvalidRequestError(
+        f"{field or 'request'}: {what}",
+        next_step="see /docs for what may be asked",
+        errors=[{"field": field, "problem": what}],
+    ) from error

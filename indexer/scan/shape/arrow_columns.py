@@ -34,7 +34,7 @@ from indexer.scan.shape.arrow_keys import (
     split_keys,
 )
 from indexer.scan.shape.arrow_schema import INT64, ArrowColumn
-from indexer.scan.shape.json_values import encode
+from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value, decode_key
 from keytide.errors import invariant
 from keytide.model.entry import unpack_value

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from indexer.scan.request.request import ColumnType
-from indexer.scan.shape.json_values import encode
+from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value
 from keytide.definition import (
     Binary,

@@ -1,4 +1,8 @@
-"""Entries to the rows that readers see. Pure."""
+"""Entries to the rows that readers see, and values as JSON bytes. Pure.
+
+Numbers are written as they are, integers of any size exactly. But an expression may give an integer (`n * n`)
+that has more digits than Python writes, and than JSON readers take: that is told, and is nobody's bug.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
+from indexer.scan.peer.messages import Entry
 from indexer.scan.plan.selection import Shape
 from keytide.collation import MISSING, Value, decode_key, to_json_value
+from keytide.errors import CallerError
 from keytide.model.entry import unpack_value
 
 ALL_COLUMNS: Final = ("key", "id", "include")
+_encoder: Final = msgspec.json.Encoder()
 _NO_COLUMNS: Final = msgspec.Raw(b"{}")
-
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
 
 
 class RowMaker:
@@ -66,3 +70,40 @@ class RowMaker:
                 row["include"] = _NO_COLUMNS if include is None else msgspec.Raw(include)
             made.append(row)
         return made
+
+
+class TooManyDigitsError(CallerError):
+    """An integer in the answer has more than 4300 digits."""
+
+    problem_type = "too-many-digits"
+    status = 422
+
+
+def encode(value: Any) -> bytes:
+    """A value as JSON.
+
+    Raises:
+        TooManyDigitsError: there is such an integer in it.
+    """
+    try:
+        return _encoder.encode(value)
+    except ValueError as error:
+        raise _told(error) from error
+
+
+def encode_lines(rows: Iterable[Any]) -> bytes:
+    """Rows as lines of JSON. Raises as `encode`."""
+    try:
+        return _encoder.encode_lines(rows)
+    except ValueError as error:
+        raise _told(error) from error
+
+
+def _told(error: ValueError) -> Exception:
+    """What a reader is told of an error of the encoder."""
+    if "digits" not in str(error):
+        return error
+    return TooManyDigitsError(
+        "an integer in the answer has more than 4300 digits, which JSON readers do not take",
+        next_step="leave the key out (`columns`), select around it, or index CAST(... AS double precision)",
+    )

@@ -63,19 +63,19 @@ decode_block = msgspec.msgpack.Decoder(EntryBlock).decode
 
 
 def read_block(work: SliceWork) -> bytes:
-    """The task: at most `request.limit` entries behind `work.after`.
+    """The task: at most `request.paging.limit` entries behind `work.after`.
 
     Raises:
         DoubtfulReadError: what is stored cannot have been written.
     """
-    wanted = _decode_wanted(work.request.body)
+    wanted = _decode_wanted(work.request.shape.body)
     request = work.request
-    block = _picked(work) if request.filter or request.distinct else _plain(work, wanted.bytes)
+    block = _picked(work) if request.shape.filter or request.shape.distinct else _plain(work, wanted.bytes)
     if not wanted.include:
         block.values = [without_columns(value) for value in block.values]
     if not any(block.values):
         block.values = []
-    compare = operator.gt if request.reverse else operator.lt
+    compare = operator.gt if request.span.reverse else operator.lt
     if not all(map(compare, block.keys, block.keys[1:])):
         raise DoubtfulReadError("entries are out of order")
     return _encode(block)
@@ -83,11 +83,11 @@ def read_block(work: SliceWork) -> bytes:
 
 def _plain(work: SliceWork, most: int) -> EntryBlock:
     """The next entries of the spans."""
-    request = work.request
+    request, limit = work.request, work.request.paging.limit
     block = EntryBlock([], [])
     size = 0
-    for low, high in stretches(request, work.after):
-        for rows in work.snapshot.rows(low, high, request.reverse, request.limit - len(block.keys)):
+    for low, high in stretches(request.span, work.after):
+        for rows in work.snapshot.rows(low, high, request.span.reverse, limit - len(block.keys)):
             keys = [key for key, _ in rows]
             values = [value for _, value in rows]
             size += sum(map(len, keys))
@@ -96,8 +96,8 @@ def _plain(work: SliceWork, most: int) -> EntryBlock:
                 block.values += values
                 size += sum(map(len, values))
             block.keys += keys
-            work.effort.look()
-            if len(block.keys) >= request.limit or size >= most:
+            work.pace.look()
+            if len(block.keys) >= limit or size >= most:
                 block.more, block.reached = True, block.keys[-1]
                 block.examined = len(block.keys)
                 return block
@@ -109,8 +109,8 @@ def _picked(work: SliceWork) -> EntryBlock:
     """The next entries that pass the filter, or the first of each key."""
     definition, request = work.definition, work.request
     try:
-        test = _filters.of(request.index, definition, request.filter)
-        picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.effort)
+        test = _filters.of(request.span.index, definition, request.shape.filter)
+        picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.pace)
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     keys, values = [key for key, _ in picked.entries], [value for _, value in picked.entries]

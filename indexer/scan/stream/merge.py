@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from indexer.scan.gather.gather import examine
-from indexer.scan.gather.held_pages import HeldPages
+from indexer.scan.gather.holds import HeldPages
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.peer.messages import TIP
@@ -153,7 +153,7 @@ class BlockReader:
             await examine(target, self._shared.nodes, block.reached, self._reverse, block.examined)
             return SliceAnswers()
 
-        await self._shared.read_held(self.pages.held, self._selection, self._timeout_s, work)
+        await self._shared.holds.read(self.pages.held, self._selection, self._timeout_s, work)
 
     async def close(self) -> None:
         """Read no more, and give the snapshot back."""
@@ -198,7 +198,7 @@ class BlockReader:
             await ask(target, self._shared.nodes, requests, asked)
             return asked
 
-        agreed = await self._shared.read_held(self.pages.held, some, self._timeout_s, work)
+        agreed = await self._shared.holds.read(self.pages.held, some, self._timeout_s, work)
         self.pages.stamp = agreed.stamp
         self.asked = agreed.gathered
         sampled = size = 0

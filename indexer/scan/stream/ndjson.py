@@ -12,8 +12,7 @@ from itertools import repeat
 from typing import Any, Final
 
 from indexer.scan.plan.selection import Shape
-from indexer.scan.shape.json_values import encode, encode_lines
-from indexer.scan.shape.rows import RowMaker
+from indexer.scan.shape.rows import RowMaker, encode, encode_lines
 from indexer.scan.stream.block import EntryBlock
 
 MEDIA_TYPE: Final = "application/x-ndjson"

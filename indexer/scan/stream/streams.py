@@ -19,13 +19,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, Protocol
 
-from indexer.scan.gather.held_pages import HeldPages
-from indexer.scan.gather.paging import UNREADABLE
+from indexer.scan.gather.holds import HeldPages
 from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.service import UNREADABLE, page_bounds
 from indexer.scan.peer.messages import TIP
-from indexer.scan.plan.choose import Stamp
 from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.selection import Selection, bounded_offset
+from indexer.scan.plan.selection import Selection, Stamp
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import ColumnType, ScanRequest
 from indexer.scan.stream import arrow, ndjson
@@ -159,7 +158,7 @@ class Streams:
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
         selection = shared.selection(request, index, distinct=request.distinct)
-        bounded_offset(request.offset, shared.settings.max_offset)
+        page_bounds(None, request.offset, shared.settings)
         pages = await shared.open(index, selection, request, seen, gone)
         reader = self._reader(pages, index, selection, request)
         try:

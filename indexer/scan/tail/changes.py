@@ -76,8 +76,8 @@ def find_changes(work: SliceWork) -> bytes:
     Raises:
         StoreDamagedError: the store is not what was written.
     """
-    wanted = _decode_wanted(work.request.body)
-    older = work.view.acquire(work.request.index, work.slice, wanted.older)
+    wanted = _decode_wanted(work.request.shape.body)
+    older = work.view.acquire(work.request.span.index, work.slice, wanted.older)
     if older is None:
         return _encode(SliceChanges([], [], gone=True))
     try:
@@ -91,7 +91,7 @@ def find_changes(work: SliceWork) -> bytes:
 def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -> SliceChanges:
     found = SliceChanges([], [])
     size = examined = 0
-    for low, high in stretches(work.request, work.after):
+    for low, high in stretches(work.request.span, work.after):
         for place, before, after in _aligned(older.rows(low, high), work.snapshot.rows(low, high)):
             examined += len(before) + len(after)
             if before != after:
@@ -104,8 +104,8 @@ def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -
                 size += sum(len(key) + len(value) for rows in (added, removed) for key, value in rows)
                 found.removed += removed
                 found.added += added
-            work.effort.look()
-            if size >= wanted.bytes or examined >= EXAMINED or work.effort.spent:
+            work.pace.look()
+            if size >= wanted.bytes or examined >= EXAMINED or work.pace.spent:
                 found.more, found.reached = True, place
                 return found
     return found

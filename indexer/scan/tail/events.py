@@ -17,7 +17,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from indexer.scan.plan.choose import PageSnapshotGoneError
+from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.scan.stream.sending import StreamSender, reader_gone
 from indexer.scan.stream.streams import RENEWALS

@@ -13,19 +13,18 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from indexer.scan.gather.gather import Gathered, count
-from indexer.scan.gather.reads import Reads, check_snapshot
-from indexer.scan.gather.scatter import SnapshotMissingError, Target
-from indexer.scan.plan.choose import PageSnapshotGoneError, Stamp
+from indexer.scan.gather.gather import count
+from indexer.scan.gather.holds import SnapshotHold
+from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.scatter import Target, keep_everywhere
 from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.holds import SnapshotHold
-from indexer.scan.plan.leases import TAIL, keep_everywhere
+from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError
+from indexer.scan.plan.leases import TAIL
 from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import HeldToken, InvalidTokenError, Seen, Token, verify
-from indexer.scan.plan.waiting import Deadline, Gone
+from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import Moment
 from indexer.scan.tail.request import TailRequest
-from keytide.model.timestamp import Timestamp
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,7 +63,7 @@ async def first_moment(
     if request.at is not None:
         held = shared.held(index, request.at, seen)
         # Of no spans nothing is read but the timestamp, and whether the hold lasts.
-        agreed = await shared.read_held(
+        agreed = await shared.holds.read(
             held,
             Selection((), tuple(slices)),
             shared.timeout_s(request),
@@ -73,8 +72,7 @@ async def first_moment(
         held = replace(held, stamp=agreed.stamp)
         return Told(held, False, shared.seen_too(seen, index, held.stamp))
     lease_ms = shared.settings.tail_lease_s * 1000
-    with Deadline(shared.timeout_s(request), gone) as patience:
-        held = await shared.holds.take(index, slices, request, seen, patience, lease_ms, TAIL)
+    held = await shared.hold(index, slices, request, seen, gone, lease_ms, kind=TAIL)
     return Told(held, True, shared.seen_too(seen, index, held.stamp))
 
 
@@ -96,7 +94,7 @@ async def resumed_moment(
             next_step="resume with the selection and columns that the tail began with",
         )
     told = SnapshotHold.of(token.held)
-    check_snapshot(index, told.index, told.stamp.number, told.stamp.incarnation, seen)
+    index.check_snapshot(told.index, told.stamp.number, told.stamp.incarnation, seen)
     slices, timeout_s = sorted(told.nodes), shared.timeout_s(request)
     own = replace(told, hold=TAIL + secrets.token_hex(8))
     try:
@@ -124,29 +122,18 @@ async def later_moment(
         KeytideError: as `Reads.read`.
     """
     was = before.held
-    check_snapshot(index, was.index, was.stamp.number, was.stamp.incarnation, before.seen)
-    hold = TAIL + secrets.token_hex(8)
-
-    async def work(target: Target) -> Gathered:
-        there = replace(target, spans=(), nodes={one: was.nodes[one] for one in target.nodes}, hold=hold)
-        try:
-            counted = await count(there, shared.nodes)
-            await keep_everywhere(there, shared.nodes, counted.leased)
-        except BaseException:
-            await asyncio.shield(shared.holds.give_back(held_at(there), timeout_s))
-            raise
-        return counted
-
-    def held_at(target: Target) -> SnapshotHold:
-        stamp = Stamp(target.number, target.incarnation, Timestamp(), 0)
-        return SnapshotHold(index.id, hold, stamp, was.nodes, was.lease_ms, before.seen)
-
-    everywhere = Selection((), sorted(was.nodes))
-    with Deadline(timeout_s, gone) as patience:
-        agreed = await shared.agreement.read(
-            index, everywhere, Moment(), before.seen, patience, was.lease_ms, work
-        )
-    held = replace(held_at(agreed.target), stamp=agreed.stamp)
+    index.check_snapshot(was.index, was.stamp.number, was.stamp.incarnation, before.seen)
+    held = await shared.hold(
+        index,
+        sorted(was.nodes),
+        Moment(),
+        before.seen,
+        gone,
+        was.lease_ms,
+        kind=TAIL,
+        timeout_s=timeout_s,
+        nodes=was.nodes,
+    )
     if held.stamp.number == was.stamp.number:
         await shared.holds.give_back(held, timeout_s)
         return None

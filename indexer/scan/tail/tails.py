@@ -29,17 +29,16 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from indexer.scan.gather.held_pages import HeldPages
+from indexer.scan.gather.holds import HeldPages
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
-from indexer.scan.local.extent import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import sign
 from indexer.scan.plan.waiting import Deadline, Gone
 from indexer.scan.request.request import Moment
-from indexer.scan.shape.json_values import encode
-from indexer.scan.shape.rows import RowMaker
+from indexer.scan.shape.rows import RowMaker, encode
 from indexer.scan.stream.merge import BlockReader
 from indexer.scan.tail.changes import (
     TASK,
@@ -239,7 +238,7 @@ class OpenTail:
         """All rows of the moment told first."""
         told = self._told
         pages = HeldPages(
-            self._shared, told.held, False, self._selection, self._timeout_s, reverse=False, offset=0
+            self._shared.holds, told.held, False, self._selection, self._timeout_s, reverse=False, offset=0
         )
         reader = BlockReader(
             self._shared, pages, self._selection, self._timeout_s, self._shared.settings.stream_block_bytes
@@ -288,7 +287,7 @@ class OpenTail:
                 await ask(target, self._shared.nodes, requests, asked)
                 return asked
 
-            agreed = await self._shared.read_held(told.held, selection, self._timeout_s, work)
+            agreed = await self._shared.holds.read(told.held, selection, self._timeout_s, work)
             further: dict[int, bytes] = {}
             for number in after:
                 changes = decode_changes(agreed.gathered.replies[number].result)
@@ -308,7 +307,7 @@ class OpenTail:
             if rest > 0:
                 await patience.wait(at_most=rest)
             while True:
-                with self._shared.news.listening() as heard:
+                with self._shared.notifier.listening() as heard:
                     number = self._shared.view.published(self._index.id)
                     history = self._shared.directory.index(self.index).history
                     stamp = self._newest.held.stamp

@@ -15,23 +15,24 @@ after giving it back, is told `snapshot-gone`, also if the snapshot happens to b
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
-from indexer.scan.gather.gather import Gathered, count
-from indexer.scan.gather.scatter import CLIENT, SnapshotMissingError, Target, behind
+from indexer.scan.gather.gather import Gathered, count, gather
+from indexer.scan.gather.scatter import (
+    CLIENT,
+    Agreed,
+    AskedT,
+    Target,
+    keep_everywhere,
+    with_timestamp,
+)
 from indexer.scan.peer.messages import TIP, LeaseRequest, SliceReader
-from indexer.scan.plan.agreement import Agreement
-from indexer.scan.plan.choose import PageSnapshotGoneError, Stamp
-from indexer.scan.plan.directory import Scannable
-from indexer.scan.plan.leases import keep_everywhere
-from indexer.scan.plan.selection import Selection, filter_json
+from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up
+from indexer.scan.plan.selection import Selection, Stamp, filter_json
 from indexer.scan.plan.tokens import HeldToken, Saw, Seen
-from indexer.scan.plan.waiting import Deadline
-from indexer.scan.request.request import Moment
 from keytide.errors import KeytideError, RetryableError
 from keytide.model.timestamp import Timestamp
 
@@ -105,7 +106,7 @@ class SnapshotHold:
     def gone(self, missing: SnapshotMissingError) -> KeytideError:
         """What a reader is told when a slice does not hold the snapshot any more."""
         if self.stamp.number == TIP:
-            return behind(missing)
+            return catching_up(missing)
         return PageSnapshotGoneError(
             f"slice {missing.slice} no longer holds snapshot {self.stamp.number}"
             + (f": {missing.reason}" if missing.reason else ""),
@@ -118,53 +119,52 @@ class HoldRegistry:
     """Takes, renews and gives back holds, from one node.
 
     Args:
-        agreement: chooses the snapshots.
         nodes: every node.
     """
 
-    def __init__(self, agreement: Agreement, nodes: SliceReader) -> None:
-        self._agreement = agreement
-        self._nodes = nodes
+    def __init__(self, nodes: SliceReader) -> None:
+        self.nodes = nodes
         self._renewed: dict[str, float] = {}
         self._renewing: set[asyncio.Task[None]] = set()
 
-    async def take(
+    async def read(
         self,
-        index: Scannable,
-        slices: Sequence[int],
-        moment: Moment,
-        seen: Seen,
-        patience: Deadline,
-        lease_ms: int,
-        kind: str = "",
-    ) -> SnapshotHold:
-        """Hold the newest snapshot that satisfies a moment. Of the tip nothing is held: the answer says where
-        to read it.
+        held: SnapshotHold,
+        selection: Selection,
+        timeout_s: float,
+        work: Callable[[Target], Awaitable[AskedT]],
+    ) -> Agreed[AskedT]:
+        """Do `work` at a held snapshot, and renew its lease.
+
+        Raises:
+            SnapshotGoneError: it is not held any more.
+            KeytideError: as `Reads.read`.
+        """
+        target = held.target(selection, timeout_s)
+        try:
+            gathered = await work(target)
+        except SnapshotMissingError as missing:
+            raise held.gone(missing) from missing
+        self.renew(held, gathered.leased, timeout_s)
+        return Agreed(with_timestamp(held.stamp, gathered), target, gathered, 0, [])
+
+    async def take(self, target: Target) -> Gathered:
+        """Take the hold that a target names on all its slices, or on none.
 
         Raises:
             TooManyLeasesError: a node keeps too many.
-            KeytideError: as `Agreement.read`.
+            SnapshotMissingError, RetryableError: as `count`.
         """
-        hold = "" if moment.consistency == "tip" else kind + secrets.token_hex(8)
-
-        async def work(target: Target) -> Gathered:
-            asked = replace(target, spans=(), hold=hold)
-            try:
-                counted = await count(asked, self._nodes)
-                if hold:
-                    await keep_everywhere(asked, self._nodes, counted.leased)
-                return counted
-            except BaseException:
-                if hold:
-                    await asyncio.shield(self._give_back(asked))
-                raise
-
-        selection = Selection((), slices)
-        agreed = await self._agreement.read(index, selection, moment, seen, patience, lease_ms, work)
-        self._note(hold)
-        return SnapshotHold(
-            index.id, hold, agreed.stamp, agreed.target.nodes, lease_ms, seen, seen.get(index.keyspace, ())
-        )
+        try:
+            counted = await count(target, self.nodes)
+            if target.hold:
+                await keep_everywhere(target, self.nodes, counted.leased)
+        except BaseException:
+            if target.hold:
+                await asyncio.shield(self._give_back(target))
+            raise
+        self._note(target.hold)
+        return counted
 
     def renew(self, held: SnapshotHold, leased: Iterable[int], timeout_s: float) -> None:
         """Renew a hold after a read, where the read has not done so itself and it is time; nobody waits.
@@ -188,7 +188,7 @@ class HoldRegistry:
         async def one(node: str, slices: list[int]) -> None:
             there = replace(target, nodes=dict.fromkeys(slices, node))
             try:
-                await keep_everywhere(there, self._nodes, ())
+                await keep_everywhere(there, self.nodes, ())
             except (RetryableError, SnapshotMissingError):
                 return
 
@@ -221,7 +221,7 @@ class HoldRegistry:
                 idle_ms > 0,
             )
             try:
-                await self._nodes.lease(node, request, target.timeout_s)
+                await self.nodes.lease(node, request, target.timeout_s)
             except RetryableError:
                 return
 
@@ -233,3 +233,69 @@ class HoldRegistry:
             self._renewed.clear()
         if hold:
             self._renewed[hold] = monotonic()
+
+
+class HeldPages:
+    """Reads a selection at a held snapshot, one page after the other, within one request: what streams read
+    from. Close it in any case: that gives the snapshot back, unless the hold is the reader's own (`at`).
+
+    Args:
+        holds: of this node.
+        own: whether the hold was taken for this.
+        timeout_s: longest wait for a node per page.
+        offset: entries to leave out at the start.
+
+    Attributes:
+        held: the snapshot, for further reads by `HoldRegistry.read`.
+        stamp: the snapshot; its timestamp is whole from the first page on (from the beginning, when the hold
+            was taken for this).
+        done: whether everything was read.
+    """
+
+    def __init__(
+        self,
+        holds: HoldRegistry,
+        held: SnapshotHold,
+        own: bool,
+        selection: Selection,
+        timeout_s: float,
+        reverse: bool,
+        offset: int,
+    ) -> None:
+        self.held = held
+        self.stamp: Stamp = held.stamp
+        self.done = False
+        self._holds = holds
+        self._own = own
+        self._selection = selection
+        self._timeout_s = timeout_s
+        self._reverse = reverse
+        self._offset = offset
+        self._after = b""
+
+    async def next(self, limit: int) -> Gathered:
+        """The next page: at most `limit` entries, perhaps fewer though there are more (`done` tells); behind
+        the last one nothing.
+
+        Raises:
+            SnapshotGoneError: a node lost the snapshot.
+            KeytideError: as `HoldRegistry.read`.
+        """
+
+        if self.done:
+            return Gathered()
+
+        async def work(target: Target) -> Gathered:
+            return await gather(target, self._holds.nodes, self._after, self._reverse, limit, self._offset)
+
+        agreed = await self._holds.read(self.held, self._selection, self._timeout_s, work)
+        page = agreed.gathered
+        self.stamp = agreed.stamp
+        self._after, self._offset, self.done = page.reached, page.offset_left, not page.more
+        return page
+
+    async def close(self) -> None:
+        """Give the snapshot back."""
+        if self._own:
+            self._own = False
+            await self._holds.give_back(self.held, self._timeout_s)

@@ -1,0 +1,61 @@
+"""Why a read has no snapshot to answer from. Pure."""
+
+from __future__ import annotations
+
+from keytide.errors import CallerError, RetryableError
+
+
+class TimestampNotReachedError(RetryableError):
+    """The wait for a demanded moment ran out."""
+
+    problem_type = "timestamp-not-reached"
+    status = 504
+
+
+class PageSnapshotGoneError(CallerError):
+    """The snapshot of a page token is no longer held."""
+
+    problem_type = "snapshot-gone"
+    status = 410
+
+
+class UnknownIndexError(CallerError):
+    """No index bears the name."""
+
+    problem_type = "unknown-index"
+    status = 404
+
+
+class IndexNotReadyError(RetryableError):
+    """The index has no snapshot to answer from: it is being built, or slices that the scan needs are catching
+    up, rolled back, or rebuilt."""
+
+    problem_type = "index-not-ready"
+    status = 503
+
+
+class RollingBackError(IndexNotReadyError):
+    """The keyspace was rolled back, and its slices hold no common snapshot since (R32). Soon over."""
+
+
+class SnapshotMissingError(Exception):
+    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
+
+    def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
+        super().__init__(slice_number, node, newest, state, reason)
+        self.slice = slice_number
+        self.node = node
+        self.newest = newest
+        self.state = state
+        self.reason = reason
+
+
+def catching_up(missing: SnapshotMissingError) -> RetryableError:
+    """What the reader of newest states is told when a slice cannot show any that are not older than what it
+    or its session has shown."""
+    return RetryableError(
+        f"slice {missing.slice} is catching up on node {missing.node}"
+        + (f": {missing.reason}" if missing.reason else ""),
+        problem_type="index-not-ready",
+        next_step="ask again in a moment; see `keytide status`",
+    )
