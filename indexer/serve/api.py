@@ -151,13 +151,13 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
         ask = await message_of(request, digests.ask_decoder)
         check(ask, view.catalog())
         work = functools.partial(answer_verifier, view, ask, now_ms())
-        turn = endpoint.local.lanes.turn(work, None, first=isinstance(ask, digests.PinAsk))
+        turn = endpoint.local.threads.turn(work, None, first=isinstance(ask, digests.PinAsk))
         return Response(digests.encode(await turn.result(gone_of(request))), media_type=MESSAGE)
 
     async def list_page(request: Request) -> Response:
         ask = await message_of(request, lists.ask_decoder)
         check(ask, view.catalog())
-        found = await endpoint.local.lanes.run(page, view, ask)
+        found = await endpoint.local.threads.run(page, view, ask)
         return Response(lists.encoder.encode(found), media_type=MESSAGE)
 
     app.add_api_route(lists.LISTS_PATH, list_page, methods=["POST"], include_in_schema=False)

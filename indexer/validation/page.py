@@ -1,15 +1,35 @@
-"""A page while it is judged, and what has become of it."""
+"""A page while it is judged, and what has become of it.
+
+Theory of operation
+===================
+The versions of a page's documents are asked of the slices while these hold the snapshot (`ask_versions`), and
+then, without a snapshot, the primary is asked and the rows are judged (`judged`), both in the primary's
+thread. Where the primary is behind some rows, these are asked for again until it has caught up or the wait is
+over (`wait_ms`, and never longer than the request).
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from indexer.validation.primary import Primary, PrimaryAnswer, PrimaryUnreachableError, ShownDocument
-from indexer.validation.verdicts import BEHIND, STALE, VALID, Entry, Judge
+from indexer.scan.gather.scatter import Target
+from indexer.scan.peer.messages import Entry, SliceReader
+from indexer.validation.executor import PrimaryThreads
+from indexer.validation.primary import Primary, PrimaryUnreachableError, ShownDocument
+from indexer.validation.verdicts import BEHIND, STALE, VALID, Judge
+from indexer.validation.versions import ask_versions
+from keytide.catalog.catalog import IndexRecord
 from keytide.model.timestamp import Timestamp
+
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.1
+"""Between two looks at a primary that is behind; doubled from the first to the longest."""
+SHORTEST_S: Final = 0.05
+"""What a primary is given when waiting for the snapshot has taken all of the request's time."""
 
 
 @dataclass(slots=True)
@@ -52,60 +72,111 @@ class ValidatedPage:
         return told
 
 
-class PageValidation:
-    """A page while it is judged; in one thread at a time.
+class PageCheck:
+    """One page's validation: `ask_versions` while its snapshot is held, then `judged`.
 
     Args:
-        entries: of the page.
-        asked: for each of them its document and version.
-        since: timestamp of the snapshot.
+        record: of the index.
+        judge: of the index.
+        wait_s: how long to wait for a primary that is behind.
         columns: whether rows have included columns.
     """
 
     def __init__(
-        self, judge: Judge, entries: list[Entry], asked: list[ShownDocument], since: Timestamp, columns: bool
+        self,
+        nodes: SliceReader,
+        record: IndexRecord,
+        judge: Judge,
+        primary: PrimaryThreads,
+        wait_s: float,
+        columns: bool,
     ) -> None:
-        self.entries = entries
-        self.verdicts: list[str] = []
+        self._nodes = nodes
+        self._record = record
         self._judge = judge
-        self._asked = asked
-        self._since = since
+        self._primary = primary
+        self._wait_s = wait_s
         self._columns = columns
-        self._found: dict[bytes, PrimaryAnswer] = {}
+        self._entries: list[Entry] = []
+        self._asked: list[ShownDocument] = []
+        self._verdicts: list[str] = []
 
-    @property
-    def behind(self) -> bool:
-        """Whether a primary that catches up changes a verdict."""
-        return not BEHIND.isdisjoint(self.verdicts)
+    async def ask_versions(self, target: Target, entries: Sequence[Entry]) -> None:
+        """Take the page's entries, and learn which versions of their documents they come from. May be called
+        again, with the page of another snapshot.
 
-    def look(self, primary: Primary, timeout_s: float) -> None:
-        """Ask for all documents, later for those that the primary was behind, and judge."""
-        at = range(len(self._asked))
-        rows = [row for row in at if self.verdicts[row] in BEHIND] if self.verdicts else list(at)
-        wanted = list({self._asked[row].id: self._asked[row] for row in rows}.values())
-        answers = primary.documents(wanted, self._judge.fields, self._since, timeout_s)
-        found = {one.id: answer for one, answer in zip(wanted, answers, strict=True)}
-        verdicts = self._judge.verdicts(
-            [self.entries[row] for row in rows],
-            [self._asked[row] for row in rows],
-            found,
-            columns=self._columns,
+        Raises:
+            SnapshotMissingError, RetryableError: as reading entries does.
+        """
+        self._entries = list(entries)
+        keys = [key for key, _ in entries]
+        self._asked = await ask_versions(
+            target,
+            self._nodes,
+            self._record.definition,
+            keys,
+            self._judge.ids(entries),
+            self._record.splits,
         )
-        judged = self.verdicts.copy() or [VALID] * len(self.entries)
-        for row, verdict in zip(rows, verdicts, strict=True):
-            judged[row] = verdict
-        self.verdicts = judged
 
-    def judged(self, waited_ms: int, detail: str) -> ValidatedPage:
-        """What has come of it; a thread that is late may still be at work."""
-        found = self.verdicts or [PrimaryUnreachableError.problem_type] * len(self.entries)
+    async def judged(self, since: Timestamp, timeout_s: float) -> ValidatedPage:
+        """The page without its stale rows.
+
+        Args:
+            since: timestamp of the snapshot.
+            timeout_s: what is left of the request's time.
+
+        Raises:
+            PrimaryMisconfiguredError: the settings cannot work.
+        """
+        if not self._entries:
+            return ValidatedPage([], [], 0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        ends_at = began + timeout_s
+        waits_until = min(ends_at, began + self._wait_s)
+        detail, waited_ms, pause = "", 0, FIRST_PAUSE_S
+        try:
+            await self._look(since, ends_at)
+            while not BEHIND.isdisjoint(self._verdicts) and loop.time() + pause < waits_until:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                await self._look(since, ends_at)
+                waited_ms = round((loop.time() - began) * 1000)
+        except PrimaryUnreachableError as error:
+            detail = error.message
+        # A thread that is late may still be at work.
+        found = self._verdicts or [PrimaryUnreachableError.problem_type] * len(self._entries)
         kept = [row for row, verdict in enumerate(found) if verdict != STALE]
         verdicts = [found[row] for row in kept]
         return ValidatedPage(
-            [self.entries[row] for row in kept],
+            [self._entries[row] for row in kept],
             verdicts,
-            len(self.entries) - len(kept),
+            len(self._entries) - len(kept),
             waited_ms,
             detail,
             dict(Counter(verdict for verdict in verdicts if verdict != VALID)),
         )
+
+    async def _look(self, since: Timestamp, ends_at: float) -> None:
+        left = max(SHORTEST_S, ends_at - asyncio.get_running_loop().time())
+        await self._primary.run(lambda primary: self._judge_rows(primary, since, left), left)
+
+    def _judge_rows(self, primary: Primary, since: Timestamp, timeout_s: float) -> None:
+        """Ask for all documents, later for those that the primary was behind, and judge. In its thread."""
+        before = self._verdicts
+        at = range(len(self._asked))
+        rows = [row for row in at if before[row] in BEHIND] if before else list(at)
+        wanted = list({self._asked[row].id: self._asked[row] for row in rows}.values())
+        answers = primary.documents(wanted, self._judge.fields, since, timeout_s)
+        found = {one.id: answer for one, answer in zip(wanted, answers, strict=True)}
+        verdicts = self._judge.verdicts(
+            [self._entries[row] for row in rows],
+            [self._asked[row] for row in rows],
+            found,
+            columns=self._columns,
+        )
+        judged = before.copy() or [VALID] * len(self._entries)
+        for row, verdict in zip(rows, verdicts, strict=True):
+            judged[row] = verdict
+        self._verdicts = judged

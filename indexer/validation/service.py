@@ -2,11 +2,7 @@
 
 Theory of operation
 ===================
-A validated page goes three ways: its entries are gathered as always, the versions of their documents are
-asked of the slices while these hold the snapshot (`ask_versions`), and then, without a snapshot, the primary
-is asked and the rows are judged (`judged`), both in the primary's thread. Where the primary is behind some
-rows, these are asked for again until it has caught up or the wait is over (`wait_ms`, and never longer than
-the request).
+A validated page is gathered as always, and then judged (`PageCheck`).
 
 A primary that does not answer makes rows unknown, not an error: they are as good as those of a scan that did
 not ask, and say so. A setting that cannot work is an error, for it would never be noticed.
@@ -14,37 +10,25 @@ not ask, and say so. A setting that cannot work is an error, for it would never 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from indexer.scan.gather.scatter import Target
-from indexer.scan.peer.messages import Entry, SliceReader
+from indexer.scan.peer.messages import SliceReader
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import UnknownIndexError
 from indexer.validation.executor import PrimaryThreads
-from indexer.validation.page import PageValidation, ValidatedPage
+from indexer.validation.page import PageCheck
 from indexer.validation.primary import (
     NoPrimaryError,
     Primary,
     PrimaryMisconfiguredError,
-    PrimaryUnreachableError,
-    ShownDocument,
 )
 from indexer.validation.verdicts import Judge
-from indexer.validation.versions import ask_versions
 from indexer.view import NodeView
-from keytide.catalog.catalog import IndexRecord
 from keytide.definition import IndexDefinition
 from keytide.errors import CallerError
-from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import PrimarySettings, Settings
 
-FIRST_PAUSE_S: Final = 0.01
-LONGEST_PAUSE_S: Final = 0.1
-"""Between two looks at a primary that is behind; doubled from the first to the longest."""
-SHORTEST_S: Final = 0.05
-"""What a primary is given when waiting for the snapshot has taken all of the request's time."""
 JUDGES: Final = 64
 """Indexes whose compiled form is kept."""
 
@@ -155,86 +139,6 @@ class Validation:
                 self._judges.clear()
             judge = self._judges[index] = Judge(definition)
         return judge
-
-
-class PageCheck:
-    """One page's validation: `ask_versions` while its snapshot is held, then `judged`.
-
-    Args:
-        record: of the index.
-        judge: of the index.
-        wait_s: how long to wait for a primary that is behind.
-        columns: whether rows have included columns.
-    """
-
-    def __init__(
-        self,
-        nodes: SliceReader,
-        record: IndexRecord,
-        judge: Judge,
-        primary: PrimaryThreads,
-        wait_s: float,
-        columns: bool,
-    ) -> None:
-        self._nodes = nodes
-        self._record = record
-        self._judge = judge
-        self._primary = primary
-        self._wait_s = wait_s
-        self._columns = columns
-        self._entries: list[Entry] = []
-        self._asked: list[ShownDocument] = []
-
-    async def ask_versions(self, target: Target, entries: Sequence[Entry]) -> None:
-        """Take the page's entries, and learn which versions of their documents they come from. May be called
-        again, with the page of another snapshot.
-
-        Raises:
-            SnapshotMissingError, RetryableError: as reading entries does.
-        """
-        self._entries = list(entries)
-        keys = [key for key, _ in entries]
-        self._asked = await ask_versions(
-            target,
-            self._nodes,
-            self._record.definition,
-            keys,
-            self._judge.ids(entries),
-            self._record.splits,
-        )
-
-    async def judged(self, since: Timestamp, timeout_s: float) -> ValidatedPage:
-        """The page without its stale rows.
-
-        Args:
-            since: timestamp of the snapshot.
-            timeout_s: what is left of the request's time.
-
-        Raises:
-            PrimaryMisconfiguredError: the settings cannot work.
-        """
-        page = PageValidation(self._judge, self._entries, self._asked, since, self._columns)
-        if not page.entries:
-            return ValidatedPage([], [], 0)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        ends_at = began + timeout_s
-        waits_until = min(ends_at, began + self._wait_s)
-        detail, waited_ms, pause = "", 0, FIRST_PAUSE_S
-        try:
-            await self._look(page, ends_at)
-            while page.behind and loop.time() + pause < waits_until:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-                await self._look(page, ends_at)
-                waited_ms = round((loop.time() - began) * 1000)
-        except PrimaryUnreachableError as error:
-            detail = error.message
-        return page.judged(waited_ms, detail)
-
-    async def _look(self, page: PageValidation, ends_at: float) -> None:
-        left = max(SHORTEST_S, ends_at - asyncio.get_running_loop().time())
-        await self._primary.run(lambda primary: page.look(primary, left), left)
 
 
 def primary_of(keyspace: str, settings: Settings) -> Primary:

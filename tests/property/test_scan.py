@@ -25,7 +25,7 @@ from keytide.collation import encode_key
 from keytide.definition.expression import Predicate
 from keytide.process.clock import now_ms
 from tests import share
-from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, slice_of, stores
+from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, pages_at, slice_of, stores
 
 Part = Any
 KEYS = ("city", "city, age", "city DESC", "city DESC, age DESC", "city, age DESC", "city DESC, age")
@@ -387,18 +387,17 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
             never,
             lambda target: gathering.count(target, shared.nodes, apart=apart),
         )
-        pages = await shared.open(
-            index, selection, request, {}, never, reverse=case.reverse, offset=case.offset
-        )
+        held = await shared.open(index, selection, request, {}, never)
         commit_later(world)
         entries = []
-        while not pages.done:
-            page = await pages.next(case.limit)
-            assert len(page.entries) <= case.limit
-            assert pages.stamp.number == 1
-            entries += page.entries
+        async for page in pages_at(
+            shared, held, selection, case.limit, reverse=case.reverse, offset=case.offset
+        ):
+            assert len(page.gathered.entries) <= case.limit
+            assert page.stamp.number == 1
+            entries += page.gathered.entries
         assert any(len(one.leases) for one in world.held())
-        await pages.close()
+        await shared.holds.give_back(held, 30.0)
         return entries, counted.gathered.count
 
     with (

@@ -67,7 +67,7 @@ class SlowReader(LocalReader):
         self._world = world
         self._view = node.node
         self._leases = LeaseRegistry(node.node, 1_000)
-        self.lanes = ReadThreads(1)  # (short reads take none of their threads)
+        self.threads = ReadThreads(1)  # (short reads take none of their threads)
 
     def _now(self) -> int:
         return self._world.mishaps.now(self._view.node_id)

@@ -7,7 +7,7 @@ like a real one. Entries go to slices by the rule of the router, written down he
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,10 @@ from typing import Any
 import msgspec
 import xxhash
 
+from indexer.scan.gather.gather import Gathered, gather
+from indexer.scan.gather.holds import SnapshotHold
+from indexer.scan.gather.reads import Reads
+from indexer.scan.gather.scatter import Agreed, Target
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.cursor import EXAMINED
 from indexer.scan.local.reader import LocalReader
@@ -32,6 +36,7 @@ from indexer.scan.peer.messages import (
     read_decoder,
     read_reply_decoder,
 )
+from indexer.scan.plan.selection import Selection
 from indexer.scan.tasks import TASKS
 from indexer.store.fold.worker import Folder
 from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
@@ -446,6 +451,28 @@ class World:
             name: ScanService(view, readers[name], self.nodes[name], settings)
             for name, view in self.views.items()
         }
+
+
+async def pages_at(
+    shared: Reads,
+    held: SnapshotHold,
+    selection: Selection,
+    limit: int,
+    *,
+    reverse: bool = False,
+    offset: int = 0,
+) -> AsyncIterator[Agreed[Gathered]]:
+    """All pages of a selection at a held snapshot."""
+    after, more = b"", True
+
+    async def work(target: Target) -> Gathered:
+        return await gather(target, shared.nodes, after, reverse, limit, offset)
+
+    while more:
+        agreed = await shared.holds.read(held, selection, 30.0, work)
+        yield agreed
+        page = agreed.gathered
+        after, offset, more = page.reached, page.offset_left, page.more
 
 
 def definition_of(statement: str) -> IndexDefinition:

@@ -72,28 +72,28 @@ def work_a_part() -> None:
         pass
 
 
-def working(lanes: ReadThreads, threads: int, parts: int, look: Callable[[], None]) -> float:
+def working(threads: ReadThreads, workers: int, parts: int, look: Callable[[], None]) -> float:
     """Have threads do some parts of long work each; seconds that it took."""
 
     def work() -> None:
-        pace = ReadBudget(lanes=lanes)
+        pace = ReadBudget(threads=threads)
         for _ in pace.parts(range(parts * 64)):
             look()
 
     began = time.monotonic()
-    turns = [lanes._threads.submit(lanes._run, work, ()) for _ in range(threads)]
+    turns = [threads._threads.submit(threads._run, work, ()) for _ in range(workers)]
     for turn in turns:
         turn.result(LIMIT_S)
     return time.monotonic() - began
 
 
 def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
-    lanes, at_work, most = ReadThreads(), 0, 0
+    threads, at_work, most = ReadThreads(), 0, 0
     lock = threading.Lock()
 
     def look() -> None:
         nonlocal at_work, most
-        lanes.short_at = time.monotonic()
+        threads.short_at = time.monotonic()
         with lock:
             at_work += 1
             most = max(most, at_work)
@@ -101,78 +101,78 @@ def test_long_work_is_done_by_one_thread_at_a_time_and_each_gets_on() -> None:
         with lock:
             at_work -= 1
 
-    lanes.short_at = time.monotonic()
-    working(lanes, 4, 20, look)
+    threads.short_at = time.monotonic()
+    working(threads, 4, 20, look)
     assert most == 1
-    lanes.close()
+    threads.close()
 
 
 def test_it_rests_while_short_requests_are_about_and_not_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = ReadThreads()
+    threads = ReadThreads()
     rests: list[float] = []
 
     def look() -> None:
-        lanes.short_at = time.monotonic()
+        threads.short_at = time.monotonic()
         work_a_part()
 
     monkeypatch.setattr("indexer.scan.local.effort.time.sleep", rests.append)
-    working(lanes, 2, 10, look)
+    working(threads, 2, 10, look)
     assert rests.count(REST_S) >= 2
     rests.clear()
-    lanes.short_at -= OTHERS_S
-    working(lanes, 2, 10, work_a_part)
+    threads.short_at -= OTHERS_S
+    working(threads, 2, 10, work_a_part)
     assert rests == []
-    lanes.close()
+    threads.close()
 
 
 def test_who_has_hardly_worked_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small slices, each looked at once: what takes a millisecond in all is not made to take thirty."""
-    lanes = ReadThreads()
+    threads = ReadThreads()
     rests: list[float] = []
     cpu = 0.0
     monkeypatch.setattr("indexer.scan.local.effort.time.sleep", rests.append)
     monkeypatch.setattr("indexer.scan.local.effort.thread_time", lambda: cpu)
-    effort = ReadBudget(lanes=lanes)
+    effort = ReadBudget(threads=threads)
     for _ in range(10):
-        lanes.short_at = time.monotonic()
+        threads.short_at = time.monotonic()
         effort.look()
         cpu += PART_S / 10
     assert len(rests) == 1
-    lanes.close()
+    threads.close()
 
 
 def test_while_nobody_else_is_about_threads_take_turns() -> None:
-    lanes = ReadThreads()
+    threads = ReadThreads()
     worked: list[int] = []
 
     def work() -> None:
-        effort = ReadBudget(lanes=lanes)
+        effort = ReadBudget(threads=threads)
         for _ in range(60):
             effort.look()
             worked.append(threading.get_ident())
             time.sleep(HELD_S / 5)
 
-    turns = [lanes._threads.submit(lanes._run, work, ()) for _ in range(2)]
+    turns = [threads._threads.submit(threads._run, work, ()) for _ in range(2)]
     for turn in turns:
         turn.result(LIMIT_S)
     changes = sum(one != other for one, other in itertools.pairwise(worked))
     assert 4 < changes < 60
-    lanes.close()
+    threads.close()
 
 
 def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
-    lanes = ReadThreads()
+    threads = ReadThreads()
     meet = threading.Barrier(2)
-    turns = [lanes._threads.submit(lanes._run, meet.wait, (LIMIT_S,)) for _ in range(2)]
+    turns = [threads._threads.submit(threads._run, meet.wait, (LIMIT_S,)) for _ in range(2)]
     assert sorted(turn.result(LIMIT_S) for turn in turns) == [0, 1]
-    lanes.close()
+    threads.close()
 
 
 def test_rests_are_not_of_the_turn() -> None:
-    lanes = ReadThreads()
-    effort = ReadBudget(math.inf, 0.01, 0.01, lanes)
+    threads = ReadThreads()
+    effort = ReadBudget(math.inf, 0.01, 0.01, threads)
     for _ in range(20):
-        lanes.short_at = time.monotonic()
+        threads.short_at = time.monotonic()
         work_a_part()
         effort.look()
     assert 20 * REST_S > 0.01
@@ -180,7 +180,7 @@ def test_rests_are_not_of_the_turn() -> None:
     ends = time.monotonic() + 0.01
     until(lambda: time.monotonic() > ends)
     assert [effort.spent] == [True]
-    lanes.close()
+    threads.close()
 
 
 def test_what_is_loaded_is_out_of_the_reach_of_the_collector() -> None:

@@ -99,9 +99,9 @@ def test_work_looks_whether_its_request_is_over() -> None:
 
 
 def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> None:
-    lanes = ReadThreads()
+    threads = ReadThreads()
     try:
-        effort = ReadBudget(least_s=0.0, most_s=3_600, lanes=lanes)
+        effort = ReadBudget(least_s=0.0, most_s=3_600, threads=threads)
         effort.begin(4)
         assert [effort.spent] == [False]
         hold, held = threading.Event(), threading.Event()
@@ -110,26 +110,26 @@ def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> No
             held.set()
             hold.wait(LIMIT_S)
 
-        first = lanes.turn(holds, None, first=False)
+        first = threads.turn(holds, None, first=False)
         assert held.wait(LIMIT_S)
         assert [effort.spent] == [False]  # it has its turn, and waits for none
-        second = lanes.turn(lambda _: None, None, first=False)
+        second = threads.turn(lambda _: None, None, first=False)
         assert effort.spent
         hold.set()
         first.done.result(LIMIT_S)
         second.done.result(LIMIT_S)
-        assert not lanes.crowded
+        assert not threads.crowded
         effort = ReadBudget(least_s=TURN_S, most_s=0.0)
         assert not effort.spent
         effort.begin(10_000)
         until(lambda: effort.spent)
     finally:
-        lanes.close()
+        threads.close()
 
 
 def test_what_is_given_up_before_its_turn_is_never_begun() -> None:
     async def whole() -> None:
-        lanes = ReadThreads()
+        threads = ReadThreads()
         hold, held = threading.Event(), threading.Event()
         begun: list[int] = []
 
@@ -137,34 +137,34 @@ def test_what_is_given_up_before_its_turn_is_never_begun() -> None:
             held.set()
             hold.wait(LIMIT_S)
 
-        first = lanes.turn(holds, None, first=False)
+        first = threads.turn(holds, None, first=False)
         await asyncio.to_thread(held.wait, LIMIT_S)
-        second = lanes.turn(lambda _: begun.append(1), 0.05, first=False)
+        second = threads.turn(lambda _: begun.append(1), 0.05, first=False)
         with pytest.raises(OutOfTimeError):
             await second.result()
         hold.set()
         await first.result()
-        assert not lanes.crowded
+        assert not threads.crowded
         assert begun == []
-        lanes.close()
+        threads.close()
 
     asyncio.run(whole())
 
 
 def test_work_rests_while_short_requests_are_about() -> None:
-    lanes = ReadThreads()
+    threads = ReadThreads()
     try:
-        effort = ReadBudget(lanes=lanes)
-        assert not lanes.others(time.monotonic())
-        lanes.short_at = time.monotonic()
-        assert lanes.others(time.monotonic())
+        effort = ReadBudget(threads=threads)
+        assert not threads.others(time.monotonic())
+        threads.short_at = time.monotonic()
+        assert threads.others(time.monotonic())
         began = time.monotonic()
         for _ in range(10):
             work(PART_S)
             effort.look()
         assert time.monotonic() - began >= 10 * REST_S
     finally:
-        lanes.close()
+        threads.close()
 
 
 # --- reads of a node --------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_a_read_that_nobody_waits_for_ends(how: str) -> None:
 
     async def whole() -> None:
         reader = LocalReader(world.views["n0"], 10, examined=10**9)
-        reader.lanes.turn = _endless_turn(reader.lanes)  # type: ignore[method-assign]
+        reader.threads.turn = _endless_turn(reader.threads)  # type: ignore[method-assign]
         left = asyncio.Event()
 
         async def gone() -> None:
@@ -208,9 +208,9 @@ def test_a_read_that_nobody_waits_for_ends(how: str) -> None:
     asyncio.run(asyncio.wait_for(whole(), LIMIT_S))
 
 
-def _endless_turn(lanes: ReadThreads) -> Callable[..., Any]:
+def _endless_turn(threads: ReadThreads) -> Callable[..., Any]:
     """Turns that no time ends."""
-    turn = lanes.turn
+    turn = threads.turn
 
     def endless(work: Callable[[ReadBudget], Any], within_s: float | None, *, first: bool) -> Any:
         def unlimited(effort: ReadBudget) -> Any:
@@ -230,7 +230,7 @@ def test_a_read_says_where_it_got_to_when_its_turn_is_over() -> None:
         first = (await reader.read(counted(in_use=False))).slices[0]
         assert first.more
         assert 0 < first.count < 10_000
-        reader.lanes.turn = _endless_turn(reader.lanes)  # type: ignore[method-assign]
+        reader.threads.turn = _endless_turn(reader.threads)  # type: ignore[method-assign]
         with pytest.raises(OutOfTimeError):
             await reader.read(counted(within_ms=30))
         await asyncio.to_thread(until, lambda: snapshot.readers == 0)

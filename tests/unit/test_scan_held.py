@@ -14,10 +14,11 @@ from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError, 
 from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import CountRequest, HoldRequest
+from indexer.scan.stream.merge import BlockReader
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings
-from tests.unit.scan_world import World
+from tests.unit.scan_world import World, pages_at
 from tests.unit.test_scan_service import (
     BY_CITY,
     ByNode,
@@ -304,7 +305,7 @@ def test_an_index_that_is_not_ready_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_pages_of_one_request_hold_their_snapshot_until_they_are_closed(own: bool) -> None:
+def test_pages_of_one_request_hold_their_snapshot_until_it_is_closed(own: bool) -> None:
     world = World(BY_CITY)
     world.commit(10, {"by_city": people(50)})
 
@@ -312,16 +313,20 @@ def test_pages_of_one_request_hold_their_snapshot_until_they_are_closed(own: boo
         shared = services["n0"].shared
         question = CountRequest(at=None if own else (await hold(services["n0"]))["at"])
         index = await shared.ready_index("by_city", question, never)
-        pages = await shared.open(index, shared.selection(question, index), question, {}, never, reverse=True)
-        found = []
-        for number in range(11, 20):
+        selection = shared.selection(question, index)
+        held = await shared.open(index, selection, question, {}, never)
+        found, number = [], 10
+        async for page in pages_at(shared, held, selection, 7, reverse=True):
+            assert page.stamp.number == 10
+            found += [key for key, _ in page.gathered.entries]
+            number += 1
             world.commit(number, {"by_city": []})
-            found += [key for key, _ in (await pages.next(7)).entries]
-        assert pages.done
-        assert (pages.stamp.number, len(found)) == (10, 50)
+        assert (number, len(found)) == (18, 50)
         assert found == sorted(found, reverse=True)
-        await pages.close()
-        await pages.close()
+        assert held.own is own
+        reader = BlockReader(shared, held, selection, 30.0, 1_000)
+        await reader.close()
+        await reader.close()
         assert len(leases(world)) == (0 if own else 1)
 
     run(test, world)

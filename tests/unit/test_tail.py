@@ -25,7 +25,7 @@ from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import ScanRequest
 from indexer.scan.tail import changes as tail_changes
-from indexer.scan.tail.request import TailRequest
+from indexer.scan.tail.moments import TailRequest
 from indexer.scan.tail.tails import OpenTail, Tails, TooManyTailsError
 from indexer.store.fold.worker import FoldWorker
 from keytide.errors import HistoryChangedError, KeytideError

@@ -153,13 +153,13 @@ async def aggregate(
     wanted: Wanted,
     *,
     max_groups: int,
-    lanes: ReadThreads,
+    threads: ReadThreads,
 ) -> Aggregated:
     """Aggregate a target: the `work` of `Reads.read`.
 
     Args:
         max_groups: groups, and distinct values, that may be held at once.
-        lanes: for putting much together.
+        threads: for putting much together.
 
     Raises:
         AggregateTimeoutError: it takes longer than the target's time.
@@ -194,7 +194,7 @@ async def aggregate(
         if sum(map(len, found.values())) <= _INLINE_BYTES and len(result.groups) <= _INLINE_VALUES:
             partials = _merge(result, found, wants, most_groups, max_groups)
         else:
-            partials = await lanes.run(_merge, result, found, wants, most_groups, max_groups)
+            partials = await threads.run(_merge, result, found, wants, most_groups, max_groups)
         for number, partial in partials.items():
             if partial.more and (enough is None or len(result.met[number]) <= enough):
                 after[number] = partial.reached
@@ -301,7 +301,7 @@ async def answer(shared: Reads, name: str, request: AggregateRequest, gone: Gone
             definition,
             wanted,
             max_groups=max_groups,
-            lanes=shared.local.lanes,
+            threads=shared.local.threads,
         )
 
     agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
@@ -309,7 +309,7 @@ async def answer(shared: Reads, name: str, request: AggregateRequest, gone: Gone
     if len(result.groups) * len(plan.functions) <= _INLINE_VALUES:
         shown, count, more = _written(result, plan, wanted)
     else:
-        shown, count, more = await shared.local.lanes.run(_written, result, plan, wanted)
+        shown, count, more = await shared.local.threads.run(_written, result, plan, wanted)
     body: dict[str, Any] = {
         "groups": msgspec.Raw(shown),
         "more": more,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
-from indexer.scan.gather.gather import Gathered, count, gather
+from indexer.scan.gather.gather import Gathered, count
 from indexer.scan.gather.scatter import (
     CLIENT,
     Agreed,
@@ -52,6 +52,7 @@ class SnapshotHold:
         lease_ms: how long it is held after its last use.
         seen: what the session had seen when it was taken.
         saw: of the index's keyspace, for newest states.
+        own: whether this request took it, and gives it back.
     """
 
     index: str
@@ -61,6 +62,7 @@ class SnapshotHold:
     lease_ms: int
     seen: Seen
     saw: Saw = ()
+    own: bool = False
 
     @classmethod
     def of(cls, token: HeldToken) -> SnapshotHold:
@@ -233,69 +235,3 @@ class HoldRegistry:
             self._renewed.clear()
         if hold:
             self._renewed[hold] = monotonic()
-
-
-class HeldPages:
-    """Reads a selection at a held snapshot, one page after the other, within one request: what streams read
-    from. Close it in any case: that gives the snapshot back, unless the hold is the reader's own (`at`).
-
-    Args:
-        holds: of this node.
-        own: whether the hold was taken for this.
-        timeout_s: longest wait for a node per page.
-        offset: entries to leave out at the start.
-
-    Attributes:
-        held: the snapshot, for further reads by `HoldRegistry.read`.
-        stamp: the snapshot; its timestamp is whole from the first page on (from the beginning, when the hold
-            was taken for this).
-        done: whether everything was read.
-    """
-
-    def __init__(
-        self,
-        holds: HoldRegistry,
-        held: SnapshotHold,
-        own: bool,
-        selection: Selection,
-        timeout_s: float,
-        reverse: bool,
-        offset: int,
-    ) -> None:
-        self.held = held
-        self.stamp: Stamp = held.stamp
-        self.done = False
-        self._holds = holds
-        self._own = own
-        self._selection = selection
-        self._timeout_s = timeout_s
-        self._reverse = reverse
-        self._offset = offset
-        self._after = b""
-
-    async def next(self, limit: int) -> Gathered:
-        """The next page: at most `limit` entries, perhaps fewer though there are more (`done` tells); behind
-        the last one nothing.
-
-        Raises:
-            SnapshotGoneError: a node lost the snapshot.
-            KeytideError: as `HoldRegistry.read`.
-        """
-
-        if self.done:
-            return Gathered()
-
-        async def work(target: Target) -> Gathered:
-            return await gather(target, self._holds.nodes, self._after, self._reverse, limit, self._offset)
-
-        agreed = await self._holds.read(self.held, self._selection, self._timeout_s, work)
-        page = agreed.gathered
-        self.stamp = agreed.stamp
-        self._after, self._offset, self.done = page.reached, page.offset_left, not page.more
-        return page
-
-    async def close(self) -> None:
-        """Give the snapshot back."""
-        if self._own:
-            self._own = False
-            await self._holds.give_back(self.held, self._timeout_s)

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from indexer.scan.gather.gather import Gathered
-from indexer.scan.gather.holds import HeldPages, HoldRegistry, SnapshotHold
+from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
 from indexer.scan.gather.scatter import Agreed, AskedT, Target, with_timestamp
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
@@ -270,7 +270,7 @@ class Reads:
         selection = Selection((), slices)
         agreed = await self._agree(index, selection, moment, seen, gone, timeout_s, take, lease_ms)
         places, saw = nodes or agreed.target.nodes, seen.get(index.keyspace, ())
-        return SnapshotHold(index.id, hold, agreed.stamp, places, lease_ms, seen, saw)
+        return SnapshotHold(index.id, hold, agreed.stamp, places, lease_ms, seen, saw, own=True)
 
     def held(self, index: Scannable, at: str, seen: Seen) -> SnapshotHold:
         """The held snapshot that a token names.
@@ -285,29 +285,18 @@ class Reads:
         return SnapshotHold.of(token)
 
     async def open(
-        self,
-        index: Scannable,
-        selection: Selection,
-        moment: Moment,
-        seen: Seen,
-        gone: Gone,
-        *,
-        reverse: bool = False,
-        offset: int = 0,
-    ) -> HeldPages:
-        """One moment to read from page by page: held from now until it is closed, and as long without being
-        read from as page tokens are.
+        self, index: Scannable, selection: Selection, moment: Moment, seen: Seen, gone: Gone
+    ) -> SnapshotHold:
+        """One moment to read from many times: held from now, and as long without being read from as page
+        tokens are. To be given back if it is `own`.
 
         Raises:
             KeytideError, ReaderGoneError: as `read`.
         """
-        own = moment.at is None
         if moment.at is not None:
-            held = self.held(index, moment.at, seen)
-        else:
-            slices = selection.slices or range(index.shape.slices)
-            held = await self.hold(index, slices, moment, seen, gone, self.settings.lease_s * 1000)
-        return HeldPages(self.holds, held, own, selection, self.timeout_s(moment), reverse, offset)
+            return self.held(index, moment.at, seen)
+        slices = selection.slices or range(index.shape.slices)
+        return await self.hold(index, slices, moment, seen, gone, self.settings.lease_s * 1000)
 
 
 def explain(agreed: Agreed[AskedT], slices: int) -> dict[str, Any]:

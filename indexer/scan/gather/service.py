@@ -34,7 +34,8 @@ from indexer.scan.plan.tokens import HeldToken, PageToken, Seen, newest, sign, v
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import CountRequest, HoldRequest, Moment, ScanRequest
 from indexer.scan.shape.rows import RowMaker, encode
-from indexer.validation.service import PageCheck, Validation
+from indexer.validation.page import PageCheck
+from indexer.validation.service import Validation
 from indexer.view import NodeView
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.timestamp import Timestamp
@@ -153,8 +154,6 @@ class ScanService:
     ) -> Gathered:
         """A page; with its rows' versions, if they are to be validated."""
         gathered = await page_of(target, self.shared, maker.rows, after, reverse, limit, offset)
-        if gathered.more and target.lease_ms:
-            await keep_everywhere(target, self.shared.nodes, gathered.leased)
         if check is not None:
             await check.ask_versions(target, gathered.entries)
         return gathered
@@ -287,11 +286,14 @@ async def page_of(
     reverse: bool,
     limit: int,
     offset: int,
+    most: int | None = None,
 ) -> Gathered:
-    """A page of entries with its rows.
+    """A page of entries with its rows. If there is a next page, and the target has a lease, all its slices
+    keep the snapshot.
 
     Args:
         rows: makes the rows of entries.
+        most: rows of all pages from this one on; None for no limit.
 
     Raises:
         SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
@@ -305,6 +307,9 @@ async def page_of(
     except UNREADABLE:
         await examine(target, shared.nodes, after, reverse, limit + offset)
         raise
+    gathered.more = gathered.more and (most is None or len(entries) < most)
+    if gathered.more and target.lease_ms:
+        await keep_everywhere(target, shared.nodes, gathered.leased)
     return gathered
 
 
@@ -312,7 +317,7 @@ async def _encoded(shared: Reads, count: int, rows: Callable[[], Any]) -> bytes:
     """So many rows as JSON; many of them are made in a thread."""
     if count <= INLINE_ROWS:
         return encode(rows())
-    return await shared.local.lanes.run(lambda: encode(rows()))
+    return await shared.local.threads.run(lambda: encode(rows()))
 
 
 async def next_page(

@@ -220,7 +220,7 @@ class Endpoint:
 
     async def answer(self, work: Awaitable[WrittenAnswer]) -> Response:
         """The response of what is soon answered."""
-        self.local.lanes.short_at = monotonic()
+        self.local.threads.short_at = monotonic()
         return await self._answered(work)
 
     async def _answered(self, work: Awaitable[WrittenAnswer]) -> Response:

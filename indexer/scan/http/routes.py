@@ -27,7 +27,7 @@ from indexer.scan.stream import arrow, ndjson
 from indexer.scan.stream.sending import StreamResponse
 from indexer.scan.stream.streams import Streams
 from indexer.scan.tail.events import TailResponse
-from indexer.scan.tail.request import TailRequest
+from indexer.scan.tail.moments import TailRequest
 from indexer.scan.tail.tails import Tails
 
 _SCANS: Final[Examples] = {

@@ -10,19 +10,29 @@ the last key, however many entries that still has. Blocks are small at first and
 block's entries have keys of their own, so both kinds of index are read fast: many entries per key (one seek
 each), and few (few seeks).
 
-Any thread may read; nothing here waits.
+The base of a slice has checksums (`indexer.store`), which are compared when it is opened and from time to
+time, and not with every read. So what a read finds impossible (keys out of order, bytes that are no key,
+included columns that are no JSON) is damage more likely than a bug, and the slice that it came from has to be
+found: the endpoint, which merges many slices, asks each to examine what it gave (`ReadShape.examine`).
+
+Any thread may read; nothing here waits. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from indexer.scan.local.filtering import Filters, Test
 from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape
+from indexer.scan.shape.rows import RowMaker
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
 from keytide.collation import skip_key
 from keytide.definition import IndexDefinition
@@ -280,3 +290,39 @@ def behind(canonical: bytes, reverse: bool) -> bytes:
     """The place behind all entries of a key, in the direction of a read: ids, which are UTF-8, hold no FF,
     and no canonical key is the beginning of another one."""
     return canonical if reverse else canonical + b"\xff"
+
+
+# --- examining --------------------------------------------------------------------------------------------
+
+
+def flaw(entries: Sequence[Entry], span: ReadSpan, after: bytes, shape: Shape) -> str:
+    """What is impossible about the entries that a slice gave for a span, "" when nothing is.
+
+    Args:
+        after: where the slice was to go on.
+    """
+    keys = [key for key, _ in entries]
+    if after:
+        keys.insert(0, after)
+    in_order = operator.gt if span.reverse else operator.lt
+    for one, other in itertools.pairwise(keys):
+        if not in_order(one, other):
+            return f"entry {_shown(other)} is out of order behind {_shown(one)}"
+    for key, _ in entries:
+        if not any(low <= key and (high is None or key < high) for low, high in span.spans):
+            return f"entry {_shown(key)} lies outside of what was read"
+    maker = RowMaker(shape, None)
+    for entry in entries:
+        try:
+            maker.rows([entry])
+            _, include = unpack_value(entry[1])
+            if include is not None:
+                msgspec.json.decode(include)
+        except (InvariantViolationError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            return f"entry {_shown(entry[0])} cannot be read ({type(error).__name__})"
+    return ""
+
+
+def _shown(key: bytes) -> str:
+    """The beginning of an entry key, for a reason that people read."""
+    return key[:24].hex() + ("..." if len(key) > 24 else "")

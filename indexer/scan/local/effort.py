@@ -102,7 +102,7 @@ class ReadBudget:
     Args:
         until: when its request is over (`monotonic`).
         least_s, most_s: how long the turn is, while others wait and while nobody does.
-        lanes: who else there is.
+        threads: who else there is.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class ReadBudget:
         until: float = math.inf,
         least_s: float = math.inf,
         most_s: float = math.inf,
-        lanes: ReadThreads | None = None,
+        threads: ReadThreads | None = None,
     ) -> None:
         self._until = until
         self._turn_s = (least_s, most_s)
-        self._lanes = lanes
+        self._threads = threads
         self._given_up = False
         self._size = FIRST_PART
         self.start()
@@ -150,7 +150,7 @@ class ReadBudget:
         now = monotonic()
         if now < self._least:
             return False
-        return now >= self._most or (self._lanes is not None and self._lanes.crowded)
+        return now >= self._most or (self._threads is not None and self._threads.crowded)
 
     def look(self) -> None:
         """Between parts of the work.
@@ -167,8 +167,8 @@ class ReadBudget:
                 "the request's time ran out while slices were read",
                 next_step="allow more with timeout_ms, or ask for less",
             )
-        if self._lanes is not None:
-            self._lanes.give_way(now)
+        if self._threads is not None:
+            self._threads.give_way(now)
             rested = monotonic() - now  # which is not the turn's
             self._turn = self._turn[0] + rested, self._turn[1] + rested
             self._least, self._most = self._least + rested, self._most + rested
@@ -237,7 +237,7 @@ class ReadThreads:
     @property
     def pace(self) -> ReadBudget:
         """For the parts of what is run."""
-        return ReadBudget(lanes=self)
+        return ReadBudget(threads=self)
 
     def _run(self, work: Callable[..., ResultT], arguments: tuple[object, ...]) -> ResultT:
         try:

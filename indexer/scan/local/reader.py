@@ -24,9 +24,8 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from indexer.scan.local.cursor import EXAMINED, SliceSearch
+from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
-from indexer.scan.local.examination import flaw
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
     TIP,
@@ -71,7 +70,7 @@ class LocalReader:
         long_readers: see `ReadThreads`.
 
     Attributes:
-        lanes: the threads.
+        threads: the threads.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class LocalReader:
         self._view = view
         self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
         self._search = SliceSearch(view, tasks or {}, examined)
-        self.lanes = ReadThreads(long_readers)
+        self.threads = ReadThreads(long_readers)
 
     def close(self) -> None:
-        self.lanes.close()
+        self.threads.close()
 
     async def read(self, request: ReadRequest, gone: Gone | None = None) -> ReadReply:
         """Answer from the snapshots held here. A slice without the snapshot is marked `gone`, never answered
@@ -119,10 +118,10 @@ class LocalReader:
             for number in slices:
                 held.append(self._acquire(index, number, moment, history))
             if _is_short(request):
-                self.lanes.short_at = monotonic()
+                self.threads.short_at = monotonic()
                 replies = self._read(request, held, None)
             else:
-                turn = self.lanes.turn(
+                turn = self.threads.turn(
                     partial(self._read, request, held), _within_s(request), first=not paging.in_use
                 )
                 replies = await turn.result(gone)

@@ -81,7 +81,7 @@ class GroupReader:
                 self._plan.index.definition,
                 self._wanted,
                 max_groups=self._max_groups,
-                lanes=self._shared.local.lanes,
+                threads=self._shared.local.threads,
             )
         except AggregateTimeoutError as error:
             raise OutOfTimeError(error.message, next_step=error.next_step) from error

@@ -41,7 +41,7 @@ class IndexChooser:
         """
         if len(text) <= _INLINE_CHARACTERS:
             return parse_query(text)
-        return await self._shared.local.lanes.run(parse_query, text)
+        return await self._shared.local.threads.run(parse_query, text)
 
     async def chosen(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
         """The plan to follow, and how EXPLAIN shows it.
@@ -69,7 +69,7 @@ class IndexChooser:
         taken, keyspaces = {one.name for one in indexes}, {one.keyspace for one in indexes}
         if len(select.text) <= _INLINE_CHARACTERS:
             return _choose(select, candidates, taken, keyspaces)
-        return await self._shared.local.lanes.run(_choose, select, candidates, taken, keyspaces)
+        return await self._shared.local.threads.run(_choose, select, candidates, taken, keyspaces)
 
     async def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
         """The indexes of a keyspace.

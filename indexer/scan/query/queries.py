@@ -10,6 +10,8 @@ settings bound them.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -17,7 +19,7 @@ import msgspec
 
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
-from indexer.scan.gather.scatter import Agreed, Target, keep_everywhere
+from indexer.scan.gather.scatter import Agreed, AskedT, Target
 from indexer.scan.gather.service import first_lease_ms, next_page, page_bounds, page_of
 from indexer.scan.peer.messages import TIP, OutOfTimeError
 from indexer.scan.plan.directory import Scannable
@@ -43,8 +45,6 @@ class QueryService:
 
     def __init__(self, shared: Reads) -> None:
         self._shared = shared
-        self._settings = shared.settings
-        self._first_lease_ms = first_lease_ms(shared)
         self._chooser = IndexChooser(shared)
 
     async def answer(self, request: QueryRequest, gone: Gone) -> WrittenAnswer:
@@ -70,11 +70,12 @@ class QueryService:
             return WrittenAnswer(encode(shown), 0, plan.index.name, request.consistency)
         request = self._with_the_rest(request, began)
         index = await shared.ready_index(plan.index.name, request, gone)
+        query = _PlannedQuery(shared, index, plan, request, seen, gone, shown)
         if select.grouped:
-            return await self._groups(index, plan, request, seen, gone, shown)
+            return await query.groups()
         if not plan.ordered and select.limit != 0:
-            return await self._sorted(index, plan, request, seen, gone, shown)
-        return await self._first_page(index, plan, request, seen, gone, shown)
+            return await query.sorted()
+        return await query.first_page()
 
     def _with_the_rest(self, request: QueryRequest, began: float) -> QueryRequest:
         """A request with what planning has left of its time.
@@ -91,37 +92,6 @@ class QueryService:
             )
         return msgspec.structs.replace(request, timeout_ms=left_ms)
 
-    # --- rows in the index's order ------------------------------------------------
-
-    async def _first_page(
-        self,
-        index: Scannable,
-        plan: Plan,
-        request: QueryRequest,
-        seen: Seen,
-        gone: Gone,
-        shown: dict[str, Any],
-    ) -> WrittenAnswer:
-        select = plan.select
-        limit, offset = page_bounds(request.limit, select.offset, self._settings)
-        one_page = select.limit is not None and select.limit <= limit
-        limit = limit if select.limit is None else min(limit, select.limit)
-        maker = OutputMaker(plan)
-
-        async def work(target: Target) -> Gathered:
-            return await self._page(target, maker, b"", plan.reverse, limit, offset, select.limit)
-
-        # What filters or leaves out may stop before its page is full, when its time is over.
-        for_sure = one_page and plan.filter is None and not offset
-        agreed = await self._shared.read(
-            index, _selection(plan), request, seen, gone, work, 0 if for_sure else self._first_lease_ms
-        )
-        seen = self._shared.seen_too(seen, index, agreed.stamp)
-        token = agreed.target.page_token(
-            agreed.stamp, seen, after=b"", reverse=plan.reverse, limit=request.limit or 0, offset=0
-        )
-        return self._rows_answer(index, plan, request, agreed, seen, shown, token, select.limit)
-
     async def _next_page(
         self, request: QueryRequest, token: QueryToken, seen: Seen, gone: Gone
     ) -> WrittenAnswer:
@@ -129,8 +99,8 @@ class QueryService:
             raise InvalidRequestError(
                 "the page token belongs to another query", next_step="send the same `sql`, or leave it out"
             )
-        shared, scan = self._shared, token.scan
-        record = shared.view.catalog().index(scan.index)
+        shared = self._shared
+        record = shared.view.catalog().index(token.scan.index)
         if record is None:
             raise PageSnapshotGoneError("the index that served the query was dropped", next_step="ask again")
         index = await shared.ready_index(record.name, request, gone)
@@ -141,16 +111,64 @@ class QueryService:
                 f"this node does not read the query as the one that made the token did ({plan.reason})",
                 next_step="run the same release on every node, and ask again",
             )
-        limit, _ = page_bounds(scan.limit or None, 0, self._settings)
-        limit = limit if token.left is None else min(limit, token.left)
+        return await _PlannedQuery(shared, index, plan, request, seen, gone, None).next_page(token)
+
+
+@dataclass(slots=True)
+class _PlannedQuery:
+    """A query whose plan and index are known.
+
+    Attributes:
+        seen: what the session has seen.
+        shown: the plan, for `explain`.
+    """
+
+    shared: Reads
+    index: Scannable
+    plan: Plan
+    request: QueryRequest
+    seen: Seen
+    gone: Gone
+    shown: dict[str, Any] | None
+
+    # --- rows in the index's order ------------------------------------------------
+
+    async def first_page(self) -> WrittenAnswer:
+        plan, select = self.plan, self.plan.select
+        limit, offset = page_bounds(self.request.limit, select.offset, self.shared.settings)
+        one_page = select.limit is not None and select.limit <= limit
+        limit = limit if select.limit is None else min(limit, select.limit)
         maker = OutputMaker(plan)
+
+        async def work(target: Target) -> Gathered:
+            return await self._page(target, maker, b"", plan.reverse, limit, offset, select.limit)
+
+        # What filters or leaves out may stop before its page is full, when its time is over.
+        for_sure = one_page and plan.filter is None and not offset
+        agreed = await self._read(work, 0 if for_sure else first_lease_ms(self.shared))
+        token = agreed.target.page_token(
+            agreed.stamp,
+            self.seen,
+            after=b"",
+            reverse=plan.reverse,
+            limit=self.request.limit or 0,
+            offset=0,
+        )
+        return self._rows_answer(agreed, token, select.limit)
+
+    async def next_page(self, token: QueryToken) -> WrittenAnswer:
+        scan = token.scan
+        limit, _ = page_bounds(scan.limit or None, 0, self.shared.settings)
+        limit = limit if token.left is None else min(limit, token.left)
+        maker = OutputMaker(self.plan)
 
         async def work(target: Target) -> Gathered:
             return await self._page(target, maker, scan.after, scan.reverse, limit, scan.offset, token.left)
 
-        agreed, seen = await next_page(index, request, scan, seen, shared, work, "ask again")
-        scan = msgspec.structs.replace(scan, seen=seen)
-        return self._rows_answer(index, plan, request, agreed, seen, None, scan, token.left)
+        agreed, self.seen = await next_page(
+            self.index, self.request, scan, self.seen, self.shared, work, "ask again"
+        )
+        return self._rows_answer(agreed, msgspec.structs.replace(scan, seen=self.seen), token.left)
 
     async def _page(
         self,
@@ -162,30 +180,16 @@ class QueryService:
         offset: int,
         left: int | None,
     ) -> Gathered:
-        """Gather a page and make its rows; keep the snapshot if there is a next page.
+        """A page, if there is anything to be had.
 
         Args:
             left: how many rows the query's LIMIT allows.
         """
         if not limit:
             return Gathered()
-        gathered = await page_of(target, self._shared, maker.rows, after, reverse, limit, offset)
-        gathered.more = gathered.more and (left is None or len(gathered.entries) < left)
-        if gathered.more and target.lease_ms:
-            await keep_everywhere(target, self._shared.nodes, gathered.leased)
-        return gathered
+        return await page_of(target, self.shared, maker.rows, after, reverse, limit, offset, left)
 
-    def _rows_answer(
-        self,
-        index: Scannable,
-        plan: Plan,
-        request: QueryRequest,
-        agreed: Agreed[Gathered],
-        seen: Seen,
-        shown: dict[str, Any] | None,
-        token: PageToken,
-        left: int | None,
-    ) -> WrittenAnswer:
+    def _rows_answer(self, agreed: Agreed[Gathered], token: PageToken, left: int | None) -> WrittenAnswer:
         """The answer with a page of rows.
 
         Args:
@@ -197,92 +201,62 @@ class QueryService:
         if gathered.more:
             onward = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
             still = None if left is None else left - len(gathered.entries)
-            page = sign(QueryToken(onward, plan.select.text, still), self._shared.directory.secret())
-        rows = msgspec.Raw(gathered.rows or b"[]")
-        return self._answer(index, plan, request, agreed, seen, shown, rows, len(gathered.entries), page)
+            page = sign(QueryToken(onward, self.plan.select.text, still), self.shared.directory.secret())
+        return self._answer(agreed, msgspec.Raw(gathered.rows or b"[]"), len(gathered.entries), page)
 
     # --- sorted rows, groups ------------------------------------------------------
 
-    async def _sorted(
-        self,
-        index: Scannable,
-        plan: Plan,
-        request: QueryRequest,
-        seen: Seen,
-        gone: Gone,
-        shown: dict[str, Any],
-    ) -> WrittenAnswer:
-        maker = OutputMaker(plan)
+    async def sorted(self) -> WrittenAnswer:
+        maker = OutputMaker(self.plan)
 
         async def work(target: Target) -> Sorted:
-            return await sorted_rows(target, self._shared, plan, maker)
+            return await sorted_rows(target, self.shared, self.plan, maker)
 
-        agreed = await self._shared.read(
-            index, _selection(plan), request, seen, gone, work, self._first_lease_ms
-        )
+        agreed = await self._read(work, first_lease_ms(self.shared))
         rows = agreed.gathered.rows
-        seen = self._shared.seen_too(seen, index, agreed.stamp)
-        written = msgspec.Raw(await self._shared.local.lanes.run(encode, rows))
-        return self._answer(index, plan, request, agreed, seen, shown, written, len(rows), None)
+        written = msgspec.Raw(await self.shared.local.threads.run(encode, rows))
+        return self._answer(agreed, written, len(rows), None)
 
-    async def _groups(
-        self,
-        index: Scannable,
-        plan: Plan,
-        request: QueryRequest,
-        seen: Seen,
-        gone: Gone,
-        shown: dict[str, Any],
-    ) -> WrittenAnswer:
-        reader = GroupReader(plan, self._shared)
-        agreed = await self._shared.read(
-            index, _selection(plan), request, seen, gone, reader.work, self._first_lease_ms
-        )
-        seen = self._shared.seen_too(seen, index, agreed.stamp)
-        run = self._shared.local.lanes.run
+    async def groups(self) -> WrittenAnswer:
+        reader = GroupReader(self.plan, self.shared)
+        agreed = await self._read(reader.work, first_lease_ms(self.shared))
+        run = self.shared.local.threads.run
         found = await run(reader.rows, agreed.gathered)
         rows = msgspec.Raw(await run(encode, found.rows))
         extra = {"ignored": found.ignored} if found.ignored else {}
-        return self._answer(index, plan, request, agreed, seen, shown, rows, len(found.rows), None, **extra)
+        return self._answer(agreed, rows, len(found.rows), None, **extra)
+
+    async def _read(self, work: Callable[[Target], Awaitable[AskedT]], lease_ms: int) -> Agreed[AskedT]:
+        """Read what the plan selects; from now on the session has seen it."""
+        plan = self.plan
+        selection = Selection(plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order)
+        if plan.select.limit == 0:
+            selection = Selection((), ())
+        agreed = await self.shared.read(
+            self.index, selection, self.request, self.seen, self.gone, work, lease_ms
+        )
+        self.seen = self.shared.seen_too(self.seen, self.index, agreed.stamp)
+        return agreed
 
     def _answer(
-        self,
-        index: Scannable,
-        plan: Plan,
-        request: QueryRequest,
-        agreed: Agreed[Any],
-        seen: Seen,
-        shown: dict[str, Any] | None,
-        rows: msgspec.Raw,
-        count: int,
-        page: str | None,
-        **extra: Any,
+        self, agreed: Agreed[AskedT], rows: msgspec.Raw, count: int, page: str | None, **extra: Any
     ) -> WrittenAnswer:
         """The answer of a query.
 
         Args:
-            seen: what the session has seen with it.
-            shown: the plan, for `explain`.
             extra: further members.
         """
         body: dict[str, Any] = {
-            "columns": [one.name for one in plan.outputs],
+            "columns": [one.name for one in self.plan.outputs],
             "rows": rows,
-            "index": index.name,
-            **self._shared.head(agreed.stamp, seen),
+            "index": self.index.name,
+            **self.shared.head(agreed.stamp, self.seen),
             "page": page,
             **extra,
         }
-        if request.explain:
-            body["explain"] = explain(agreed, index.shape.slices)
-            if shown is not None:
-                body["plan"] = shown
+        if self.request.explain:
+            body["explain"] = explain(agreed, self.index.shape.slices)
+            if self.shown is not None:
+                body["plan"] = self.shown
         consistency = "tip" if agreed.stamp.number == TIP else "stable"
-        return WrittenAnswer(encode(body), count, index.name, consistency)
-
-
-def _selection(plan: Plan) -> Selection:
-    """What a plan reads."""
-    if plan.select.limit == 0:
-        return Selection((), ())
-    return Selection(plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order)
+        return WrittenAnswer(encode(body), count, self.index.name, consistency)

@@ -118,7 +118,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     result = Sorted()
     held: list[Placed] = []
     after, more = b"", bool(target.nodes)
-    lanes = shared.local.lanes
+    threads = shared.local.threads
     while more:
         if monotonic() > target.until:
             raise OutOfTimeError(
@@ -129,14 +129,14 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
         now = replace(target, timeout_s=target.left_s, in_use=target.in_use or bool(after))
         try:
             page = await gather(now, shared.nodes, after, False, SORT_BLOCK)
-            held += await lanes.run(maker.placed, page.entries, lanes.pace)
+            held += await threads.run(maker.placed, page.entries, threads.pace)
         except UNREADABLE:
             await examine(now, shared.nodes, after, False, SORT_BLOCK)
             raise
         _note(result, page)
         if wanted is not None and wanted <= most:
             if len(held) > 2 * bound + SORT_BLOCK:
-                held = await lanes.run(heapq.nsmallest, bound, held)
+                held = await threads.run(heapq.nsmallest, bound, held)
         elif len(held) > bound:
             raise TooManyRowsError(
                 f"more than {most} rows are to be sorted (scan.max_sort_rows)",
@@ -144,7 +144,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
                 "what is sorted",
             )
         after, more = page.reached, page.more
-    held = await lanes.run(sorted, held)
+    held = await threads.run(sorted, held)
     result.rows = [row for _, _, row in held[select.offset : wanted]]
     return result
 

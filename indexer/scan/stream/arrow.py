@@ -124,7 +124,7 @@ async def _ends(
         async def work(target: Target, reverse: bool = reverse) -> Gathered:
             return await gather(target, shared.nodes, b"", reverse, 1)
 
-        page = (await shared.holds.read(reader.pages.held, narrowed, timeout_s, work)).gathered
+        page = (await shared.holds.read(reader.held, narrowed, timeout_s, work)).gathered
         found += [_decoded(definition, key, value)[0][0] for key, value in page.entries]
     return found
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from indexer.scan.gather.gather import examine
-from indexer.scan.gather.holds import HeldPages
+from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.peer.messages import TIP
@@ -59,20 +59,20 @@ class BlockReader:
 
     Args:
         shared: of this node's endpoint.
-        pages: the held snapshot; closed with the reader.
+        held: the snapshot; given back with the reader if it is its own.
         selection: what to read.
         timeout_s: longest wait for a node, per round.
         round_bytes: of keys and values that a round brings, about.
         include: whether included columns are wanted.
 
     Attributes:
-        asked: what the slices answered, with the timestamp of the snapshot.
+        stamp: the snapshot; its timestamp is whole from the first round on.
     """
 
     def __init__(
         self,
         shared: Reads,
-        pages: HeldPages,
+        held: SnapshotHold,
         selection: Selection,
         timeout_s: float,
         round_bytes: int,
@@ -83,8 +83,8 @@ class BlockReader:
         limit: int | None = None,
         offset: int = 0,
     ) -> None:
-        self.pages = pages
-        self.asked = SliceAnswers()
+        self.held = held
+        self.stamp = held.stamp
         self._shared = shared
         self._selection = selection
         self._timeout_s = timeout_s
@@ -92,7 +92,7 @@ class BlockReader:
         self._include = include
         self._reverse = reverse
         # The same key may come from several slices: of distinct ones, and of a tip that moves meanwhile.
-        self._doubles = selection.distinct or pages.stamp.number == TIP
+        self._doubles = selection.distinct or held.stamp.number == TIP
         self._ordered = (ordered or self._doubles) and len(selection.slices) > 1
         self._left = limit
         self._skip = offset
@@ -137,7 +137,7 @@ class BlockReader:
                 return None
             parts = self._take()
             self._read_ahead()
-            block = await self._shared.local.lanes.run(self._merged, parts)
+            block = await self._shared.local.threads.run(self._merged, parts)
             if block.keys:
                 return block
         return None
@@ -153,7 +153,7 @@ class BlockReader:
             await examine(target, self._shared.nodes, block.reached, self._reverse, block.examined)
             return SliceAnswers()
 
-        await self._shared.holds.read(self.pages.held, self._selection, self._timeout_s, work)
+        await self._shared.holds.read(self.held, self._selection, self._timeout_s, work)
 
     async def close(self) -> None:
         """Read no more, and give the snapshot back."""
@@ -161,7 +161,8 @@ class BlockReader:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)
             self._ahead = None
-        await self.pages.close()
+        if self.held.own:
+            await self._shared.holds.give_back(self.held, self._timeout_s)
 
     # --- rounds -----------------------------------------------------------------
 
@@ -198,9 +199,8 @@ class BlockReader:
             await ask(target, self._shared.nodes, requests, asked)
             return asked
 
-        agreed = await self._shared.holds.read(self.pages.held, some, self._timeout_s, work)
-        self.pages.stamp = agreed.stamp
-        self.asked = agreed.gathered
+        agreed = await self._shared.holds.read(self.held, some, self._timeout_s, work)
+        self.stamp = agreed.stamp
         sampled = size = 0
         for number, source in by_slice.items():
             block = decode_block(agreed.gathered.replies[number].result)

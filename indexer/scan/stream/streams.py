@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, Protocol
 
-from indexer.scan.gather.holds import HeldPages
+from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.service import UNREADABLE, page_bounds
 from indexer.scan.peer.messages import TIP
@@ -92,7 +92,7 @@ class RowStream:
         if block is None:
             return None
         try:
-            made = await self._shared.local.lanes.run(self.form.rows, block)
+            made = await self._shared.local.threads.run(self.form.rows, block)
         except UNREADABLE:
             await self._reader.examine(block)
             raise
@@ -106,7 +106,7 @@ class RowStream:
 
     async def _renew(self) -> None:
         """Keep the snapshot while the reader is slow. That it is gone is told by the next read of it."""
-        held = self._reader.pages.held
+        held = self._reader.held
         pause = held.lease_ms / 1000 / RENEWALS
         while held.hold:
             await asyncio.sleep(pause)
@@ -159,12 +159,12 @@ class Streams:
         seen = shared.session(request)
         selection = shared.selection(request, index, distinct=request.distinct)
         page_bounds(None, request.offset, shared.settings)
-        pages = await shared.open(index, selection, request, seen, gone)
-        reader = self._reader(pages, index, selection, request)
+        held = await shared.open(index, selection, request, seen, gone)
+        reader = self._reader(held, index, selection, request)
         try:
             await reader.begin()
             form = await self._form(reader, index, selection, request, media_type)
-            stamp = reader.pages.stamp
+            stamp = reader.stamp
             head = shared.head(stamp, shared.seen_too(seen, index, stamp))
         except BaseException:
             await asyncio.shield(reader.close())
@@ -172,12 +172,12 @@ class Streams:
         return RowStream(shared, reader, form, headers_of(head))
 
     def _reader(
-        self, pages: HeldPages, index: Scannable, selection: Selection, request: ScanRequest
+        self, held: SnapshotHold, index: Scannable, selection: Selection, request: ScanRequest
     ) -> BlockReader:
         shared = self._shared
         return BlockReader(
             shared,
-            pages,
+            held,
             selection,
             shared.timeout_s(request),
             shared.settings.stream_block_bytes,
@@ -216,7 +216,7 @@ class Streams:
             columns,
             self._shared.timeout_s(request),
         )
-        return arrow.ArrowForm(index.shape, typed, _metadata(index, reader.pages.stamp))
+        return arrow.ArrowForm(index.shape, typed, _metadata(index, reader.stamp))
 
 
 def headers_of(head: dict[str, Any]) -> dict[str, str]:

@@ -10,23 +10,48 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from indexer.scan.gather.gather import count
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads
-from indexer.scan.gather.scatter import Target, keep_everywhere
+from indexer.scan.gather.scatter import keep_everywhere
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError
 from indexer.scan.plan.leases import TAIL
 from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import HeldToken, InvalidTokenError, Seen, Token, verify
 from indexer.scan.plan.waiting import Gone
-from indexer.scan.request.request import Moment
-from indexer.scan.tail.request import TailRequest
+from indexer.scan.request.request import Column, Moment, Question
 
 _encode = msgspec.json.Encoder().encode
+
+
+class TailRequest(Question, frozen=True):
+    """Query of `GET /v1/indexes/{name}/tail`."""
+
+    columns: Annotated[list[Column] | None, Meta(description="what each row holds")] = None
+    initial: Annotated[bool, Meta(description="tell the rows of the first snapshot, too")] = False
+    events: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="how many events to tell, the first one included; without it the tail has no end"),
+    ] = None
+    resume: Annotated[
+        str | None,
+        Meta(description="id of the event behind which to go on; the header `Last-Event-ID` says the same"),
+    ] = msgspec.field(default=None, name="from")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.consistency != "stable":
+            raise ValueError("a tail goes from snapshot to snapshot: only `stable` is possible")
+        if self.explain:
+            raise ValueError("a tail explains nothing")
+        if self.resume is not None and self.at is not None:
+            raise ValueError("a tail goes on either from `from` or from `at`")
 
 
 class TailToken(Token, frozen=True, tag="t"):
@@ -46,7 +71,6 @@ class Told:
     """A moment that was told: the snapshot, held for the tail, and the session after it."""
 
     held: SnapshotHold
-    own: bool
     seen: Seen
 
 
@@ -70,10 +94,10 @@ async def first_moment(
             lambda target: count(target, shared.nodes),
         )
         held = replace(held, stamp=agreed.stamp)
-        return Told(held, False, shared.seen_too(seen, index, held.stamp))
+        return Told(held, shared.seen_too(seen, index, held.stamp))
     lease_ms = shared.settings.tail_lease_s * 1000
     held = await shared.hold(index, slices, request, seen, gone, lease_ms, kind=TAIL)
-    return Told(held, True, shared.seen_too(seen, index, held.stamp))
+    return Told(held, shared.seen_too(seen, index, held.stamp))
 
 
 async def resumed_moment(
@@ -96,20 +120,17 @@ async def resumed_moment(
     told = SnapshotHold.of(token.held)
     index.check_snapshot(told.index, told.stamp.number, told.stamp.incarnation, seen)
     slices, timeout_s = sorted(told.nodes), shared.timeout_s(request)
-    own = replace(told, hold=TAIL + secrets.token_hex(8))
+    own = replace(told, hold=TAIL + secrets.token_hex(8), own=True)
     try:
         await keep_everywhere(told.target(Selection((), slices), timeout_s), shared.nodes, ())
-        await keep_everywhere(_first_use(own.target(Selection((), slices), timeout_s)), shared.nodes, ())
+        first_use = replace(own.target(Selection((), slices), timeout_s), in_use=False)
+        await keep_everywhere(first_use, shared.nodes, ())
     except BaseException as error:
         await asyncio.shield(shared.holds.give_back(own, timeout_s))
         if isinstance(error, SnapshotMissingError):
             raise gone_by(error.slice, told) from error
         raise
-    return Told(own, True, token.held.seen)
-
-
-def _first_use(target: Target) -> Target:
-    return replace(target, in_use=False)
+    return Told(own, token.held.seen)
 
 
 async def later_moment(
@@ -137,7 +158,7 @@ async def later_moment(
     if held.stamp.number == was.stamp.number:
         await shared.holds.give_back(held, timeout_s)
         return None
-    return Told(held, True, shared.seen_too(before.seen, index, held.stamp))
+    return Told(held, shared.seen_too(before.seen, index, held.stamp))
 
 
 def digest_of(selection: Selection, columns: Sequence[str] | None) -> bytes:

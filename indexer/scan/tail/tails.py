@@ -29,7 +29,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from indexer.scan.gather.holds import HeldPages
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.local.reader import INLINE_ROWS
@@ -50,6 +49,7 @@ from indexer.scan.tail.changes import (
     encode_wanted,
 )
 from indexer.scan.tail.moments import (
+    TailRequest,
     TailToken,
     Told,
     digest_of,
@@ -58,7 +58,6 @@ from indexer.scan.tail.moments import (
     later_moment,
     resumed_moment,
 )
-from indexer.scan.tail.request import TailRequest
 from keytide.errors import RetryableError
 
 RESTS: Final = 3
@@ -172,10 +171,10 @@ class OpenTail:
         long as there is room; what it did not get to tell is given back."""
         holds = self._shared.holds
         for untold in (self._quiet, self._telling):
-            if untold is not None and untold.own:
+            if untold is not None and untold.held.own:
                 await holds.give_back(untold.held, self._timeout_s)
         for told in (self._before, self._told):
-            if told is not None and told.own:
+            if told is not None and told.held.own:
                 await holds.leave(told.held, self._timeout_s)
 
     async def _event(self, told: Told, small: SliceChanges | None) -> AsyncIterator[bytes]:
@@ -194,7 +193,7 @@ class OpenTail:
     async def _moved(self, told: Told) -> None:
         """The reader has a moment: it, and the one before, are held for it."""
         released, self._before, self._told, self._telling = self._before, self._told, told, None
-        if released is not None and released.own:
+        if released is not None and released.held.own:
             await self._shared.holds.give_back(released.held, self._timeout_s)
 
     @property
@@ -220,7 +219,7 @@ class OpenTail:
 
         if len(entries) <= INLINE_ROWS:
             return made()
-        return await self._shared.local.lanes.run(made)
+        return await self._shared.local.threads.run(made)
 
     async def _array(self, name: str, blocks: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[bytes]:
         """A member of the event's object: rows, however many."""
@@ -237,11 +236,12 @@ class OpenTail:
     async def _initial(self) -> AsyncIterator[Sequence[Entry]]:
         """All rows of the moment told first."""
         told = self._told
-        pages = HeldPages(
-            self._shared.holds, told.held, False, self._selection, self._timeout_s, reverse=False, offset=0
-        )
         reader = BlockReader(
-            self._shared, pages, self._selection, self._timeout_s, self._shared.settings.stream_block_bytes
+            self._shared,
+            replace(told.held, own=False),
+            self._selection,
+            self._timeout_s,
+            self._shared.settings.stream_block_bytes,
         )
         try:
             while (block := await reader.next()) is not None:
