@@ -181,7 +181,7 @@ class Reads:
         """
         timeout_s = self.timeout_s(moment)
         if moment.at is not None:
-            held = self.held(index, moment.at, seen)
+            held = self.named_hold(index, moment.at, seen)
             return await self.holds.read(held, selection, timeout_s, work)
         return await self._agree(index, selection, moment, seen, gone, timeout_s, work, lease_ms)
 
@@ -272,7 +272,7 @@ class Reads:
         places, saw = nodes or agreed.target.nodes, seen.get(index.keyspace, ())
         return SnapshotHold(index.id, hold, agreed.stamp, places, lease_ms, seen, saw, own=True)
 
-    def held(self, index: Scannable, at: str, seen: Seen) -> SnapshotHold:
+    def named_hold(self, index: Scannable, at: str, seen: Seen) -> SnapshotHold:
         """The held snapshot that a token names.
 
         Raises:
@@ -294,7 +294,7 @@ class Reads:
             KeytideError, ReaderGoneError: as `read`.
         """
         if moment.at is not None:
-            return self.held(index, moment.at, seen)
+            return self.named_hold(index, moment.at, seen)
         slices = selection.slices or range(index.shape.slices)
         return await self.hold(index, slices, moment, seen, gone, self.settings.lease_s * 1000)
 

@@ -108,7 +108,7 @@ class SliceSearch:
             index, test = request.span.index, None
             if request.shape.filter:
                 test = self._filters.of(index, self._definition(index), request.shape.filter)
-            return pick(snapshot, request, after, self.shape(index), test, self.examined, pace)
+            return search_slice(snapshot, request, after, self.shape(index), test, self.examined, pace)
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
@@ -161,7 +161,7 @@ class SliceSearch:
         return record.definition
 
 
-def pick(
+def search_slice(
     snapshot: ReadableSnapshot,
     request: ReadRequest,
     after: bytes,
@@ -182,16 +182,16 @@ def pick(
         OutOfTimeError, GivenUpError: as `Pace.look`.
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
-    picked = FilteredRead()
+    result = FilteredRead()
     for low, high in stretches(request.span, after):
         inside = (
-            _distinct(snapshot, low, high, request, shape, test, most, picked, pace)
+            _distinct(snapshot, low, high, request, shape, test, most, result, pace)
             if request.shape.distinct
-            else _each(snapshot, low, high, request, test, most, picked, pace)
+            else _each(snapshot, low, high, request, test, most, result, pace)
         )
         if inside:
             break
-    return picked
+    return result
 
 
 def stretches(span: ReadSpan, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
@@ -213,20 +213,20 @@ def _each(
     request: ReadRequest,
     test: Test | None,
     most: int,
-    picked: FilteredRead,
+    result: FilteredRead,
     pace: Pace,
 ) -> bool:
     """Pick from a stretch; whether the read ends within it."""
     blocks = snapshot.rows(low, high, request.span.reverse)
     for part in (part for block in blocks for part in pace.parts(block)):
-        picked.examined += len(part)
-        full = picked.take([entry for entry in part if test is None or test(*entry)], request)
+        result.examined += len(part)
+        full = result.take([entry for entry in part if test is None or test(*entry)], request)
         if full:
-            del picked.entries[request.paging.limit :]
-            picked.more, picked.reached = True, picked.entries[-1][0]
+            del result.entries[request.paging.limit :]
+            result.more, result.reached = True, result.entries[-1][0]
             return True
-        if picked.examined >= most or pace.spent:
-            picked.more, picked.reached = True, part[-1][0]
+        if result.examined >= most or pace.spent:
+            result.more, result.reached = True, part[-1][0]
             return True
     return False
 
@@ -239,7 +239,7 @@ def _distinct(
     shape: Shape,
     test: Test | None,
     most: int,
-    picked: FilteredRead,
+    result: FilteredRead,
     pace: Pace,
 ) -> bool:
     """Pick the first entry of each key from a stretch; whether the read ends within it. Entries come without
@@ -251,16 +251,16 @@ def _distinct(
         if not block:
             return False
         found, keys, ended = _firsts(block, shape, test)
-        picked.examined += len(block)
+        result.examined += len(block)
         size = min(2 * size, LARGEST_BLOCK) if 2 * keys >= len(block) else max(1, size // 4)
         place = behind(ended, reverse) if ended else block[-1][0]
-        if picked.take(found, request):
-            del picked.entries[request.paging.limit :]
-            picked.more, picked.reached = True, behind(picked.entries[-1][0], reverse)
+        if result.take(found, request):
+            del result.entries[request.paging.limit :]
+            result.more, result.reached = True, behind(result.entries[-1][0], reverse)
             return True
         pace.look()
-        if picked.examined >= most or pace.spent:
-            picked.more, picked.reached = True, place
+        if result.examined >= most or pace.spent:
+            result.more, result.reached = True, place
             return True
         if reverse:
             high = place

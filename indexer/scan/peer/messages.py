@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -156,31 +157,7 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, request: ReadRequest) -> ReadMessage:
         """The message of a request."""
-        span, paging, moment, shape = request.span, request.paging, request.consistency, request.shape
-        return cls(
-            span.index,
-            moment.number,
-            moment.incarnation,
-            span.slices,
-            span.spans,
-            span.after,
-            span.reverse,
-            paging.limit,
-            paging.lease_ms,
-            paging.in_use,
-            shape.examine,
-            shape.filter,
-            shape.distinct,
-            paging.skip,
-            shape.keys_only,
-            paging.hold,
-            shape.task,
-            shape.body,
-            paging.within_ms,
-            paging.client,
-            moment.passed,
-            moment.covers,
-        )
+        return cls(*_in_order(request))
 
     def request(self) -> ReadRequest:
         """The request that this is the message of."""
@@ -192,6 +169,15 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
             ReadConsistency(self.number, self.incarnation, self.passed, self.covers),
             ReadShape(self.filter, self.distinct, self.keys_only, self.examine, self.task, self.body),
         )
+
+
+_in_order: Final = attrgetter(
+    *("span.index", "consistency.number", "consistency.incarnation", "span.slices", "span.spans"),
+    *("span.after", "span.reverse", "paging.limit", "paging.lease_ms", "paging.in_use", "shape.examine"),
+    *("shape.filter", "shape.distinct", "paging.skip", "shape.keys_only", "paging.hold", "shape.task"),
+    *("shape.body", "paging.within_ms", "paging.client", "consistency.passed", "consistency.covers"),
+)
+"""The members of a request as a message has them."""
 
 
 class SliceReply(msgspec.Struct, frozen=True, array_like=True):

@@ -120,7 +120,7 @@ class _PlannedQuery:
 
     Attributes:
         seen: what the session has seen.
-        shown: the plan, for `explain`.
+        explained: the plan, for `explain`.
     """
 
     shared: Reads
@@ -129,7 +129,7 @@ class _PlannedQuery:
     request: QueryRequest
     seen: Seen
     gone: Gone
-    shown: dict[str, Any] | None
+    explained: dict[str, Any] | None
 
     # --- rows in the index's order ------------------------------------------------
 
@@ -256,7 +256,7 @@ class _PlannedQuery:
         }
         if self.request.explain:
             body["explain"] = explain(agreed, self.index.shape.slices)
-            if self.shown is not None:
-                body["plan"] = self.shown
+            if self.explained is not None:
+                body["plan"] = self.explained
         consistency = "tip" if agreed.stamp.number == TIP else "stable"
         return WrittenAnswer(encode(body), count, self.index.name, consistency)

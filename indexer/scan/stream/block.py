@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from indexer.scan.local.cursor import pick, stretches
+from indexer.scan.local.cursor import search_slice, stretches
 from indexer.scan.local.filtering import Filters
 from indexer.scan.local.tasks import SliceWork
 from indexer.scan.plan.selection import Shape
@@ -110,11 +110,13 @@ def _picked(work: SliceWork) -> EntryBlock:
     definition, request = work.definition, work.request
     try:
         test = _filters.of(request.span.index, definition, request.shape.filter)
-        picked = pick(work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.pace)
+        result = search_slice(
+            work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.pace
+        )
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
-    keys, values = [key for key, _ in picked.entries], [value for _, value in picked.entries]
-    return EntryBlock(keys, values, picked.more, picked.reached, picked.examined)
+    keys, values = [key for key, _ in result.entries], [value for _, value in result.entries]
+    return EntryBlock(keys, values, result.more, result.reached, result.examined)
 
 
 def without_columns(value: bytes) -> bytes:

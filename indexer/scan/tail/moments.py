@@ -85,7 +85,7 @@ async def first_moment(
     """
     slices = selection.slices or range(index.shape.slices)
     if request.at is not None:
-        held = shared.held(index, request.at, seen)
+        held = shared.named_hold(index, request.at, seen)
         # Of no spans nothing is read but the timestamp, and whether the hold lasts.
         agreed = await shared.holds.read(
             held,
