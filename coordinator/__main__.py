@@ -12,10 +12,10 @@ from types import FrameType
 from coordinator.election.claim import FencedError
 from coordinator.http.api import create_app
 from coordinator.process.service import CoordinatorService
-from coordinator.process.worker import Worker
 from keytide.errors import KeytideError
 from keytide.process.private_files import private_folder
 from keytide.process.program import no_arguments, spare_collections
+from keytide.process.worker import Worker
 from keytide.serving.listener import listen
 from keytide.serving.security import check_exposure
 from keytide.serving.server import Server, server_of

@@ -34,11 +34,11 @@ from coordinator.builds.registry import FINAL
 from coordinator.core import drivers
 from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
-from coordinator.process.worker import QueueWorker
 from keytide.catalog.catalog import Catalog
 from keytide.http.tls import AUTHORITY_VARIABLE
 from keytide.process.clock import now_ms
 from keytide.process.parent_death import die_with_parent
+from keytide.process.worker import QueueWorker
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)

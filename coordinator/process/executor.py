@@ -49,12 +49,12 @@ from coordinator.core.instructions import (
 from coordinator.election.claim import MetadataWriter
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.process.driver_supervisor import DriverSupervisor
-from coordinator.process.worker import QueueWorker
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.clients import Producer
 from keytide.kafka.topics import KafkaUnavailableError, producer
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
+from keytide.process.worker import QueueWorker
 from keytide.settings.settings import Settings
 from keytide.wire.messages import RepairEnd, encode
 

@@ -13,10 +13,10 @@ from coordinator.core.events import Event, HistoryExamined, QueuesTrimmed
 from coordinator.core.instructions import ExamineHistory, TrimQueues
 from coordinator.kafka.log_examination import examine
 from coordinator.kafka.queue_trimming import QueueWork
-from coordinator.process.worker import QueueWorker
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
+from keytide.process.worker import QueueWorker
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)

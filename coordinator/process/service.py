@@ -49,7 +49,6 @@ from coordinator.process.limits import limits_of
 from coordinator.process.maintenance import Maintenance
 from coordinator.process.source_watcher import SourceWatcher
 from coordinator.process.topic_ids import TopicIds
-from coordinator.process.worker import Worker
 from coordinator.queues.orphaned_topics import foreign_note, orphans
 from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import RollbackRecord, TableOrigin, TermRecord
@@ -60,6 +59,7 @@ from keytide.model.health import Verdict
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
+from keytide.process.worker import Worker
 from keytide.settings.settings import Settings
 from keytide.wire.messages import Leading, StabilityTimestamp, decode, encode
 

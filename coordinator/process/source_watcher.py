@@ -11,9 +11,9 @@ from coordinator.core.events import Event, RoomSeen, SourceAway, SourceSampled
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.pending_transactions import TransactionWatch
 from coordinator.process.driver_supervisor import DriverSupervisor
-from coordinator.process.worker import Worker
 from keytide.errors import RetryableError
 from keytide.process.clock import now_ms
+from keytide.process.worker import Worker
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,13 @@
-"""One way that a thread of the coordinator begins, fails, is asked to stop and ends."""
+"""One way that a thread begins, fails, is asked to stop and ends."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from coordinator.process.worker import QueueWorker, Worker
+import pytest
+
+from keytide.process.worker import QueueWorker, Worker, logged
 
 LIMIT_S = 10.0
 
@@ -42,6 +44,32 @@ def test_an_error_is_handed_on_and_ends_the_thread() -> None:
     one.open()
     assert one.close(LIMIT_S)
     assert failures == [error]
+    with pytest.raises(OSError, match="a disk"):
+        one.check()
+
+
+def test_a_failure_that_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> None:
+        raise OSError("a disk")
+
+    one = Worker("one", logged, work)
+    one.open()
+    assert one.wait(LIMIT_S)
+    assert "the thread one has failed" in caplog.text
+    assert "a disk" in caplog.text
+
+
+def test_it_can_be_waited_for_without_being_asked_to_stop() -> None:
+    go = threading.Event()
+    one = Worker("one", None, go.wait)
+    assert not one.running
+    one.open()
+    assert not one.wait(0.01)
+    assert one.running
+    go.set()
+    assert one.wait(LIMIT_S)
+    assert not one.stopping.is_set()
+    one.check()
 
 
 def test_what_is_at_hand_is_finished_and_what_waits_is_dropped() -> None:
@@ -72,7 +100,7 @@ def test_a_job_that_fails_leaves_nothing_behind_either() -> None:
     jobs = Jobs(failures.append)
     jobs.put(lambda: [].pop())
     jobs.open()
-    jobs._thread.join(LIMIT_S)
+    assert jobs.wait(LIMIT_S)
     assert jobs.close(LIMIT_S)
     assert jobs.ended == 1
     assert [type(one) for one in failures] == [IndexError]

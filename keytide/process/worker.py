@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+log = logging.getLogger(__name__)
+
 _Job = TypeVar("_Job")
+
+Failed = Callable[[BaseException], None]
+"""Told, in the thread, of the error that its work ends with."""
+
+
+def logged(error: BaseException) -> None:
+    """For `failed`: tells the story, and the process goes on without the thread."""
+    log.error("the thread %s has failed", threading.current_thread().name, exc_info=error)
 
 
 class Worker:
@@ -16,26 +27,46 @@ class Worker:
 
     Args:
         name: of the thread.
-        failed: told of an error that its work ends with, and the coordinator too.
+        failed: None when whoever opens it asks `check`.
         work: runs in it, and returns soon after `stopping` is set.
         stopping: set when it is to end.
+        daemon: the process may end while it works.
     """
 
     def __init__(
         self,
         name: str,
-        failed: Callable[[BaseException], None],
+        failed: Failed | None,
         work: Callable[[], None],
         stopping: threading.Event | None = None,
+        *,
+        daemon: bool = True,
     ) -> None:
         self.stopping = stopping or threading.Event()
         self._failed = failed
+        self._failure: BaseException | None = None
         self._target = work
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
 
     def open(self) -> None:
         """Begin."""
         self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun, and not ended."""
+        return self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise what its work has ended with, if that is an error."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Whether it has ended, or does so within `limit_s`; None: for ever."""
+        if self.running:
+            self._thread.join(limit_s)
+        return not self.running
 
     def close(self, limit_s: float | None = None) -> bool:
         """Finish what is at hand and stop; what waits is dropped.
@@ -47,21 +78,21 @@ class Worker:
             Whether it has ended.
         """
         self.stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(limit_s)
-        return not self._thread.is_alive()
+        return self.wait(limit_s)
 
     def _run(self) -> None:
         try:
             self._target()
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
-            self._failed(error)
+        except BaseException as error:  # noqa: BLE001 - handed to another thread, which ends the process with it
+            self._failure = error
+            if self._failed is not None:
+                self._failed(error)
 
 
 class QueueWorker(Worker, ABC, Generic[_Job]):
     """A worker that carries out jobs, in the order in which they are put."""
 
-    def __init__(self, name: str, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, failed: Failed | None) -> None:
         super().__init__(name, failed, self._serve)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
