@@ -12,7 +12,6 @@ import json
 import os
 import ssl
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from keytide.errors import CallerError, KeytideError
 from keytide.http.tls import trusted
 from keytide.kafka.clients import AdminClient
 from keytide.process.private_files import private_folder
+from keytide.process.worker import Worker, logged
 from keytide.serving.security import reading_token
 from keytide.settings.settings import load_settings
 from streaming.spark.session import ARCHIVE_VARIABLE
@@ -81,9 +81,8 @@ class LocalCluster:
         self._settings = dict(settings or {})
         self._supervise = supervise
         self._say = say
-        self._stopping = threading.Event()
+        self._supervisor = Worker("supervisor", logged, self._watch)
         self._held: set[str] = set()
-        self._supervisor: threading.Thread | None = None
         self._counts = {"projectors": projectors, "nodes": nodes}
         self._wanted = (coordinator_port, node_port)
         self.ports: dict[str, int] = {}
@@ -155,15 +154,12 @@ class LocalCluster:
             self.stop()
             raise
         if self._supervise:
-            self._supervisor = threading.Thread(target=self._watch, name="supervisor", daemon=True)
-            self._supervisor.start()
+            self._supervisor.open()
         return self
 
     def stop(self) -> None:
         """Stop everything in order: projectors, nodes, coordinator, Kafka."""
-        self._stopping.set()
-        if self._supervisor is not None:
-            self._supervisor.join()
+        self._supervisor.close()
         order = sorted(
             self.services, key=lambda name: (name.startswith("coordinator"), name.startswith("node-"))
         )
@@ -272,9 +268,10 @@ class LocalCluster:
 
     def _watch(self) -> None:
         """Start parts again that died."""
-        while not self._stopping.wait(_RESTART_PAUSE_S):
+        stopping = self._supervisor.stopping
+        while not stopping.wait(_RESTART_PAUSE_S):
             for name, child in self.services.items():
-                if not child.running and name not in self._held and not self._stopping.is_set():
+                if not child.running and name not in self._held and not stopping.is_set():
                     self._say(
                         f"{name} ended with status {child.returncode}; starting it again (log: {child.log})"
                     )

@@ -14,7 +14,6 @@ whose last lines are part of the error when a child dies early.
 from __future__ import annotations
 
 import os
-import queue
 import random
 import signal
 import socket
@@ -23,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ import psutil
 
 from keytide.errors import CallerError, ConfigurationError, KeytideError, RetryableError
 from keytide.process.parent_death import die_with_parent
+from keytide.process.worker import QueueWorker, logged
 
 _POLL_S = 0.05
 _GUARDIAN = 'read -r _; kill -9 -- "-$0"'  # `read` returns when the pipe breaks: the parent is gone
@@ -288,32 +289,28 @@ def holder(port: int) -> str:
     return "a process of another user"
 
 
-class _Spawner:
+_Child = Future[subprocess.Popen[bytes]]
+
+
+class _Spawner(QueueWorker[tuple[Callable[[], subprocess.Popen[bytes]], _Child]]):
     """The one thread that forks: the kernel's parent-death signal is tied to the thread that did."""
 
     def __init__(self) -> None:
+        super().__init__("spawner", logged)
         self.pid = os.getpid()
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], queue.SimpleQueue[object]]]
-        self._jobs = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="spawner", daemon=True).start()
+        self.open()
 
-    def run(self, job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        answer: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._jobs.put((job, answer))
-        result = answer.get()
-        if isinstance(result, subprocess.Popen):
-            return result
-        if isinstance(result, BaseException):
-            raise result
-        raise TypeError(result)
+    def run(self, fork: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        child: _Child = Future()
+        self.put((fork, child))
+        return child.result()
 
-    def _work(self) -> None:
-        while True:
-            job, answer = self._jobs.get()
-            try:
-                answer.put(job())
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, which raises it
-                answer.put(error)
+    def _carry_out(self, job: tuple[Callable[[], subprocess.Popen[bytes]], _Child]) -> None:
+        fork, child = job
+        try:
+            child.set_result(fork())
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, which raises it
+            child.set_exception(error)
 
 
 _spawner_made: _Spawner | None = None

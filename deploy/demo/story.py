@@ -118,8 +118,8 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     )
     changes = source.updates(rows)
     lapse = TimeLapse(cluster.bootstrap, TOPIC, changes, max(20.0, YEAR_S * len(rows) / ALL_FLIGHTS))
-    lapse.start()
-    stack.callback(lapse.stop)
+    lapse.open()
+    stack.callback(lapse.close)
 
     console.print(
         "\n[bold]3. Three indexes[/bold], built together by one Spark read of the topic while updates flow"
@@ -148,7 +148,7 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
             bar.update(task, completed=lapse.sent, description=source.day_of(lapse.now))
             time.sleep(0.1)
         bar.update(task, completed=lapse.sent, description="31 December")
-    lapse.join()
+    lapse.check()
     facts.append(("departures, arrivals, cancellations", f"{lapse.sent:,}"))
     ends = _ends(cluster.bootstrap)
     at_least = {str(partition): offset for partition, offset in ends.items()}

@@ -15,51 +15,42 @@ service: the fault was the request's, or a bug's. A slice is not checked again f
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.store.integrity.mirror import check_mirror
 from indexer.store.interface import SliceStore, StoreDamagedError, StoreSnapshot
 from keytide.errors import InvariantViolationError, RetryableError
+from keytide.process.worker import Worker
 
 log = logging.getLogger(__name__)
 
 
-class _Check:
-    """One check at work.
+class _Check(Worker):
+    """One check at work; `check` raises what it has found wrong.
 
     Args:
         commit: its rows are compared, too, and it is closed; None when nobody doubts them.
         doubt: what a read has met.
-
-    Attributes:
-        error: how it ended, None when all is well.
     """
 
     def __init__(
         self, key: SliceKey, store: SliceStore, commit: StoreSnapshot | None = None, doubt: str = ""
     ) -> None:
+        super().__init__("scrub", None, self._verify)
         self.key = key
         self.doubt = doubt
-        self.error: BaseException | None = None
         self._store = store
         self._commit = commit
-        self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
-        self._thread.start()
+        self.open()
 
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def _verify(self) -> None:
         try:
             self._store.verify()
             if self._commit is not None:
                 check_mirror(self._commit)
         except InvariantViolationError as error:
-            self.error = StoreDamagedError(error.message)
-        except BaseException as error:  # noqa: BLE001 - raised again in the ingest thread, if it still matters
-            self.error = error
+            raise StoreDamagedError(error.message) from error
         finally:
             if self._commit is not None:
                 self._commit.close()
@@ -83,9 +74,9 @@ class Scrubber:
 
     def look_after(self, runners: Mapping[SliceKey, SliceRunner], now: int) -> None:
         """Take note of a check that has ended, and begin the next that is due."""
-        if self._left is not None and self._left.done():
+        if self._left is not None and not self._left.running:
             self._left = None
-        if self._at_work is not None and self._at_work.done():
+        if self._at_work is not None and not self._at_work.running:
             check, self._at_work = self._at_work, None
             self._ended(runners[check.key], check, now)
         if self._at_work is not None or self._left is not None:
@@ -125,16 +116,16 @@ class Scrubber:
         return True
 
     def _ended(self, runner: SliceRunner, check: _Check, now: int) -> None:
-        match check.error:
-            case None if check.doubt:
+        try:
+            check.check()
+        except StoreDamagedError as error:
+            runner.lose(error.message, now, damaged=True)
+        except RetryableError as error:
+            log.warning("slice %s/%d could not be checked: %s", *runner.key, error)
+        else:
+            if check.doubt:
                 log.error(
                     "slice %s/%d is as it was written, and yet a read has met: %s", *runner.key, check.doubt
                 )
-            case None:
+            else:
                 log.info("slice %s/%d is as it was written", *runner.key)
-            case StoreDamagedError():
-                runner.lose(check.error.message, now, damaged=True)
-            case RetryableError():
-                log.warning("slice %s/%d could not be checked: %s", *runner.key, check.error)
-            case _:
-                raise check.error

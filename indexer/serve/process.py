@@ -23,9 +23,10 @@ from indexer.hosting.node import ServingNode
 from indexer.serve import health
 from indexer.serve.api import create_app
 from indexer.serve.one_write import OneWriteProtocol
-from keytide.errors import InvariantViolationError, KeytideError
+from keytide.errors import KeytideError
 from keytide.process.metrics import build_info
 from keytide.process.program import spare_collections
+from keytide.process.worker import Worker
 from keytide.serving.server import server_of
 from keytide.settings.settings import Settings
 
@@ -63,17 +64,17 @@ class Serving:
     ) -> None:
         build_info(component)
         limit_s = settings.coordinator.suspect_ms / 1000
-        self._listener, self._url, self._work = listener, url, work
-        self._stop = threading.Event()
+        self._listener, self._url = listener, url
         self._started = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run_work, name=name)
+        self._worker = Worker(name, self._fail, lambda: work(self._stop, self._started), daemon=False)
+        self._stop = self._worker.stopping
         self._server = server_of(
             create_app(
                 view,
                 settings,
                 REGISTRY,
-                self._end_by_bug,
+                self._fail,
                 lambda: health.of(view, time.monotonic(), limit_s),
             ),
             settings.http,
@@ -91,32 +92,24 @@ class Serving:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)  # uvicorn raises the signal again once it has stopped
-        announcer = threading.Thread(target=self._announce, name="announce", daemon=True)
-        self._thread.start()
-        announcer.start()
+        self._worker.open()
+        # By itself: it ends when it has spoken, and a node that nobody hears serves all the same.
+        threading.Thread(target=self._announce, name="announce", daemon=True).start()
         try:
             self._server.run(sockets=[self._listener])
         finally:
-            self._stop.set()
-            self._thread.join(STOP_WAIT_S)
+            self._worker.close(STOP_WAIT_S)
         if self._failure is not None:
             raise self._failure
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         self._server.should_exit = True
 
-    def _end_by_bug(self, error: InvariantViolationError) -> None:
-        """A request has found an invariant broken: stop in order, and tell the story (`run` raises it)."""
+    def _fail(self, error: BaseException) -> None:
+        """The work has failed, or a request has found an invariant broken: stop in order, and tell the story
+        (`run` raises it)."""
         self._failure = self._failure or error
         self._server.should_exit = True
-
-    def _run_work(self) -> None:
-        try:
-            self._work(self._stop, self._started)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends with it
-            self._failure = error
-        finally:
-            self._server.should_exit = True
 
     def _announce(self) -> None:
         """One line on stdout once it serves."""

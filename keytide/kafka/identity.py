@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -32,6 +31,7 @@ from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics
 from keytide.kafka.clients import AdminClient
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
+from keytide.process.worker import Worker
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -138,10 +138,8 @@ class KafkaIdentity:
         self._names = (topics.metadata, topics.control, topics.reports)
         self._settings = settings
         self._memory = Memory(folder, settings.kafka.bootstrap)
-        self._wrong: WrongKafkaError | None = None
         self._looked_at = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kafka-identity", daemon=True)
+        self._worker = Worker("kafka-identity", None, self._run)
 
     def look(self) -> None:
         """Look now; blocks, in any thread.
@@ -155,7 +153,7 @@ class KafkaIdentity:
 
     def open(self) -> Self:
         """Look every LOOK_S from now on."""
-        self._thread.start()
+        self._worker.open()
         return self
 
     def check(self) -> None:
@@ -164,8 +162,7 @@ class KafkaIdentity:
         Raises:
             WrongKafkaError: a look has shown that.
         """
-        if self._wrong is not None:
-            raise self._wrong
+        self._worker.check()
 
     def confirmed(self, since: int) -> bool:
         """Whether a look that began at `since` (milliseconds since the epoch) or later found the right
@@ -173,20 +170,15 @@ class KafkaIdentity:
         return self._looked_at >= since
 
     def close(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.close()
 
     def _run(self) -> None:
         with admin(self._settings) as client:
-            while not self._stopping.wait(LOOK_S):
+            while not self._worker.stopping.wait(LOOK_S):
                 try:
                     self._look(client)
                 except KafkaUnavailableError as error:
                     log.info("which Kafka this is cannot be asked: %s", error)
-                except WrongKafkaError as error:
-                    self._wrong = error
-                    return
 
     def _look(self, client: AdminClient) -> None:
         began = now_ms()

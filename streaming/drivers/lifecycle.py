@@ -37,6 +37,7 @@ from keytide.errors import RetryableError
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
 from keytide.process.program import begin
+from keytide.process.worker import Worker
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import BuildProgress, JobProgress
 from streaming.core import micro_batches as core
@@ -66,8 +67,6 @@ class MetadataFollower:
     def __init__(self, settings: Settings, changed: Callable[[Catalog], None] = lambda _: None) -> None:
         KafkaIdentity(settings).look()
         self._changed = changed
-        self._error: Exception | None = None
-        self._end = threading.Event()
         self._reader = CatalogReader(settings)
         try:
             self._reader.start()
@@ -76,8 +75,8 @@ class MetadataFollower:
             raise
         self._catalog = self._reader.snapshot()
         self._reader.hand_over()
-        self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
-        self._thread.start()
+        self._worker = Worker("metadata", None, self._follow)
+        self._worker.open()
 
     def catalog(self) -> Catalog:
         """The dictionary as last read; not to be changed.
@@ -85,32 +84,23 @@ class MetadataFollower:
         Raises:
             Exception: what ended reading it.
         """
-        if self._error is not None:
-            raise self._error
+        self._worker.check()  # the driver must not go by old metadata for ever
         return self._catalog
 
-    def _run(self) -> None:
-        try:
-            self._follow()
-        except Exception as error:  # the driver must not go by old metadata for ever
-            log.debug("the metadata is not read any more", exc_info=error)
-            self._error = error
-
     def _follow(self) -> None:
-        while not self._end.is_set():
+        while not self._worker.stopping.is_set():
             try:
                 changes = self._reader.poll(FOLLOW_S)
             except RetryableError as error:
                 log.warning("the metadata cannot be read: %s", error.message)
-                self._end.wait(FOLLOW_S)
+                self._worker.stopping.wait(FOLLOW_S)
                 continue
             if changes:
                 self._catalog = self._reader.snapshot()
                 self._changed(self._catalog)
 
     def close(self) -> None:
-        self._end.set()
-        self._thread.join()
+        self._worker.close()
         self._reader.close()
 
 

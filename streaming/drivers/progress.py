@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from keytide.kafka.topics import producer
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
+from keytide.process.worker import Worker, logged
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
 from streaming.core.log_identity import known
@@ -297,9 +298,8 @@ class DriverReporter:
         self._topic = Topics(settings.cluster).reports
         self._current = current
         self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
-        self._thread.start()
+        self._worker = Worker("reports", logged, self._run)
+        self._worker.open()
 
     def send(self, message: Message | None = None) -> None:
         """Send a report now, or another message."""
@@ -323,13 +323,12 @@ class DriverReporter:
                 self._producer.hand_over()
 
     def _run(self) -> None:
-        while not self._end.wait(REPORT_INTERVAL_S):
+        while not self._worker.stopping.wait(REPORT_INTERVAL_S):
             self.send()
 
     def close(self) -> None:
         """Send a last report and wait for it to arrive (10 s at most)."""
-        self._end.set()
-        self._thread.join()
+        self._worker.close()
         self.send()
         if not self.flush(_FLUSH_S):
             log.error("the last report did not reach Kafka")

@@ -12,7 +12,6 @@ A driver that is asked to end holds something on slices: it ends what it does at
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -21,6 +20,7 @@ from keytide.catalog.catalog import Catalog, IndexRecord, JobRecord
 from keytide.kafka.topics import admin
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
+from keytide.process.worker import Worker, logged
 from keytide.wire.messages import JobProgress
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.lifecycle import Driver, MetadataFollower
@@ -134,21 +134,19 @@ class VerifyDriver(Driver):
     def _held(self, slices: SliceClient, pin: Pin) -> Iterator[None]:
         """Hold a snapshot, until the end or until the driver is asked to end: what slices are being asked of
         it ends then, too."""
-        over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(STOP_S):
+            while not watching.stopping.wait(STOP_S):
                 if self._stop.is_set():
                     slices.release(pin)
                     return
 
-        watching = threading.Thread(target=watch, name="stop", daemon=True)
-        watching.start()
+        watching = Worker("stop", logged, watch)
+        watching.open()
         try:
             yield
         finally:
-            over.set()
-            watching.join()
+            watching.close()
             slices.release(pin)
 
     def _reader(self, documents: int) -> SourceReader:

@@ -14,7 +14,6 @@ again with a newer snapshot.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.tls import trusted
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
+from keytide.process.worker import Worker, logged
 from keytide.serving.cluster_credential import credential
 from keytide.wire import digests
 from keytide.wire.digests import (
@@ -120,11 +120,11 @@ class SliceClient:
         self._indexes = list(indexes)
         self._http = httpx.Client(timeout=CALL_LIMIT_S, transport=transport, verify=trusted())
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slices")
-        self._renewals: dict[str, threading.Event] = {}
+        self._renewals: dict[str, Worker] = {}
 
     def close(self) -> None:
-        for ended in self._renewals.values():
-            ended.set()
+        for renewing in self._renewals.values():
+            renewing.stopping.set()
         self._pool.shutdown(cancel_futures=True)
         self._http.close()
 
@@ -230,19 +230,19 @@ class SliceClient:
 
     def _keep(self, pin: Pin) -> None:
         """Renew a hold until it is given back."""
-        ended = self._renewals[pin.hold] = threading.Event()
 
-        def run() -> None:
-            while not ended.wait(RENEW_S):
+        def renew() -> None:
+            while not renewing.stopping.wait(RENEW_S):
                 self._lease(pin, LEASE_MS)
 
-        threading.Thread(target=run, name="renew", daemon=True).start()
+        renewing = self._renewals[pin.hold] = Worker("renew", logged, renew)
+        renewing.open()
 
     def release(self, pin: Pin) -> None:
         """Give a hold back."""
-        ended = self._renewals.pop(pin.hold, None)
-        if ended is not None:
-            ended.set()
+        renewing = self._renewals.pop(pin.hold, None)
+        if renewing is not None:
+            renewing.stopping.set()  # (not waited for: a renewal may be at a node that does not answer)
             self._lease(pin, 0)
 
     def _lease(self, pin: Pin, lease_ms: int) -> None:

@@ -115,7 +115,7 @@ def test_a_driver_is_told_when_its_metadata_is_read_no_more(monkeypatch: pytest.
     monkeypatch.setattr(lifecycle, "CatalogReader", Reader)
     monkeypatch.setattr(lifecycle, "KafkaIdentity", Identity)
     following = lifecycle.MetadataFollower(load_settings(), heard.append)
-    following._thread.join(10)
+    assert following._worker.wait(10)
     assert heard
     assert not errors
     with pytest.raises(ValueError, match="broken"):

@@ -61,8 +61,12 @@ def test_a_failure_that_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixtu
 
 def test_it_can_be_waited_for_without_being_asked_to_stop() -> None:
     go = threading.Event()
-    one = Worker("one", None, go.wait)
-    assert not one.running
+
+    def work() -> None:
+        assert go.wait(LIMIT_S)
+
+    assert not Worker("none", None, work).running, "it has not begun"
+    one = Worker("one", None, work)
     one.open()
     assert not one.wait(0.01)
     assert one.running
