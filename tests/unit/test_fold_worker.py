@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -197,6 +198,28 @@ def test_a_closed_worker_takes_nothing_more(tmp_path: Path) -> None:
     ended = folds.submit(job(tmp_path)).outcome(30)
     assert ended is not None
     assert ended.error == WORKER_DIED
+
+
+def test_a_bug_in_its_thread_is_told_to_whoever_comes_next(
+    tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else folds would wait for ever, and deltas grow."""
+    begun = threading.Event()
+
+    def broken(*_: object) -> None:
+        assert begun.wait(PATIENT_S)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(FoldWorker, "_fold", broken)
+    tickets = [folds.submit(job(tmp_path)) for _ in range(2)]
+    begun.set()
+    for ticket in tickets:
+        ended = ticket.outcome(30)
+        assert ended is not None
+        assert ended.error == WORKER_DIED
+    assert folds.wait(PATIENT_S)
+    with pytest.raises(ValueError, match="a bug"):
+        folds.submit(job(tmp_path))
 
 
 TALKS = """

@@ -17,11 +17,11 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections import deque
 from typing import Final, Protocol
 
 from indexer.store.fold.fold import FoldJob, FoldOutcome
 from indexer.store.fold.watched_process import StalledError, WatchedProcess
+from keytide.process.worker import QueueWorker
 
 WORKER_DIED: Final = "fold-worker-died"
 WORKER_STALLED: Final = "fold-worker-stalled"
@@ -53,7 +53,7 @@ class Folder(Protocol):
     def submit(self, job: FoldJob) -> FoldTicket: ...
 
 
-class FoldWorker:
+class FoldWorker(QueueWorker["_Ticket"]):
     """The handle on the worker process, shared by all slices of a node. It is started when first needed, and
     again after it died or stood still. Safe to use from several threads.
 
@@ -62,13 +62,12 @@ class FoldWorker:
     """
 
     def __init__(self, stall_s: float = STALL_S) -> None:
+        super().__init__("folds", None)
         self._stall_s = stall_s
-        self._changed = threading.Condition()
-        self._waiting: deque[_Ticket] = deque()
+        self._lock = threading.Lock()
+        self._unsettled: set[_Ticket] = set()
         self._at_work: _Ticket | None = None
         self._process: WatchedProcess | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -77,66 +76,67 @@ class FoldWorker:
         return None if process is None else process.pid
 
     def submit(self, job: FoldJob) -> FoldTicket:
-        """Hand over a fold; it begins when those before it have ended."""
+        """Hand over a fold; it begins when those before it have ended.
+
+        Raises:
+            Exception: a bug, by which the thread that speaks with the process has ended.
+        """
         ticket = _Ticket(self, job)
-        with self._changed:
-            if self._closed:
+        with self._lock:
+            self.check()
+            if self.stopping.is_set():
                 ticket.settle(FoldOutcome(WORKER_DIED, "the fold worker is closed"))
                 return ticket
-            self._waiting.append(ticket)
-            self._changed.notify_all()
-            if self._thread is None:
+            self._unsettled.add(ticket)
+            self.put(ticket)
+            if not self.running:
                 # It lives as long as the process may, which dies with the thread that starts it.
-                self._thread = threading.Thread(target=self._run, name="folds", daemon=True)
-                self._thread.start()
+                self.open()
         return ticket
 
     def cancel(self, ticket: _Ticket) -> None:
         """`FoldTicket.cancel`."""
-        with self._changed:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                ticket.settle(FoldOutcome(WORKER_DIED, "the fold was taken back"))
-            elif ticket is self._at_work:
+        with self._lock:
+            if ticket is self._at_work:
                 ticket.cancelled = True  # (its process may be starting)
                 if self._process is not None:
                     self._process.kill()
+            else:
+                self._settle(ticket, FoldOutcome(WORKER_DIED, "the fold was taken back"))
         if ticket.outcome(_CLOSE_WAIT_S) is None:  # only a disk that does not answer holds a killed process
             log.error("fold worker %s does not end, %s s after it was killed", self.pid, _CLOSE_WAIT_S)
 
-    def close(self) -> None:
+    def close(self, limit_s: float | None = _CLOSE_WAIT_S) -> bool:
         """Let it finish the fold at hand, up to a limit, then end it."""
-        with self._changed:
-            self._closed = True
-            at_work, thread = self._at_work, self._thread
-            while self._waiting:
-                self._waiting.popleft().settle(FoldOutcome(WORKER_DIED, "the fold worker was closed"))
-            self._changed.notify_all()
-        if at_work is not None and at_work.outcome(_CLOSE_WAIT_S) is None:
+        if not super().close(limit_s) and (at_work := self._at_work) is not None:
             self.cancel(at_work)
-        if thread is not None:
-            thread.join(_CLOSE_WAIT_S)
+        return self.wait(limit_s)
 
-    def _run(self) -> None:
-        """The thread that speaks with the process."""
-        while (ticket := self._next()) is not None:
-            outcome = self._fold(ticket)
-            with self._changed:
-                self._at_work = None
-                ticket.settle(outcome)
+    def _settle(self, ticket: _Ticket, outcome: FoldOutcome) -> None:
+        """Under the lock. The first outcome of a ticket counts."""
+        if ticket in self._unsettled:
+            self._unsettled.remove(ticket)
+            ticket.settle(outcome)
+
+    def _carry_out(self, job: _Ticket) -> None:
+        with self._lock:
+            if job not in self._unsettled:
+                return  # taken back
+            self._at_work = job
+        outcome = self._fold(job)
+        with self._lock:
+            self._at_work = None
+            self._settle(job, outcome)
+
+    def _end(self) -> None:
+        with self._lock:
+            self.stopping.set()  # (it may have failed)
+            self._at_work = None
+            for ticket in list(self._unsettled):
+                self._settle(ticket, FoldOutcome(WORKER_DIED, "the fold worker was closed"))
         if self._process is not None:
             self._process.close()
             self._process = None
-
-    def _next(self) -> _Ticket | None:
-        """The next job, once there is one; None at the end."""
-        with self._changed:
-            while not self._waiting and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                return None
-            self._at_work = self._waiting.popleft()
-            return self._at_work
 
     def _ready(self) -> WatchedProcess:
         """The process, started if there is none. Not under the lock, which callers wait for.
@@ -158,7 +158,7 @@ class FoldWorker:
         except OSError as error:
             log.error("no fold worker can be started: %s", error)
             return FoldOutcome(WORKER_DIED, f"no fold worker could be started: {error}")
-        with self._changed:
+        with self._lock:
             self._process = process
             if ticket.cancelled:
                 return FoldOutcome(WORKER_DIED, "the fold was taken back")
@@ -168,7 +168,7 @@ class FoldWorker:
         except StalledError as error:
             stalled = str(error)
         status = process.close()
-        with self._changed:
+        with self._lock:
             self._process = None
         if stalled:
             log.error("the fold of %s: %s, and is replaced", job.slice_folder, stalled)
