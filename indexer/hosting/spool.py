@@ -97,14 +97,12 @@ class ChunkSpool:
         self._places.clear()
         self._path.unlink(missing_ok=True)
 
-    def read(self, key: ChunkKey) -> PutChunk | RemovalChunk:
+    def read(self, key: ChunkKey, kind: type[_ChunkT]) -> _ChunkT:
         place = self._places.get(key)
         if place is None or self._file is None:
             raise KeyError(key)
         chunk = decode(os.pread(self._file, place[1], place[0]))
-        invariant(
-            isinstance(chunk, PutChunk | RemovalChunk), "ChunkKept", f"{key} is a {type(chunk).__name__}"
-        )
+        invariant(isinstance(chunk, kind), "ChunkKept", f"{key} is a {type(chunk).__name__}")
         return chunk  # type: ignore[return-value]
 
 
@@ -126,12 +124,7 @@ class _Lazy(Sequence[_ChunkT]):
     def __getitem__(self, place: int | slice) -> _ChunkT | Sequence[_ChunkT]:
         if isinstance(place, slice):
             return _Lazy(self._spool, self._keys[place], self._kind)
-        return self._read(self._keys[place])
+        return self._spool.read(self._keys[place], self._kind)
 
     def __iter__(self) -> Iterator[_ChunkT]:
-        return (self._read(key) for key in self._keys)
-
-    def _read(self, key: ChunkKey) -> _ChunkT:
-        chunk = self._spool.read(key)
-        invariant(isinstance(chunk, self._kind), "ChunkKept", f"{key} is a {type(chunk).__name__}")
-        return chunk  # type: ignore[return-value]
+        return (self._spool.read(key, self._kind) for key in self._keys)

@@ -66,11 +66,6 @@ def unpack_value(value: bytes) -> tuple[bytes, bytes | None]:
         ) from error
 
 
-def is_long(canonical_length: int, id_length: int) -> bool:
-    """Whether an entry with these lengths, in bytes, goes to the long table."""
-    return canonical_length + id_length > INLINE_LIMIT
-
-
 def long_key(canonical: bytes, docid: bytes) -> bytes:
     """The key of a long entry in the long table: its group, then a digest of its entry key (<= 416 bytes)."""
     return canonical[:LONG_PREFIX] + blake2b(canonical + docid, digest_size=DIGEST_BYTES).digest()

@@ -12,7 +12,6 @@ from keytide.errors import InvariantViolationError
 from keytide.model.entry import (
     INLINE_LIMIT,
     MAX_ID_BYTES,
-    is_long,
     long_group,
     long_key,
     pack_value,
@@ -43,8 +42,6 @@ def test_foreign_values_are_our_bug(value: bytes) -> None:
 
 
 def test_the_limit_leaves_room_below_that_of_lmdb() -> None:
-    assert not is_long(INLINE_LIMIT - 10, 10)
-    assert is_long(INLINE_LIMIT - 10, 11)
     assert INLINE_LIMIT < LMDB_LIMIT
     assert len(long_key(b"k" * 16_000, b"i" * MAX_ID_BYTES)) == 416 < LMDB_LIMIT
 
