@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -92,7 +91,6 @@ class CoordinatorService:
         self.events = EventRing()
         self.started_at = now_ms()
         self._holder = this_process()
-        self._stopping = threading.Event()
         self._inbox: deque[Event | Callable[[], None]] = deque()
         self._writer = MetadataWriter(settings)
         self._supervisor = DriverSupervisor(settings, self._inbox.append, failed, driver_command)
@@ -103,7 +101,8 @@ class CoordinatorService:
         self._topic_ids = TopicIds(settings, self._inbox.append, failed)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
-        self._loop = Worker("control", failed, self._run, self._stopping)
+        self._loop = Worker("control", failed, self._run)
+        self._stopping = self._loop.stopping
         self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append, failed)
         self._identity = KafkaIdentity(settings)
         self._standby = Standby(settings, self._stopping, self._identity.check)

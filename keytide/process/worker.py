@@ -29,8 +29,10 @@ class Worker:
         name: of the thread.
         failed: None when whoever opens it asks `check`.
         work: runs in it, and returns soon after `stopping` is set.
-        stopping: set when it is to end.
         daemon: the process may end while it works.
+
+    Attributes:
+        stopping: set when it is to end.
     """
 
     def __init__(
@@ -38,11 +40,10 @@ class Worker:
         name: str,
         failed: Failed | None,
         work: Callable[[], None],
-        stopping: threading.Event | None = None,
         *,
         daemon: bool = True,
     ) -> None:
-        self.stopping = stopping or threading.Event()
+        self.stopping = threading.Event()
         self._failed = failed
         self._failure: BaseException | None = None
         self._target = work

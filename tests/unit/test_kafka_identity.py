@@ -126,6 +126,21 @@ def test_a_process_that_runs_sees_it_when_another_cluster_answers(
     until(lambda: refused(watching))
 
 
+def test_a_look_that_fails_by_a_bug_ends_the_process_too(
+    kafka: Kafka, watching: KafkaIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would look any more, and nothing be confirmed."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    until(lambda: kafka.asked.is_set())
+    monkeypatch.setattr(Memory, "compare", broken)
+    assert watching._worker.wait(20)
+    with pytest.raises(ValueError, match="a bug"):
+        watching.check()
+
+
 def test_offsets_are_confirmed_by_a_look_that_begins_later(kafka: Kafka, watching: KafkaIdentity) -> None:
     now = now_ms() + 1
     until(lambda: watching.confirmed(now))
