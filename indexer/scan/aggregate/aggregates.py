@@ -2,8 +2,8 @@
 
 Theory of operation
 ===================
-Every slice works out partial aggregates of its own entries (`aggregate_task`), some hundred thousand entries
-at a time; here they are put together by group. All that is accumulated is exact (`aggregate_sums`), so the
+Every slice works out partial aggregates of its own entries (`aggregate.task`), some hundred thousand entries
+at a time; here they are put together by group. All that is accumulated is exact (`accumulators`), so the
 answer is the same for any number of slices, nodes and calls.
 
 When groups come in the index's own order, a slice stops once it has as many as are wanted: what is among the

@@ -109,7 +109,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     Raises:
         TooManyRowsError: more than `scan.max_sort_rows` are to be held.
         OutOfTimeError: it takes longer than the target's time.
-        SnapshotMissingError, RetryableError: as `paging.page_of`.
+        SnapshotMissingError, RetryableError: as `service.page_of`.
     """
     most = shared.settings.max_sort_rows
     select = plan.select

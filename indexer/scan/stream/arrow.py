@@ -94,7 +94,7 @@ async def infer(
 
     Raises:
         CallerError (422): a type for a column that there is not.
-        KeytideError: as `Reads.read_held`.
+        KeytideError: as `HoldRegistry.read`.
     """
     columns = columns_of(definition, wanted)
     missing = {column.name for column in columns} - set(given) - {"id"}

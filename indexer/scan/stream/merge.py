@@ -106,7 +106,7 @@ class BlockReader:
         """Read the first round.
 
         Raises:
-            SnapshotGoneError, KeytideError: as `Reads.read_held`.
+            SnapshotGoneError, KeytideError: as `HoldRegistry.read`.
         """
         await self._round(self._sources)
 
@@ -124,7 +124,7 @@ class BlockReader:
         """The next rows, at least one; None at the end. Its `reached` is the key that comes before them.
 
         Raises:
-            SnapshotGoneError, KeytideError: as `Reads.read_held`.
+            SnapshotGoneError, KeytideError: as `HoldRegistry.read`.
             InvariantViolationError: the slices of one snapshot contradict each other.
         """
         while self._left != 0:

@@ -6,8 +6,8 @@ All rows come from one snapshot. It is held while the stream runs, renewed in ti
 and given back when the stream ends, however that happens: a reader that goes away is noticed at once
 (`http.disconnect`), one that takes nothing for `scan.stream_stall_s` is let go.
 
-What the reader has not taken holds up everything before it (`streaming_http`), and slices are read one round
-ahead and no further (`streaming_merge`). So a stream costs the same memory whatever it is asked for and
+What the reader has not taken holds up everything before it (`sending`), and slices are read one round
+ahead and no further (`merge`). So a stream costs the same memory whatever it is asked for and
 however slowly it is read. How many run at once is limited.
 
 Errors before the first row are answered as those of other scans. Later ones end the stream: the form's own

@@ -14,7 +14,7 @@ the newest moment without a change goes with the next heartbeat (`scan.tail_hear
 data, which is no event either, so that a reader that comes again goes on from there.
 
 Every event has a token with which the tail can be resumed, here or at another node, for as long as its
-snapshot is held (`tail_moments`): the last two moments told are, so that an event that did not arrive can be
+snapshot is held (`moments`): the last two moments told are, so that an event that did not arrive can be
 had again; when the reader goes away they stay until their leases run out (`scan.tail_lease_s`).
 
 An event may be larger than memory. Changes are collected up to `scan.stream_block_bytes`; if there are more,
