@@ -76,6 +76,9 @@ def folds() -> Iterator[FoldWorker]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
+    for item in items:  # `--dist loadgroup` keeps a file on one worker, and files that share something
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def place(item: pytest.Item) -> int:
