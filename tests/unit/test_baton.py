@@ -170,14 +170,15 @@ def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
 
 def test_rests_are_not_of_the_turn() -> None:
     threads = ReadThreads()
-    effort = ReadBudget(math.inf, 0.01, 0.01, threads)
-    for _ in range(20):
+    turn_s, parts = 0.2, 200  # a processor that others have too may take some of a part's time
+    effort = ReadBudget(math.inf, turn_s, turn_s, threads)
+    for _ in range(parts):
         threads.short_at = time.monotonic()
         work_a_part()
         effort.look()
-    assert 20 * REST_S > 0.01
+    assert parts * REST_S > turn_s
     assert [effort.spent] == [False]
-    ends = time.monotonic() + 0.01
+    ends = time.monotonic() + turn_s
     until(lambda: time.monotonic() > ends)
     assert [effort.spent] == [True]
     threads.close()

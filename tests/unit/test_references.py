@@ -187,17 +187,18 @@ def members() -> dict[str, set[str]]:
         if name not in classes:
             return set()
         own = {inner for node in classes[name].body for inner in _defined(node)}
-        return own.union(*(of(base.id) for base in classes[name].bases if isinstance(base, ast.Name)))
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in classes[name].bases]
+        return own.union(*(of(base.id) for base in bases if isinstance(base, ast.Name)))
 
     return {name: of(name) for name in classes}
 
 
 @cache
 def constants() -> set[str]:
-    """Every string of the product's code."""
+    """Every string of the product's code, and of the simulation's, whose faults a page tells of."""
     return {
         node.value
-        for path in sources(PRODUCT)
+        for path in (*sources(PRODUCT), *(ROOT / "tests" / "simulation").glob("*.py"))
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
