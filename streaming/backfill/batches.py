@@ -76,7 +76,7 @@ class BuildPlan:
     slices: Mapping[str, Sequence[int]]
 
     @functools.cached_property
-    def targets(self) -> list[core.Target]:
+    def targets(self) -> list[core.SliceTarget]:
         return core.targets_of(self.slices)
 
 

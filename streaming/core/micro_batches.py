@@ -47,7 +47,7 @@ EXIT_STOPPED = 143
 """Stopped on request (SIGTERM, or the build was paused or cancelled)."""
 
 
-class Target(NamedTuple):
+class SliceTarget(NamedTuple):
     """One slice of one index: a partition of a backfill queue."""
 
     index_id: str
@@ -117,12 +117,12 @@ class SettledBatch(NamedTuple):
     left_out: dict[str, dict[str, int]]
 
 
-def targets_of(slices: Mapping[str, Iterable[int]]) -> list[Target]:
+def targets_of(slices: Mapping[str, Iterable[int]]) -> list[SliceTarget]:
     """The targets of a build, in target number order, from index id -> the slices that it fills."""
-    return [Target(index, number) for index in sorted(slices) for number in sorted(slices[index])]
+    return [SliceTarget(index, number) for index in sorted(slices) for number in sorted(slices[index])]
 
 
-def target_numbers(targets: Iterable[Target], slices: Mapping[str, int]) -> dict[str, list[int]]:
+def target_numbers(targets: Iterable[SliceTarget], slices: Mapping[str, int]) -> dict[str, list[int]]:
     """For every slice of each index the number of its target, -1 when the build does not fill it.
 
     Args:
@@ -199,7 +199,7 @@ def batch_ends(
     build: str,
     run: str,
     batch: int,
-    targets: Sequence[Target],
+    targets: Sequence[SliceTarget],
     start: Timestamp,
     end: Timestamp,
     winners: Sequence[Mapping[str, int]],

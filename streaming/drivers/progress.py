@@ -30,7 +30,7 @@ from keytide.process.worker import Worker, logged
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
 from streaming.core.log_identity import known
-from streaming.core.micro_batches import SettledBatch, Target, add_counts
+from streaming.core.micro_batches import SettledBatch, SliceTarget, add_counts
 from streaming.core.sizing import SizedBatch, cut, documents
 from streaming.drivers.rate_gate import RateGate
 
@@ -215,7 +215,9 @@ class Status:
             self.journal.newest = batch
         self._keep(self.journal)
 
-    def finish_batch(self, batch: int, end: Timestamp, targets: list[Target], outcome: SettledBatch) -> None:
+    def finish_batch(
+        self, batch: int, end: Timestamp, targets: list[SliceTarget], outcome: SettledBatch
+    ) -> None:
         """The ends of a micro-batch are in the queues."""
         journal = self.journal
         with self._lock:

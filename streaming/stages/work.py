@@ -25,7 +25,7 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import Message, encode, split
 from projector.core.projection import KeyspacePlan
 from streaming.core.extent_projection import SPILL_BYTES
-from streaming.core.micro_batches import Target, target_numbers
+from streaming.core.micro_batches import SliceTarget, target_numbers
 from streaming.core.runs import ChunkHeader
 from streaming.core.versions import Offsets
 
@@ -55,7 +55,7 @@ class BatchWork:
     build: str
     run: str
     batch: int
-    targets: tuple[Target, ...]
+    targets: tuple[SliceTarget, ...]
     definitions: tuple[tuple[str, bytes], ...]
     routes: tuple[int, ...]
     heard: bool

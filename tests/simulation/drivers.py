@@ -28,7 +28,7 @@ from streaming.core.micro_batches import (
     EXIT_NEVER,
     EXIT_READ_LOST,
     SettledBatch,
-    Target,
+    SliceTarget,
 )
 from streaming.core.sizing import SizedBatch, Sizing
 from streaming.drivers.progress import DriverTotals, Status
@@ -118,7 +118,7 @@ class SimDriver:
         self._todo: list[Message] | None = None
         self._covered: Covered | None = None
         self._settled: Covered | None = None
-        self._targets: list[Target] = []
+        self._targets: list[SliceTarget] = []
         self._looked: LogHistory | None = None
         self.status = 0
         self._passed = self._begun = False
@@ -324,7 +324,7 @@ class SimDriver:
         for task in range(TASKS):
             attempt, messages = self._task(number, versions[task::TASKS])
             for topic, n, _ in messages:
-                won = winners[places[Target(topic.split(".")[2], n)]]
+                won = winners[places[SliceTarget(topic.split(".")[2], n)]]
                 won[attempt] = won.get(attempt, 0) + 1
             streams.append(messages)
             chunks.update(messages)

@@ -13,7 +13,7 @@ from keytide.errors import ConfigurationError, InvariantViolationError, Retryabl
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
-from streaming.core.micro_batches import ExtentSummary, ForeignSummary, Target, TargetSummary, settle
+from streaming.core.micro_batches import ExtentSummary, ForeignSummary, SliceTarget, TargetSummary, settle
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import diagnose, source_changed
 from streaming.spark import session as spark
@@ -90,7 +90,7 @@ def test_nothing_is_lost_between_the_stages(summaries: list[core.Summary]) -> No
 
 def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something() -> None:
     slots = core.targets_of({"b-2": [0], "a-1": range(2)})
-    assert slots == [Target("a-1", 0), Target("a-1", 1), Target("b-2", 0)]
+    assert slots == [SliceTarget("a-1", 0), SliceTarget("a-1", 1), SliceTarget("b-2", 0)]
     start, end = Timestamp.of({0: 1}), Timestamp.of({0: 5})
     ends = core.batch_ends("b", "r", 3, slots, start, end, [{"x": 1, "y": 0}, {}, {"z": 2}])
     assert [(e.index, e.slice, e.winners) for e in ends] == [
@@ -103,7 +103,7 @@ def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something()
 
 def test_a_rebuild_has_slots_for_its_slices_only() -> None:
     slots = core.targets_of({"b-2": [5, 1], "a-1": [0], "c-3": []})
-    assert slots == [Target("a-1", 0), Target("b-2", 1), Target("b-2", 5)]
+    assert slots == [SliceTarget("a-1", 0), SliceTarget("b-2", 1), SliceTarget("b-2", 5)]
     assert core.target_numbers(slots, {"a-1": 1, "b-2": 6}) == {"a-1": [0], "b-2": [-1, 1, -1, -1, -1, 2]}
 
 

@@ -135,7 +135,7 @@ class Entry(NamedTuple):
 
 
 def delivered(outcome: core.SettledBatch) -> dict[int, list[Entry]]:
-    """Target -> entries of the winners' put chunks, in the order of their chunks."""
+    """SliceTarget -> entries of the winners' put chunks, in the order of their chunks."""
     counts = [dict.fromkeys(won, 0) for won in outcome.winners]
     entries: dict[int, list[Entry]] = defaultdict(list)
     for slot, message in Sent.messages:
@@ -320,11 +320,11 @@ def test_one_document_may_have_entries_in_many_slices() -> None:
     assert sum(len(entries[slot]) for slot in range(4, 7)) == 150
 
 
-def sent_by_slice(todo: BatchWork, outcome: core.SettledBatch) -> dict[core.Target, list[object]]:
+def sent_by_slice(todo: BatchWork, outcome: core.SettledBatch) -> dict[core.SliceTarget, list[object]]:
     """What the winners sent to each slice: entries, newest versions heard, and ledger lines, without names
     and cuts that differ from run to run."""
-    found: dict[core.Target, list[object]] = {slot: [] for slot in todo.targets}
-    newest: dict[tuple[core.Target, int, bytes], int] = {}
+    found: dict[core.SliceTarget, list[object]] = {slot: [] for slot in todo.targets}
+    newest: dict[tuple[core.SliceTarget, int, bytes], int] = {}
     for slot, entries in delivered(outcome).items():
         found[todo.targets[slot]] += entries
     for slot, message in Sent.messages:
@@ -351,7 +351,7 @@ def test_a_rebuild_sends_its_slices_what_a_whole_build_sends_them(seed: int, spi
     outcome = micro_batch(whole, records)
     everything = sent_by_slice(whole, outcome)
     Sent.messages = []
-    slots = (core.Target("i-1", 1), core.Target("i-1", 3), core.Target("j-2", 2))
+    slots = (core.SliceTarget("i-1", 1), core.SliceTarget("i-1", 3), core.SliceTarget("j-2", 2))
     part = work(indexes, batch=1, heard=True, targets=slots, spill_bytes=spill_bytes)
     settled = micro_batch(part, records)
     assert {slot for slot, _ in Sent.messages} == {0, 1, 2}
@@ -371,7 +371,7 @@ def test_a_rebuild_notices_documents_in_two_partitions() -> None:
     records = random_records(2, 300, mixed=True)
     whole = micro_batch(work({"i-1": BY_A}), records).foreign
     Sent.messages = []
-    part = micro_batch(work({"i-1": BY_A}, targets=(core.Target("i-1", 2),)), records).foreign
+    part = micro_batch(work({"i-1": BY_A}, targets=(core.SliceTarget("i-1", 2),)), records).foreign
     assert sorted(np.frombuffer(part, np.uint64)) == sorted(np.frombuffer(whole, np.uint64))
 
 
