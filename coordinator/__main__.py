@@ -3,6 +3,7 @@ variables."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -76,7 +77,8 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         service.start()
         spare_collections()
         if service.leads and serving.wait(SERVING_LIMIT_S):
-            print(f"ready {url}", flush=True)
+            with contextlib.suppress(OSError):  # a full disk, or nobody who reads: no reason not to lead
+                print(f"ready {url}", flush=True)
 
     _end_on_signals(server)
     leading = Worker("leading", failed, lead)

@@ -21,7 +21,7 @@ from coordinator.views import views
 from keytide.catalog.catalog import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.tls import trusted
-from keytide.process.clock import now_ms
+from keytide.process.clock import wall_ms
 from keytide.serving.cluster_credential import credential
 from keytide.serving.gate import MESSAGE
 from keytide.wire.index_lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
@@ -76,7 +76,7 @@ async def _gather(
     index, known, live, statuses, secret = await access.look(look)
     asked = list_views.asks(index, what, page, limit, live)
     settings = access.service.settings
-    headers = {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
+    headers = {"Authorization": credential(secret, wall_ms()), "Content-Type": MESSAGE}
     limits = aiohttp.ClientTimeout(total=float(settings.coordinator.request_timeout_s))
     secure = any((known.get(node) or "").startswith("https:") for node, _ in asked)
     trust = trusted(settings.security.tls_authority) if secure else True

@@ -87,7 +87,7 @@ class TransactionWatch:
                 return
             with closing(KafkaAdminClient(**config, request_timeout_ms=ASK_TIMEOUT_MS)) as client:
                 self._name(client, topic, stands)
-        except (KafkaError, OSError) as error:
+        except (KafkaError, OSError, ValueError, LookupError) as error:  # also an answer that it cannot read
             log.info("whose the open transactions of %s are is not to be had: %s", topic, error)
 
     def _name(self, client: KafkaAdminClient, topic: str, stands: dict[int, _Stand]) -> None:

@@ -223,7 +223,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                     process_group=0,
                     preexec_fn=die_with_parent(),
                 )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             log.error("the %s driver of %s cannot be started: %s", task, build, error)
             self._post(DriverExited(build, drivers.NOT_STARTED, str(error), now_ms(), task))
             return
@@ -277,13 +277,14 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         folder = self.folder(build)
         if forgotten:
             _remove(folder)
-        if not folder.is_dir():
-            return
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name != LOG_NAME:
-                entry.unlink(missing_ok=True)
+        try:
+            for entry in folder.iterdir() if folder.is_dir() else ():
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name != LOG_NAME:
+                    entry.unlink(missing_ok=True)
+        except OSError as error:  # it takes room, and holds nobody up
+            log.warning("what is left of build %s cannot be removed: %s", build, error)
 
 
 def environment(settings: Settings) -> dict[str, str]:

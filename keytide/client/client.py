@@ -99,7 +99,7 @@ class BaseClient(Generic[ScanT, QueryT, SnapshotT, TailT]):
             index: its name.
             page_size: rows fetched at once.
             limit: rows at most; None for all.
-            request: see `keytide.client.protocol.options.ScanOptions`.
+            request: see `keytide.client.options.ScanOptions`.
 
         Reading raises:
             HistoryChangedError: a rollback took back what the session or an earlier page saw (see

@@ -174,7 +174,9 @@ def _as(written: Callable[..., Any], made: Any, form: str = "") -> Any:
     signature = inspect.signature(written)
     result = str(signature.return_annotation).partition("[")[2].removesuffix("]")
     _named(made, written)
-    made.__signature__ = signature.replace(return_annotation=f"{form}[{result}]" if form else result)
+    shown = f"{form}[{result}]" if form else result
+    made.__signature__ = signature.replace(return_annotation=shown)
+    made.__annotations__ = {**written.__annotations__, "return": shown}
     return made
 
 

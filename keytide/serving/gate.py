@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, Literal
 
 from keytide.errors import CallerError, KeytideError, RetryableError
-from keytide.process.clock import now_ms
+from keytide.process.clock import wall_ms
 from keytide.serving.cluster_credential import opens
 from keytide.serving.security import Guard, NotAllowedError, TokenScope
 from keytide.settings.settings import Settings
@@ -190,7 +190,7 @@ class RequestGate:
             raise RetryableError(
                 "the node is starting", problem_type="starting", next_step="try again in a moment"
             )
-        if not opens(headers.get(b"authorization", b""), secret, now_ms()):
+        if not opens(headers.get(b"authorization", b""), secret, wall_ms()):
             raise NotAllowedError(
                 "this is for the parts of this cluster, which have a credential of their own",
                 next_step="use the routes below /v1; between parts of a cluster see that the clocks are "

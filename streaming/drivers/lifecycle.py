@@ -67,6 +67,7 @@ class MetadataFollower:
     def __init__(self, settings: Settings, changed: Callable[[Catalog], None] = lambda _: None) -> None:
         KafkaIdentity(settings).look()
         self._changed = changed
+        self._outage_s = 2 * settings.build.kafka_away_s
         self._reader = CatalogReader(settings)
         try:
             self._reader.start()
@@ -82,19 +83,23 @@ class MetadataFollower:
         """The dictionary as last read; not to be changed.
 
         Raises:
-            Exception: what ended reading it.
+            Exception: what ended reading it: it could not be read for twice `build.kafka_away_s`, or a bug.
         """
         self._worker.check()  # the driver must not go by old metadata for ever
         return self._catalog
 
     def _follow(self) -> None:
+        outage = Outage(self._outage_s)
         while not self._worker.stopping.is_set():
             try:
                 changes = self._reader.poll(FOLLOW_S)
             except RetryableError as error:
+                if outage.over(0, time.monotonic()):
+                    raise
                 log.warning("the metadata cannot be read: %s", error.message)
                 self._worker.stopping.wait(FOLLOW_S)
                 continue
+            outage = Outage(self._outage_s)
             if changes:
                 self._catalog = self._reader.snapshot()
                 self._changed(self._catalog)

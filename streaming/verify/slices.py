@@ -29,7 +29,7 @@ from keytide.catalog.catalog import Catalog, IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.tls import trusted
 from keytide.model.timestamp import Timestamp
-from keytide.process.clock import now_ms
+from keytide.process.clock import wall_ms
 from keytide.process.worker import Worker, logged
 from keytide.serving.cluster_credential import credential
 from keytide.wire import digests
@@ -336,7 +336,7 @@ class SliceClient:
         if url is None or catalog.cluster is None:
             raise RetryableError(f"node {node} is not known", next_step="see `keytide node list`")
         headers = {
-            "Authorization": credential(catalog.cluster.secret, now_ms()),
+            "Authorization": credential(catalog.cluster.secret, wall_ms()),
             "Content-Type": "application/msgpack",
         }
         try:

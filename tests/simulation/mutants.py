@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator import leader
 from coordinator.builds import backfill as backfilling
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.stability import bounds, issuer
+from coordinator.stability import issuer
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from indexer.hosting import slice_runner as slices
 from indexer.hosting.node import ServingNode
@@ -118,11 +118,6 @@ def forget_the_slower(patches: Patches) -> None:
         _trim(self, now)
 
     _trim = patches.put(SnapshotRing, "_trim", trim)
-
-
-@mutant("Monotonic, expired control", "a leader that knows no timestamp begins with what is acknowledged")
-def forget_the_floor(patches: Patches) -> None:
-    patches.put(bounds.Bounds, "recover", lambda self: [])
 
 
 @mutant("R6", "a restart reads on behind what was only held")
@@ -264,15 +259,6 @@ def leave_out_the_bad(patches: Patches) -> None:
 @mutant("R12, NothingSilent", "no line in the ledger for what cannot be projected")
 def keep_silent(patches: Patches) -> None:
     patches.put(memory._Change, "lines", lambda self, lines: None)
-
-
-@mutant("R13", "a new owner goes on although it does not know the version of the commit yet")
-def do_not_wait_for_the_version(patches: Patches) -> None:
-    def assigned(self: Tracker, event: Any) -> Any:
-        known = self._view(event.key).version
-        return _assigned(self, event._replace(version=min(event.version, known)))
-
-    _assigned = patches.put(Tracker, "_assigned", assigned)
 
 
 @mutant("R13", "an activation is told to begin below where it begins")

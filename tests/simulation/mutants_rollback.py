@@ -17,12 +17,10 @@ from coordinator.stability import topic_confirmation as confirming
 from coordinator.stability.issuer import TimestampIssuer
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan.plan import directory
-from indexer.slice import mutation_queue as queue
 from indexer.slice.core import SliceCore
 from indexer.slice.events import DataLost, SteppedBack
 from indexer.slice.following import QueueFollower
 from indexer.slice.mutation_queue import PendingMutations, _PartitionQueue
-from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import UNNUMBERED
 from indexer.store.memory import store as memory
 from keytide.catalog.history import History
@@ -134,19 +132,6 @@ def hide_the_marker(patches: Patches) -> None:
 
     _batches_of = patches.put(service, "batches_of", batches_of)
     _reached_by = patches.put(service, "reached_by", reached_by)
-
-
-@mutant("R30, a marker in place of what is lost", "only records show that what is held is lost")
-def believe_records_only(patches: Patches) -> None:
-    def differs(segment: Any, piece: Any, end: int) -> bool:
-        return segment.heard is not None and _differs(segment, piece, end)
-
-    _differs = patches.put(queue, "_either_has_documents", differs)
-
-
-@mutant("R30, what made room", "what made room stays applied when an election has lost it")
-def keep_what_made_room(patches: Patches) -> None:
-    patches.put(PendingStamps, "vouch_for", lambda self, partition, place: True)
 
 
 @mutant("R31, void", "numbers past the rollback stay", faults=LOST)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import time
 
-from keytide.process.clock import ForwardClock, now_ms
+import pytest
+
+from keytide.process.clock import ForwardClock, now_ms, wall_ms
+from keytide.serving.cluster_credential import credential, opens
+
+
+SECRET = "5ec2e7" * 8
 
 
 class Machine:
@@ -50,3 +56,12 @@ def test_it_never_goes_back_whatever_is_set() -> None:
         now = machine.passes(step % 13)
         assert now >= max(told, machine.wall)
         told = now
+
+
+def test_what_machines_compare_goes_by_the_clock_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose clock was hours ahead and is put right is let in by the others at once."""
+    now = [10 * 3_600_000_000_000]
+    monkeypatch.setattr("time.time_ns", lambda: now[0])
+    assert opens(credential(SECRET, wall_ms()).encode(), SECRET, now[0] // 1_000_000)
+    now[0] -= 8 * 3_600_000_000_000
+    assert opens(credential(SECRET, wall_ms()).encode(), SECRET, now[0] // 1_000_000)

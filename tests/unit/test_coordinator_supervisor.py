@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import shutil
@@ -401,3 +402,23 @@ def test_what_a_jobs_driver_spilled_goes_with_it(tmp_path: Path) -> None:
         supervisor.close()
     for job in ("j1", "j2"):
         assert sorted(path.name for path in (jobs / job).iterdir()) == ["driver.log", "report.json"]
+
+
+def test_what_cannot_be_removed_is_told_and_holds_nobody_up(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A supervisor that ended by it would take the coordinator along, and again at each start."""
+    folder = watched.folder / "builds" / "b6"
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    supervisor = watched.running("print('up')")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        supervisor.remove_folder("b6")
+        wait_for(lambda: "cannot be removed" in caplog.text, "the warning")
+    supervisor.start("b7", 0)
+    assert watched.end().status == 0

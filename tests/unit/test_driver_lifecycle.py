@@ -85,39 +85,60 @@ def test_what_fails_while_a_driver_is_asked_to_end_is_no_failure(program: Progra
     assert program.told == ["given back", "said", "silent"]
 
 
+class FakeReader:
+    """In place of the metadata's reader: raises these errors, one after the other, once it was heard."""
+
+    def __init__(self, errors: list[Exception], heard: list[Catalog]) -> None:
+        self._errors, self._heard = errors, heard
+
+    def start(self) -> None: ...
+
+    def hand_over(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def snapshot(self) -> Catalog:
+        return Catalog()
+
+    def poll(self, timeout: float) -> list[int]:
+        if self._heard and self._errors:
+            raise self._errors.pop(0)
+        return [1]
+
+
+class FakeIdentity:
+    def __init__(self, _: Any) -> None: ...
+
+    def look(self) -> None: ...
+
+
+def follower(
+    monkeypatch: pytest.MonkeyPatch, errors: list[Exception], heard: list[Catalog], **build: Any
+) -> lifecycle.MetadataFollower:
+    monkeypatch.setattr(lifecycle, "CatalogReader", lambda _: FakeReader(errors, heard))
+    monkeypatch.setattr(lifecycle, "KafkaIdentity", FakeIdentity)
+    return lifecycle.MetadataFollower(load_settings(build=build), heard.append)
+
+
 def test_a_driver_is_told_when_its_metadata_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not answer for a moment is asked again; everything else ends reading, and the driver."""
     errors: list[Exception] = [RetryableError("away"), ValueError("broken")]
     heard: list[Catalog] = []
-
-    class Reader:
-        def __init__(self, _: Any) -> None: ...
-
-        def start(self) -> None: ...
-
-        def hand_over(self) -> None: ...
-
-        def close(self) -> None: ...
-
-        def snapshot(self) -> Catalog:
-            return Catalog()
-
-        def poll(self, timeout: float) -> list[int]:
-            if heard and errors:
-                raise errors.pop(0)
-            return [1]
-
-    class Identity:
-        def __init__(self, _: Any) -> None: ...
-
-        def look(self) -> None: ...
-
-    monkeypatch.setattr(lifecycle, "CatalogReader", Reader)
-    monkeypatch.setattr(lifecycle, "KafkaIdentity", Identity)
-    following = lifecycle.MetadataFollower(load_settings(), heard.append)
+    following = follower(monkeypatch, errors, heard)
     assert following._worker.wait(10)
     assert heard
     assert not errors
     with pytest.raises(ValueError, match="broken"):
+        following.catalog()
+    following.close()
+
+
+def test_a_driver_does_not_go_by_old_metadata_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "FOLLOW_S", 0.01)
+    errors: list[Exception] = [RetryableError("access refused") for _ in range(10_000)]
+    following = follower(monkeypatch, errors, [], kafka_away_s=1)
+    assert following._worker.wait(20)
+    assert errors
+    with pytest.raises(RetryableError, match="access refused"):
         following.catalog()
     following.close()

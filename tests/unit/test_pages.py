@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import re
 import shlex
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import keytide.client
+import keytide.errors
 from keytide.cli import app
 from keytide.definition import parse_statement
 from keytide.errors import CallerError
@@ -153,3 +156,12 @@ def test_python_in_the_pages_compiles_and_imports_what_exists() -> None:
                 module = importlib.import_module(node.module)
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
                 assert missing == [], f"{page}: from {node.module} import {', '.join(missing)}"
+
+
+def test_classes_that_the_clients_page_names_are_the_clients() -> None:
+    """A class of that name elsewhere in the product is no use to who copies it."""
+    page = (ROOT / "docs" / "clients.md").read_text()
+    known = {*dir(keytide), *dir(keytide.client), *dir(keytide.errors), *dir(builtins)}
+    found = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+|[A-Z][a-z]+)(?:\([^`]*\))?`", page))
+    assert len(found) > 10
+    assert found - known == set()

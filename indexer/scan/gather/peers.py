@@ -25,7 +25,7 @@ from indexer.scan.peer.messages import (
 from indexer.view import NodeView
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.tls import trusted
-from keytide.process.clock import now_ms
+from keytide.process.clock import wall_ms
 from keytide.serving.cluster_credential import credential
 from keytide.serving.gate import MESSAGE
 
@@ -143,7 +143,7 @@ class Peers:
         cluster = self._view.catalog().cluster
         headers = {"Content-Type": MESSAGE}
         if cluster is not None:
-            headers["Authorization"] = credential(cluster.secret, now_ms())
+            headers["Authorization"] = credential(cluster.secret, wall_ms())
         async with self._session.post(url, data=body, headers=headers, timeout=limits) as response:
             return response.status, await response.read()
 

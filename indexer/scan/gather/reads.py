@@ -39,7 +39,7 @@ from indexer.scan.request.request import Moment, Question
 from indexer.scan.shape.rows import encode
 from indexer.view import NodeView
 from keytide.model.timestamp import Timestamp
-from keytide.process.clock import now_ms
+from keytide.process.clock import wall_ms
 from keytide.settings.settings import ScanSettings
 
 
@@ -156,7 +156,7 @@ class Reads:
             "snapshot": None if stamp.number == TIP else stamp.number,
             "timestamp": self._timestamp_json,
             "session": sign(SessionToken(seen), self.directory.secret()),
-            "staleness_ms": max(0, now_ms() - stamp.fresh_at) if stamp.fresh_at else None,
+            "staleness_ms": max(0, wall_ms() - stamp.fresh_at) if stamp.fresh_at else None,
         }
 
     async def read(

@@ -18,7 +18,7 @@ from keytide.catalog.history import History
 from keytide.errors import HistoryChangedError
 from keytide.model.hints import did_you_mean
 from keytide.model.timestamp import Timestamp
-from keytide.process.clock import now_ms
+from keytide.process.clock import wall_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class IndexDirectory:
         number = self._view.published(index.id)
         known = None if number is None else self._view.stamp(index.keyspace, number)
         stamp = None if number is None or known is None else Stamp(number, *known)
-        return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, now_ms())
+        return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, wall_ms())
 
     def replica(self, replicas: list[str], without: set[str] | None = None) -> str:
         """Where to read a slice: here if a replica is here, else at any that is known; at those to do without
