@@ -26,7 +26,7 @@ OTHER_VARIABLES: Final = frozenset(
         "KEYTIDE_SPARK_JARS", "KEYTIDE_SPARK_ARCHIVE", "KEYTIDE_SYNC_POINT",
         # of tests and long runs
         "KEYTIDE_NO_SKIPS", "KEYTIDE_MATRIX", "KEYTIDE_MINUTES", "KEYTIDE_SEED", "KEYTIDE_SEEDS",
-        "KEYTIDE_FIRST_SEED", "KEYTIDE_MUTANT_SEEDS", "KEYTIDE_CHAOS",
+        "KEYTIDE_FIRST_SEED", "KEYTIDE_MUTANT_SEEDS", "KEYTIDE_CHAOS", "KEYTIDE_EXAMPLES",
     }
 )  # fmt: skip
 """Names in the environment that begin as settings do and are none."""

@@ -32,8 +32,3 @@ def correct_ahead(patches: Patches) -> None:
 def look_before_the_watch(patches: Patches) -> None:
     patches.put(Repairs, "enough", lambda self, timestamp, job: True)
     patches.put(Correcting, "_has_read", lambda self, low, high: True)
-
-
-@mutant("repair", "a slice judges by what it has read again so far")
-def judge_what_is_not_read(patches: Patches) -> None:
-    patches.put(Correcting, "_has_read", lambda self, low, high: True)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import msgspec
-
 from coordinator.builds import rebuild as rebuilding
 from coordinator.builds.builds import Builds
 from coordinator.builds.completion import BuildCompletion
@@ -20,12 +18,11 @@ from indexer.scan.plan import directory
 from indexer.slice.core import SliceCore
 from indexer.slice.events import DataLost, SteppedBack
 from indexer.slice.following import QueueFollower
-from indexer.slice.mutation_queue import PendingMutations, _PartitionQueue
+from indexer.slice.mutation_queue import PendingMutations
 from indexer.store.interface import UNNUMBERED
 from indexer.store.memory import store as memory
 from keytide.catalog.history import History
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.messages import BatchEnd, decode, encode
 from projector.progress.commits import Beginning, decode_metadata
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
@@ -33,7 +30,6 @@ from projector.service import lookups
 from projector.service import projector as service
 from projector.service.source import GroupMember
 from streaming.core import log_identity as footing
-from tests.simulation import drivers
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 
@@ -93,33 +89,6 @@ def ignore_the_branch(patches: Patches) -> None:
 @mutant("R30, an election's loss that nobody tells", "what is held of a lost branch stays", faults=LOST)
 def keep_what_is_lost(patches: Patches) -> None:
     patches.put(PendingMutations, "_settle", lambda self, segment, end: None)
-
-
-@mutant(
-    "R30, an election's loss that nobody tells",
-    "a timestamp of a later leader is committed before a segment of that leader that reaches as far",
-    faults=("truncate", "lost"),
-)
-def commit_before_its_leader_was_heard(patches: Patches) -> None:
-    patches.put(_PartitionQueue, "vouched_for", lambda self, place, arrival: True)
-
-
-@mutant(
-    "R30, an election's loss that a build has not read",
-    "a slice does not know of which leader its build has read the last",
-    faults=("disk-loss", "election", "new-leader", "truncate"),
-)
-def end_without_epochs(patches: Patches) -> None:
-    def ends(self: Any, *of: Any) -> Any:
-        bare = []
-        for topic, number, data in _ends(self, *of):
-            end = decode(data)
-            assert isinstance(end, BatchEnd)
-            without = Timestamp.of(end.end.offsets(), end.end.topic_id)
-            bare.append((topic, number, encode(msgspec.structs.replace(end, end=without))))
-        return bare
-
-    _ends = patches.put(drivers.SimDriver, "_batch_ends", ends)
 
 
 @mutant("R30, markers", "a range above a marker is sent under the epoch of the records below it")

@@ -23,14 +23,18 @@ from coordinator.builds.builds import Builds
 from coordinator.builds.completion import BuildCompletion
 from coordinator.builds.retirement import Retirement
 from coordinator.core.events import BuildPrepared, SourceSampled
+from coordinator.stability import bounds
 from coordinator.stability.projector_lag import Lateness, LatenessWatch
 from coordinator.stability.stream import StabilityStream
+from indexer.slice import mutation_queue
 from indexer.slice.building import Building
 from indexer.slice.core import SliceCore
+from indexer.slice.corrections import Correcting
 from indexer.slice.events import Instruction, MutationData
 from indexer.slice.following import QueueFollower
 from indexer.slice.gaps import Gaps
-from indexer.slice.mutation_queue import PendingMutations
+from indexer.slice.mutation_queue import PendingMutations, _PartitionQueue
+from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.fold.fold import FoldJob
 from indexer.store.interface import UNNUMBERED, Applied
 from indexer.store.lmdb.base import Base
@@ -43,6 +47,8 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from projector.core import pipeline
 from projector.core.projection import SourceBatch
+from projector.progress.tracker import Tracker
+from streaming.core import micro_batches
 from streaming.repair import corrections as composing
 from streaming.verify.core.comparing import Evidence
 from streaming.verify.core.difference import DifferenceClass
@@ -52,14 +58,18 @@ from tests.unit import (
     test_builds,
     test_coordinator_bounds,
     test_repair_rounds,
+    test_repair_slice,
     test_silent_partitions,
     test_slice_core,
     test_store,
     test_store_back,
     test_store_bulk,
+    test_streaming_core,
+    test_tracker,
 )
 from tests.unit.leader_world import facts
 
+RARE = "it takes a history in some ten thousand"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -93,7 +103,7 @@ class UnitMutant(NamedTuple):
 
     def where(self) -> str:
         """The test, as pytest names it."""
-        return f"{self.test.__module__.replace('.', '/')}.py::{self.test.__name__}"
+        return f"{self.test.__module__.replace('.', '/')}.py::{self.test.__qualname__.replace('.', '::')}"
 
 
 UNIT_MUTANTS: list[UnitMutant] = []
@@ -432,3 +442,85 @@ def fold_without_a_way_back(patches: Patches) -> None:
 
     _job = patches.put(Folding, "_job", job)
     _finish_fold = patches.put(memory.MemorySliceStore, "finish_fold", finish_fold)
+
+
+@unit_mutant(
+    "Monotonic, expired control",
+    "a leader that knows no timestamp begins with what is acknowledged",
+    RARE,
+    test_coordinator_bounds.test_a_leader_without_a_timestamp_waits_for_what_may_have_been_seen,
+)
+def forget_the_floor(patches: Patches) -> None:
+    patches.put(bounds.Bounds, "recover", lambda self: [])
+
+
+@unit_mutant(
+    "R13",
+    "a new owner goes on although it does not know the version of the commit yet",
+    RARE,
+    test_tracker.TestActivation().test_a_new_owner_waits_for_the_version_of_the_commit,
+)
+def do_not_wait_for_the_version(patches: Patches) -> None:
+    def assigned(self: Tracker, event: Any) -> Any:
+        known = self._view(event.key).version
+        return _assigned(self, event._replace(version=min(event.version, known)))
+
+    _assigned = patches.put(Tracker, "_assigned", assigned)
+
+
+@unit_mutant(
+    "R30, a marker in place of what is lost",
+    "only records show that what is held is lost",
+    RARE,
+    test_slice_core.test_a_marker_in_the_place_of_what_is_held_shows_that_it_is_lost,
+)
+def believe_records_only(patches: Patches) -> None:
+    def differs(segment: Any, part: Any, end: int) -> bool:
+        return segment.heard is not None and _differs(segment, part, end)
+
+    _differs = patches.put(mutation_queue, "_either_has_documents", differs)
+
+
+@unit_mutant(
+    "R30, what made room",
+    "what made room stays applied when an election has lost it",
+    RARE,
+    test_slice_core.test_what_made_room_and_an_election_has_lost_makes_the_slice_lost,
+)
+def keep_what_made_room(patches: Patches) -> None:
+    patches.put(PendingStamps, "vouch_for", lambda self, partition, place: True)
+
+
+@unit_mutant(
+    "R30, an election's loss that a build has not read",
+    "a slice does not know of which leader its build has read the last",
+    RARE,
+    test_streaming_core.test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something,
+)
+def end_without_epochs(patches: Patches) -> None:
+    def ends(*of: Any) -> list[Any]:
+        bare = [(one, Timestamp.of(one.end.offsets(), one.end.topic_id)) for one in _ends(*of)]
+        return [msgspec.structs.replace(one, end=end) for one, end in bare]
+
+    _ends = patches.put(micro_batches, "batch_ends", ends)
+
+
+@unit_mutant(
+    "repair",
+    "a slice judges by what it has read again so far",
+    RARE,
+    test_repair_slice.test_a_restart_with_later_changes_reads_them_again_before_it_judges,
+)
+def judge_what_is_not_read(patches: Patches) -> None:
+    patches.put(Correcting, "_has_read", lambda self, low, high: True)
+
+
+@unit_mutant(
+    "R30, an election's loss that nobody tells",
+    "a timestamp of a later leader is committed before a segment of that leader that reaches as far",
+    RARE,
+    test_slice_core.test_a_timestamp_of_a_later_leader_waits_until_that_was_heard_of,
+    lost=True,
+)
+def commit_before_its_leader_was_heard(patches: Patches) -> None:
+    patches.put(_PartitionQueue, "vouched_for", lambda self, place, arrival: True)

@@ -9,7 +9,6 @@ import pytest
 from keytide.process.clock import ForwardClock, now_ms, wall_ms
 from keytide.serving.cluster_credential import credential, opens
 
-
 SECRET = "5ec2e7" * 8
 
 

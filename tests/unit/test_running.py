@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from keytide.settings.names import OTHER_VARIABLES
 from tests.conftest import LONGEST_FIRST, place, ports_of, pytest_collection_modifyitems
 
 TESTS = Path(__file__).parents[1]
@@ -58,3 +60,11 @@ def test_examples_take_as_long_as_they_take() -> None:
         assert made.deadline is None
         assert HealthCheck.too_slow in made.suppress_health_check
         assert made.derandomize is (os.environ.get("KEYTIDE_NO_SKIPS") == "1")
+
+
+def test_variables_of_test_runs_are_known_to_the_product() -> None:
+    """Else each process that a test starts refuses it as a setting that there is not."""
+    files = [TESTS.parent / name for name in ("Makefile", ".ci/run", "tests/share.py", "tests/conftest.py")]
+    names = {name for file in files for name in re.findall(r"KEYTIDE_[A-Z]+(?:_[A-Z]+)*", file.read_text())}
+    assert len(names) > 4
+    assert names - OTHER_VARIABLES == set()

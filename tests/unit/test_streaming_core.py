@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from keytide.catalog.catalog import BuildRecord, KeyspaceRecord
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
-from keytide.model.timestamp import Timestamp
+from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
 from streaming.core.micro_batches import ExtentSummary, ForeignSummary, SliceTarget, TargetSummary, settle
@@ -91,7 +91,7 @@ def test_nothing_is_lost_between_the_stages(summaries: list[core.Summary]) -> No
 def test_a_batch_end_for_every_slot_names_only_attempts_that_sent_it_something() -> None:
     slots = core.targets_of({"b-2": [0], "a-1": range(2)})
     assert slots == [SliceTarget("a-1", 0), SliceTarget("a-1", 1), SliceTarget("b-2", 0)]
-    start, end = Timestamp.of({0: 1}), Timestamp.of({0: 5})
+    start, end = Timestamp({0: Place(1, 3)}), Timestamp({0: Place(5, 4)})
     ends = core.batch_ends("b", "r", 3, slots, start, end, [{"x": 1, "y": 0}, {}, {"z": 2}])
     assert [(e.index, e.slice, e.winners) for e in ends] == [
         ("a-1", 0, {"x": 1}),
