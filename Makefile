@@ -61,7 +61,7 @@ check: lint
 
 test: lint archive
 	KEYTIDE_EXAMPLES=all $(PYTEST) -n 3 --dist worksteal $(FAST)
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder tests/integration tests/browser
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/browser
 
 demo: jars
 	@$(BIN)/keytide demo $(ARGS)

@@ -1,16 +1,14 @@
-"""What integration tests share: a real broker for the session, with topics of their own for each test, and a
-cluster for the modules that need none of their own (`shared_cluster`)."""
+"""The real broker for integration tests: one for the session, and topics of their own for each test."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from deploy.cluster import LocalCluster
 from deploy.kafka import EmbeddedKafka
 
 VERIFIED = ("acceptance", "verify", "repair", "demo", "origin")
@@ -19,16 +17,6 @@ would read each of their sources once more."""
 
 TopicFactory = Callable[..., str]
 """`topic(partitions=1, name="topic", **config)` makes a topic and returns its full name."""
-
-SHARED_SETTINGS = {
-    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
-    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
-    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
-    "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",  # folds while it is read
-    "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
-}
-SHARED = pytest.StashKey[LocalCluster]()
 
 
 @pytest.fixture(scope="session")
@@ -50,32 +38,6 @@ def _settings(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("KEYTIDE_BUILD__VERIFY", "true" if wanted else "false")
         patch.setenv("KEYTIDE_BUILD__NICE", "0")
         yield
-
-
-@pytest.fixture(scope="module")
-def shared_cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _settings: None
-) -> LocalCluster:
-    """A cluster of two nodes for the modules that bear `pytest.mark.xdist_group("shared cluster")`: one
-    worker runs them one after another. Each has topics and indexes of its own, and leaves all parts alive."""
-    stash = request.session.stash
-    if SHARED not in stash:
-        cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SHARED_SETTINGS)
-        request.config.add_cleanup(cluster.stop)  # of a run that is broken off
-        stash[SHARED] = cluster.start()
-    return stash[SHARED]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """The shared cluster ends with the last test that has it: idle, it would take its part of two cores."""
-    try:
-        return (yield)
-    finally:
-        stash = item.session.stash
-        if SHARED in stash and "shared_cluster" not in getattr(nextitem, "fixturenames", ()):
-            stash[SHARED].stop()
-            del stash[SHARED]
 
 
 @pytest.fixture(scope="session")

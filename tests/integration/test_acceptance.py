@@ -15,17 +15,24 @@ from deploy.cluster import LocalCluster
 from tests.integration.world import World, Writer, wait_for
 from tests.oracle import MISSING
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.spark,
-    pytest.mark.timeout(900),
-    pytest.mark.xdist_group("shared cluster"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
+
+SETTINGS = {
+    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
+    "KEYTIDE_INDEXER__DELTA_ENTRIES": "5000",
+    "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
+}
 
 
 @pytest.fixture(scope="module")
-def world(shared_cluster: LocalCluster) -> Iterator[World]:
-    with World(shared_cluster) as world:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with (
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
+        World(cluster) as world,
+    ):
         yield world
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cluster import LocalCluster
 from keytide.client import Client
-from tests.integration.conftest import SHARED_SETTINGS
+from tests.integration.test_acceptance import SETTINGS
 from tests.integration.world import World, Writer
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _move(chance: random.Random, number: int) -> tuple[str, Any]:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SHARED_SETTINGS) as cluster,
+        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
         World(cluster) as world,
     ):
         world.make_topic("people")
