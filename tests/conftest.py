@@ -74,12 +74,6 @@ def folds() -> Iterator[FoldWorker]:
     worker.close()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """`--dist loadgroup` keeps a file on one worker, and files that share something."""
-    if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
