@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.__main__ import main
 from tests.simulation.all_mutants import mutant_of
 from tests.simulation.chance import EVERY, FAULTS, Plan, plan
+from tests.simulation.killers import KILLERS
 from tests.simulation.planting import planted
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.replaying import PROGRAM, command_of, limited, parser, plan_of
@@ -65,7 +66,7 @@ def test_a_failing_history_tells_its_shortest_prefix_and_a_line_that_fails_alike
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     mutant = mutant_of("forget_to_split")
-    whole = plan_for(mutant, 1)
+    whole = plan_for(mutant, KILLERS["forget_to_split"][0])
     with quietly(), planted(mutant.plant), pytest.raises(AssertionError) as failed:
         run_or_tell(whole)
     told = str(failed.value)
@@ -90,7 +91,8 @@ def test_a_failing_history_tells_its_shortest_prefix_and_a_line_that_fails_alike
 
 
 def test_a_planted_fault_alone_is_bent_as_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["1", "--plant", "forget_to_split"]) == 1
+    seed = str(KILLERS["forget_to_split"][0])
+    assert main([seed, "--plant", "forget_to_split"]) == 1
     assert "Untorn" in capsys.readouterr().out
     assert main(["1"]) == 0
 
