@@ -25,10 +25,13 @@ from indexer.scan.plan.tokens import Seen
 from indexer.scan.plan.waiting import Deadline, SnapshotNotifier
 from indexer.scan.request.request import Moment
 from indexer.view import NodeView
+from keytide.errors import RetryableError
 
 FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.1
 """Between tries of a snapshot that a slice did not hold; doubled from the first to the longest."""
+OUT_OF_TIME: Final = 504
+"""Status of what ran out of time."""
 CATALOG_LAG_S: Final = 0.5
 """How far behind the coordinator a node's catalog may be on a busy machine before a scan is turned away."""
 
@@ -104,10 +107,17 @@ class Agreement:
                 number: self._directory.replica(index.placement[number], self._without.get(number))
                 for number in self._slices
             }
+            left = self._deadline.left
             try:
                 return await read_at(index, stamp, nodes, self._waited_for)
             except HINDRANCES as error:
                 hindrance = error
+            except RetryableError as error:
+                if hindrance is None or error.status != OUT_OF_TIME or left > LONGEST_PAUSE_S:
+                    raise
+                # The last try, with hardly any time: what was in the way before it says more.
+                await self._after(index, nodes, hindrance)
+                raise
 
     async def _after(self, index: Scannable, nodes: Mapping[int, str], hindrance: Hindrance) -> None:
         """Returns when it is time for another try.
