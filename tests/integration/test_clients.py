@@ -138,6 +138,7 @@ def test_one_moment_in_every_form(world: World, face: Face) -> None:
     }
     held = client.snapshot("by_city", lease_s=30)
     at = face.enter(held)
+    token = at.at
     expected = sorted((CITIES[number % 4], number, f"p{number:03}") for number in range(PEOPLE))
     moved = {f"p{number:03}": person(number, "Elsewhere") for number in range(0, PEOPLE, 2)}
     writes = by_confluent(world, moved)
@@ -162,7 +163,7 @@ def test_one_moment_in_every_form(world: World, face: Face) -> None:
     finally:
         face.exit(held)
     with pytest.raises(SnapshotGoneError):
-        wait(client.count("by_city", at=held._held.hold.at))
+        wait(client.count("by_city", at=token))
     plan = wait(client.explain("SELECT id FROM people WHERE city = 'Boston'"))
     assert plan["index"] == "by_city"
     with pytest.raises(CallerError) as caught:

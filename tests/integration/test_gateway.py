@@ -70,7 +70,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld
         world.make_topic("moves")
         with Writer(world.bootstrap, "moves", 1, _move) as writer:
             for number in range(IDS):
-                writer._producer.send("moves", key=b"m%d" % number, value=b'{"city":"city0","n":0}')
+                writer.put(f"m{number}", {"city": "city0", "n": 0})
             writer.write(1_000)
         world.sql(STATEMENT)
         build = world.build("moves_city")

@@ -228,7 +228,10 @@ class Writer:
         self._producer.flush()
 
     def _one(self) -> None:
-        id_, document = self._change(self._chance, self.written)
+        self.put(*self._change(self._chance, self.written))
+
+    def put(self, id_: str, document: Any) -> None:
+        """Send one document, or a delete (None); `write` waits for it."""
         value = None if document is None else json.dumps(document).encode()
         self._producer.send(self._topic, key=id_.encode(), value=value)
         self.written += 1
