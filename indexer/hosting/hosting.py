@@ -32,7 +32,7 @@ from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.scrubber import Scrubber
 from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool
-from indexer.slice.following import SliceLimits
+from indexer.slice.limits import SliceLimits
 from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError
 from indexer.store.lmdb.store import LmdbSliceStore

@@ -55,8 +55,8 @@ from indexer.slice.events import (
     Stop,
     SwitchOver,
 )
-from indexer.slice.following import SliceLimits
 from indexer.slice.freshness import newest_times
+from indexer.slice.limits import SliceLimits
 from indexer.store.interface import UNNUMBERED, SliceStore, StoreDamagedError
 from indexer.unique.watch import UniqueWatch
 from keytide.catalog.history import History

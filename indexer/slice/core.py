@@ -50,7 +50,8 @@ from indexer.slice.events import (
     Stop,
 )
 from indexer.slice.failure import CannotGoOnError, GoneError
-from indexer.slice.following import QueueFollower, SliceLimits
+from indexer.slice.following import QueueFollower
+from indexer.slice.limits import SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.history import History
 from keytide.errors import invariant
@@ -293,10 +294,14 @@ class SliceCore:
         return [DropChunks(mode.chunks()), ReadMutations(applied.queue_position)]
 
     def _read_again(self, mode: QueueFollower, now: int) -> bool:
-        """Whether the queue is to be read once more from the slice's position, before a gap stops the slice:
-        what is missing may be there, and have been lost between the broker and here."""
+        """Whether the queue is to be read once more from the slice's position: for what was let go of, or
+        before a gap stops the slice: what is missing may be there, lost between the broker and here."""
         position = self.applied.queue_position
-        if mode.deaf or mode.committing or not mode.gaps.late(now) or self._read_again_at == position:
+        if mode.deaf or mode.committing:
+            return False
+        if mode.reads_again():
+            return True
+        if not mode.gaps.late(now) or self._read_again_at == position:
             return False
         self._read_again_at = position
         return True

@@ -8,6 +8,11 @@ whose timestamp is heard entirely (R1, R2), or, when the slice is full, applies 
 holds below a timestamp that it knows (R4), or, when that makes no room, pauses. One commit is under way at a
 time; until it is done the slice only listens.
 
+A slice that is full of what no timestamp reaches, while the newest one waits for what lies further on in the
+queue, would stand for ever if no timestamp ever did: an election may have lost what it holds. So after some
+timestamps it lets go of it and reads on; once one reaches there after all, it reads the queue again from
+where that lies, up to which its position stays.
+
 What it hears is judged by the keyspace's history first (R30): of a message that was read before a rollback
 counts only what lies below the cut. A message of a *later* history than the slice knows makes it *deaf*: that
 one and all behind it stay in the queue until the dictionary tells of the rollback, and the slice begins again
@@ -20,15 +25,14 @@ same holds for the missing parts of a message (R20).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 from msgspec import structs
 
 from indexer.slice.corrections import Correcting
 from indexer.slice.events import Apply, Correct, Instruction, MutationData, PauseReading, Resume
+from indexer.slice.evicted import EvictedMutations
 from indexer.slice.failure import CannotGoOnError, GoneError, unreadable
 from indexer.slice.gaps import Gaps
+from indexer.slice.limits import WAIT_LIMIT, SliceLimits
 from indexer.slice.mutation_queue import PendingMutations, SegmentOutcome, SegmentPart
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import UNNUMBERED, Applied
@@ -47,27 +51,6 @@ from keytide.wire.messages import (
     UnreadableMessageError,
 )
 
-PART_LIMIT_MS: Final = 600_000
-"""How long an incomplete message holds back the queue position: twice what a producer tries to send (R20)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SliceLimits:
-    """Bounds of one slice.
-
-    Attributes:
-        documents: versions held and not applied; a full slice applies without a number (R4).
-        bytes: the same in bytes.
-        gap_ms: how long a gap may stay unfilled before the slice stops (R10); the same for a rollback that
-            the dictionary does not tell of.
-        part_ms: how long a message may stay incomplete before it is given up.
-    """
-
-    documents: int
-    bytes: int
-    gap_ms: int
-    part_ms: int = PART_LIMIT_MS
-
 
 class QueueFollower:
     """The mutation queue of one slice.
@@ -85,7 +68,6 @@ class QueueFollower:
         gap_drops: segments dropped because they lay beyond the position (R10).
         outdated: messages of an earlier catalog version than the index's.
         stale: segments that lie on a lost branch entirely.
-        unnumbered: commits that made room (R4).
         correcting: the repairs.
     """
 
@@ -109,7 +91,6 @@ class QueueFollower:
         self.gap_drops = 0
         self.outdated = 0
         self.stale = 0
-        self.unnumbered = 0
         self.queue = PendingMutations(applied.timestamp)
         self._history = history
         self._version = version
@@ -122,6 +103,8 @@ class QueueFollower:
         self._beginning: int | None = None
         self.gaps = Gaps(limits.gap_ms)
         self._incomplete: tuple[int, int] | None = None
+        self._waited = 0
+        self._evicted = EvictedMutations()
         self._doubted: dict[int, Place] = {}
         """By partition, how far what made room was applied that no timestamp vouches for."""
         self._commit: Apply | Correct | None = None
@@ -186,6 +169,7 @@ class QueueFollower:
         self._news = True
         if number > self.number:
             self._stamps.add(number, message.timestamp)
+            self._waited += self.paused
 
     def caught_up(self, now: int) -> None:
         """The end of the queue was met."""
@@ -246,9 +230,11 @@ class QueueFollower:
             self._commit = self._correct() or self._next_number() or self._make_room()
             if self._commit is not None:
                 return [self._commit]
+        if self._waits_in_vain():
+            self._evicted.evict(self.queue)
         full = self._full() or self.deaf > 0
         if full and not self.paused:
-            self.paused = True
+            self.paused, self._waited = True, 0
             return [PauseReading()]
         if self.paused and not full and self._commit is None:
             self.paused = False
@@ -283,7 +269,6 @@ class QueueFollower:
         target = self._stamps.make_room(self.applied.timestamp, self.queue)
         if target is None:
             return None
-        self.unnumbered += 1
         for partition, place in target.places.items():
             new = place.offset > self.applied.timestamp.offset(partition)
             if new and place.epoch >= 0 and not self._stamps.vouch_for(partition, place):
@@ -294,6 +279,24 @@ class QueueFollower:
         """(What contradicts a timestamp is settled by what lies further on: then it reads on.)"""
         full = self.queue.documents >= self.limits.documents or self.queue.bytes >= self.limits.bytes
         return full and not self._stamps.contradicted(self.queue)
+
+    def _waits_in_vain(self) -> bool:
+        """Whether it is full of what no timestamp reaches, and the newest waits for what lies further on."""
+        newest = self._stamps.newest
+        return (
+            self.paused
+            and self._commit is None
+            and self._waited >= WAIT_LIMIT
+            and newest is not None
+            and self._full()
+            and not self.queue.covers(newest)
+            and self.applied.timestamp.covers(self.queue.reachable(newest))
+        )
+
+    def reads_again(self) -> bool:
+        """Whether a timestamp reaches what was let go of, and it did not come another time."""
+        newest = self._stamps.newest
+        return newest is not None and self._evicted.wanted(newest, self.queue)
 
     def _apply(self, target: Timestamp, number: int) -> Apply:
         """Take everything below `target` out of the queue; the state after the commit is exactly there."""
@@ -327,9 +330,12 @@ class QueueFollower:
             self.stale += 1
         elif outcome is SegmentOutcome.BEYOND:
             self.gap_drops += 1
-            self.gaps.dropped(segment)
+            if segment.partition not in self._evicted:
+                self.gaps.dropped(segment)
         elif outcome in (SegmentOutcome.EXTENDED, SegmentOutcome.TRIMMED):
-            self.gaps.extended(segment.partition, self.queue.heard(segment.partition))
+            heard = self.queue.heard(segment.partition)
+            self.gaps.extended(segment.partition, heard)
+            self._evicted.heard(segment, heard)
 
     def _limit(self, incarnation: int) -> Timestamp | None:
         """Up to where messages of an incarnation count; the present one's have no limit."""
@@ -361,6 +367,7 @@ class QueueFollower:
             self.queue.first_position(),
             self._assembler.first_pending(),
             self.correcting.first_position(),
+            self._evicted.first_position(),
             self._cursor,
         )
         return min(place for place in places if place is not None)

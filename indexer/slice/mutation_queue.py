@@ -312,6 +312,22 @@ class PendingMutations:
             )
         return taken
 
+    def evict(self) -> dict[int, tuple[Place, int]]:
+        """Forget everything held, as if it had not come.
+
+        Returns:
+            by source partition of which anything was held: where it ended, and the smallest queue offset of
+            the messages that brought it.
+        """
+        gone: dict[int, tuple[Place, int]] = {}
+        for partition, queue in self._queues.items():
+            if queue.parts:
+                gone[partition] = (queue.heard, min(part.position for part in queue.parts))
+                queue.parts.clear()
+                queue.heard = queue.applied
+        self.documents = self.bytes = 0
+        return gone
+
     def first_position(self) -> int | None:
         """The smallest queue offset of a message with anything held, None when nothing is (R6)."""
         return min((part.position for queue in self._queues.values() for part in queue.parts), default=None)

@@ -40,6 +40,11 @@ class PendingStamps:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def newest(self) -> Timestamp | None:
+        """The last that came, None when none is known."""
+        return self._pending[-1].timestamp if self._pending else None
+
     def add(self, number: int, timestamp: Timestamp) -> None:
         """Take note of one; a number that is not newer than all others is a replay and ignored."""
         if self._pending and number <= self._pending[-1].number:

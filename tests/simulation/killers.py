@@ -9,6 +9,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "join_the_past": (2, "Untorn"),
     "number_by_the_leader": (6, "Monotonic"),
     "never_make_room": (0, "Stuck"),
+    "hold_what_no_timestamp_reaches": (624, "Stuck"),
     "forget_the_published": (19, "Published"),
     "forget_the_slower": (19, "Published"),
     "forget_the_queue_position": (1, "Stuck"),

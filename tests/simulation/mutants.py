@@ -100,6 +100,11 @@ def never_make_room(patches: Patches) -> None:
     patches.put(PendingStamps, "make_room", lambda self, position, queue: None)
 
 
+@mutant("R4, what no timestamp reaches", "a full slice holds on to it", faults=("lost", "truncate"))
+def hold_what_no_timestamp_reaches(patches: Patches) -> None:
+    patches.put(QueueFollower, "_waits_in_vain", lambda self: False)
+
+
 @mutant("R5", "the newest common number is not kept beside the ring")
 def forget_the_published(patches: Patches) -> None:
     def trim(self: SnapshotRing, now: int) -> None:

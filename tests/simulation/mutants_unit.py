@@ -31,6 +31,7 @@ from indexer.slice.building import Building
 from indexer.slice.core import SliceCore
 from indexer.slice.corrections import Correcting
 from indexer.slice.events import Instruction, MutationData
+from indexer.slice.evicted import EvictedMutations
 from indexer.slice.following import QueueFollower
 from indexer.slice.gaps import Gaps
 from indexer.slice.mutation_queue import PendingMutations, _PartitionQueue
@@ -130,6 +131,26 @@ def unit_mutant(
 )
 def believe_old_leaders(patches: Patches) -> None:
     patches.put(SliceCore, "_valid_term", lambda self, message: True)
+
+
+@unit_mutant(
+    "R4 (what was let go of)",
+    "it is not read again",
+    RARE,
+    test_slice_core.test_what_was_let_go_of_is_read_again_once_a_timestamp_reaches_it,
+)
+def evict_for_good(patches: Patches) -> None:
+    patches.put(QueueFollower, "reads_again", lambda self: False)
+
+
+@unit_mutant(
+    "R4, R6 (what was let go of)",
+    "the queue position passes it",
+    RARE,
+    test_slice_core.test_a_full_slice_lets_go_of_what_no_timestamp_reaches,
+)
+def forget_where_it_lies(patches: Patches) -> None:
+    patches.put(EvictedMutations, "first_position", lambda self: None)
 
 
 @unit_mutant(

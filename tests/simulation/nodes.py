@@ -15,7 +15,7 @@ from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, Decide, MutationData, Stamped
-from indexer.slice.following import SliceLimits
+from indexer.slice.limits import SliceLimits
 from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
 from keytide.settings.settings import IndexerSettings
 from keytide.wire.messages import (

@@ -21,7 +21,7 @@ from indexer.hosting.slice_runner import RESTART_MS, RETRY_MS, SliceKey, SliceRu
 from indexer.hosting.spool import ChunkSpool
 from indexer.ingest.metadata import histories_complete
 from indexer.slice.events import BackfillData, DataLost, Decide, MutationData, RolledBack, Stamped
-from indexer.slice.following import SliceLimits
+from indexer.slice.limits import SliceLimits
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
 from indexer.store.lmdb.store import LmdbSliceStore

@@ -12,7 +12,7 @@ import pytest
 from indexer.hosting.slice_status import running
 from indexer.slice.core import SliceCore
 from indexer.slice.events import Apply, Correct, Decide, Done, Event, MutationData, Stamped
-from indexer.slice.following import SliceLimits
+from indexer.slice.limits import SliceLimits
 from indexer.store.interface import Applied, StoredDocument
 from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.corrections import Moments, correct

@@ -21,7 +21,7 @@ from indexer.slice.events import (
     Stamped,
     SteppedBack,
 )
-from indexer.slice.following import SliceLimits
+from indexer.slice.limits import SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History

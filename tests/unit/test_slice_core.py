@@ -37,7 +37,7 @@ from indexer.slice.events import (
     Stop,
     SwitchOver,
 )
-from indexer.slice.following import SliceLimits
+from indexer.slice.limits import WAIT_LIMIT, SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History
@@ -248,6 +248,76 @@ def test_a_full_slice_that_no_timestamp_helps_waits() -> None:
     assert decide(core) == [PauseReading()]
     assert core.paused
     assert decide(core) == []
+
+
+def full_in_vain(number: int = 1, epoch: int = 0) -> SliceCore:
+    """[0, 12) of partition 0 has come, and timestamps go on without it: they wait for partition 1."""
+    core = live(Applied(timestamp=at(0, 0), queue_position=0))
+    hear(core, 0, segment(0, 0, 12, versions(0, 12), epoch=epoch))
+    assert decide(core) == [PauseReading()]
+    for more in range(WAIT_LIMIT):
+        assert core.paused
+        stamp(core, number + more, 0, 1)
+        out = decide(core)
+    assert out == [Resume()]
+    return core
+
+
+def test_a_full_slice_lets_go_of_what_no_timestamp_reaches() -> None:
+    """An election has lost it, and nothing has come in its place: other partitions go on."""
+    core = full_in_vain()
+    hear(core, 1, seg(0, 1, 1))
+    assert commits(decide(core)) == [(WAIT_LIMIT, {0: 0, 1: 1}, [(0, 1)])]
+    assert core.applied.queue_position == 0  # from where it is read again after a restart
+    hear(core, 2, seg(0, 3, 0))
+    stamp(core, 50, 3, 1)
+    assert commits(decide(core)) == [(50, {0: 3, 1: 1}, [(0, 3)])]
+    assert core.applied.queue_position == 0
+
+
+def test_what_was_let_go_of_is_read_again_once_a_timestamp_reaches_it() -> None:
+    core = full_in_vain()
+    hear(core, 1, seg(0, 1, 1), seg(12, 14))
+    assert commits(decide(core)) == [(WAIT_LIMIT, {0: 0, 1: 1}, [(0, 1)])]
+    core.handle(CaughtUp(0))
+    assert decide(core, LIMITS.gap_ms * 9) == []  # no gap: it knows where that is
+    stamp(core, 50, 14, 1)
+    assert decide(core) == [ReadMutations(0)]
+    stamp(core, 51, 14, 1)
+    hear(core, 0, seg(0, 12))
+    assert commits(decide(core)) == [(UNNUMBERED, {0: 12, 1: 1}, [(0, 12)])]
+    hear(core, 1, seg(0, 1, 1), seg(12, 14))
+    assert commits(decide(core)) == [(51, {0: 14, 1: 1}, [(12, 14)])]
+    assert core.applied.queue_position == 2
+    assert decide(core) == []
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_what_was_let_go_of_may_come_another_time(later: bool) -> None:
+    """Sent again, or replaced by a later leader's: then its first place in the queue does not count."""
+    core = full_in_vain()
+    again = segment(0, 0, 3, versions(0, 3), epoch=1) if later else seg(0, 12)
+    hear(core, 1, again, seg(0, 1, 1))
+    end = again.end
+    core.handle(
+        Stamped(
+            50,
+            StabilityTimestamp(
+                "ks", 1, 0, Timestamp({0: Place(end, again.epoch), 1: Place(1, 0)}, TOPIC_ID), 0, 0
+            ),
+        )
+    )
+    assert commits(decide(core))[-1][:2] == (50, {0: end, 1: 1})
+    assert core.applied.queue_position == 2
+
+
+def test_what_comes_late_of_an_earlier_leader_does_not_take_the_place_of_what_was_let_go_of() -> None:
+    core = full_in_vain(epoch=1)
+    hear(core, 1, segment(0, 0, 2, versions(0, 2), epoch=0), seg(0, 1, 1))
+    decide(core)
+    stamped = Timestamp({0: Place(12, 1), 1: Place(1, 0)}, TOPIC_ID)
+    core.handle(Stamped(50, StabilityTimestamp("ks", 1, 0, stamped, 0, 0)))
+    assert decide(core) == [ReadMutations(0)]
 
 
 # --- segments -------------------------------------------------------------------------------------------
