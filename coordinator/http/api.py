@@ -31,6 +31,7 @@ from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views
 from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
 from keytide.errors import NotServedYetError
+from keytide.http.nodes import NodeClient
 from keytide.model.health import Verdict, single
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
@@ -87,7 +88,9 @@ def create_app(service: CoordinatorService, url: str, started: Callable[[], None
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         started()
         yield
+        await nodes.close()
 
+    nodes = NodeClient(service.settings.security.tls_authority)
     app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_docs(app)
     add_error_handlers(app)
@@ -97,7 +100,7 @@ def create_app(service: CoordinatorService, url: str, started: Callable[[], None
     _add_indexes(app, access)
     _add_builds(app, access)
     add_jobs(app, access, _PAGE_HEADERS)
-    add_lists(app, access)
+    add_lists(app, access, nodes)
     _add_cluster(app, access, url)
     _add_health(app, access)
     return app

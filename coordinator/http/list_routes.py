@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import aiohttp
-import msgspec
 from fastapi import FastAPI, Query
 
 from coordinator.http.leader_access import LeaderAccess
@@ -20,10 +18,8 @@ from coordinator.views import index_lists as list_views
 from coordinator.views import views
 from keytide.catalog.catalog import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http.tls import trusted
-from keytide.process.clock import wall_ms
-from keytide.serving.cluster_credential import credential
-from keytide.serving.gate import MESSAGE
+from keytide.http.node_protocol import NoAnswerError, RefusedError
+from keytide.http.nodes import NodeClient
 from keytide.wire.index_lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 from keytide.wire.messages import SliceStatus
 
@@ -32,7 +28,7 @@ Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the pa
 PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
 
 
-def add_lists(app: FastAPI, access: LeaderAccess) -> None:
+def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
     """Add the routes."""
 
     @app.get(
@@ -42,7 +38,7 @@ def add_lists(app: FastAPI, access: LeaderAccess) -> None:
     )
     async def skipped(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
         """The skip ledger, by partition and offset; the first page also counts lines by reason."""
-        index, pages, statuses = await _gather(access, name, "skipped", page, limit)
+        index, pages, statuses = await _gather(access, nodes, name, "skipped", page, limit)
         return list_views.skipped(index, pages, limit, page is None, list_views.total(statuses, "skipped"))
 
     @app.get(
@@ -52,7 +48,7 @@ def add_lists(app: FastAPI, access: LeaderAccess) -> None:
     )
     async def violations(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
         """By key, with all documents that have it."""
-        index, pages, statuses = await _gather(access, name, "violations", page, limit)
+        index, pages, statuses = await _gather(access, nodes, name, "violations", page, limit)
         if index.violated is not None and not index.placement:
             return list_views.kept_violations(index, index.violated, page, limit)
         return list_views.violations(
@@ -61,7 +57,7 @@ def add_lists(app: FastAPI, access: LeaderAccess) -> None:
 
 
 async def _gather(
-    access: LeaderAccess, name: str, what: str, page: str | None, limit: int
+    access: LeaderAccess, nodes: NodeClient, name: str, what: str, page: str | None, limit: int
 ) -> tuple[IndexRecord, Sequence[ListPage], Statuses]:
     """The index, one page of each node that holds slices of it, and what its slices last said."""
 
@@ -70,27 +66,24 @@ async def _gather(
         known = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
         live = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["live"] and one["url"]}
         statuses = views.slice_statuses(leader, index)
-        cluster = leader.dictionary.catalog.cluster
-        return index, known, live, statuses, cluster.secret if cluster else ""
+        return index, known, live, statuses, leader.dictionary.catalog.secret
 
     index, known, live, statuses, secret = await access.look(look)
     asked = list_views.asks(index, what, page, limit, live)
-    settings = access.service.settings
-    headers = {"Authorization": credential(secret, wall_ms()), "Content-Type": MESSAGE}
-    limits = aiohttp.ClientTimeout(total=float(settings.coordinator.request_timeout_s))
-    secure = any((known.get(node) or "").startswith("https:") for node, _ in asked)
-    trust = trusted(settings.security.tls_authority) if secure else True
-    connector = aiohttp.TCPConnector(ssl=trust)
-    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=limits) as session:
-        tasks = [asyncio.ensure_future(_ask(session, node, known.get(node), ask)) for node, ask in asked]
-        try:
-            return index, await asyncio.gather(*tasks), statuses
-        finally:
-            for task in tasks:
-                task.cancel()
+    limit_s = float(access.service.settings.coordinator.request_timeout_s)
+    tasks = [
+        asyncio.ensure_future(_ask(nodes, node, known.get(node), ask, secret, limit_s)) for node, ask in asked
+    ]
+    try:
+        return index, await asyncio.gather(*tasks), statuses
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
-async def _ask(session: aiohttp.ClientSession, node: str, url: str | None, ask: ListAsk) -> ListPage:
+async def _ask(
+    nodes: NodeClient, node: str, url: str | None, ask: ListAsk, secret: str, limit_s: float
+) -> ListPage:
     """A node's page.
 
     Raises:
@@ -99,23 +92,19 @@ async def _ask(session: aiohttp.ClientSession, node: str, url: str | None, ask: 
     if url is None:
         raise _unavailable(node, "it is not known where it is")
     try:
-        async with session.post(url + LISTS_PATH, data=encoder.encode(ask)) as response:
-            body = await response.read()
-            if response.status == 200:
-                return page_decoder.decode(body)
+        return page_decoder.decode(await nodes.ask(url + LISTS_PATH, encoder.encode(ask), secret, limit_s))
     except TimeoutError as error:
         raise _unavailable(node, "it did not answer in time") from error
-    except (aiohttp.ClientError, *UNDECODABLE) as error:
+    except (NoAnswerError, *UNDECODABLE) as error:
         raise _unavailable(node, str(error)) from error
-    try:
-        problem = msgspec.json.decode(body, type=dict[str, Any])
-    except UNDECODABLE as error:
-        raise _unavailable(node, f"it answered {response.status}") from error
-    raise RetryableError(
-        f"node {node}: {problem.get('detail') or response.status}",
-        problem_type=str(problem.get("type") or "node-unavailable"),
-        next_step=str(problem.get("next_step") or "try again"),
-    )
+    except RefusedError as refused:
+        if not refused.type:
+            raise _unavailable(node, f"it answered {refused.status}") from refused
+        raise RetryableError(
+            f"node {node}: {refused.detail or refused.status}",
+            problem_type=refused.type,
+            next_step=refused.next_step or "try again",
+        ) from refused
 
 
 def _unavailable(node: str, why: str) -> RetryableError:

@@ -38,10 +38,11 @@ from indexer.scan.peer.wellformed import check
 from indexer.serve.digests import answer as answer_verifier
 from indexer.serve.index_lists import page
 from indexer.view import NodeView
+from keytide.http.node_protocol import MESSAGE
 from keytide.model.health import LEVELS, Verdict, verdict
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
-from keytide.serving.gate import MESSAGE, RequestGate
+from keytide.serving.gate import RequestGate
 from keytide.settings.settings import Settings
 from keytide.wire import digests
 from keytide.wire import index_lists as lists

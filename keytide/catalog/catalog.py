@@ -127,6 +127,11 @@ class Catalog:
         return self._one("cluster", ClusterRecord)
 
     @property
+    def secret(self) -> str:
+        """Of the cluster; "" while nothing was read of it."""
+        return self.cluster.secret if self.cluster is not None else ""
+
+    @property
     def term(self) -> int:
         record = self._one("term", TermRecord)
         return record.term if record else 0

@@ -1,4 +1,6 @@
-"""What both ends of an HTTP request need: certificates, the header with a token, JSON as people type it.
+"""What both ends of an HTTP request need: certificates, the header with a token, JSON as people type it; and
+how the parts of a cluster ask its nodes (`node_protocol`, pure, with the credential that nodes look at;
+`nodes` from an event loop, `blocking_nodes` from threads).
 
-Imported by the clients, the command and the servers; imports nothing of them.
+Imported by the clients, the command and the servers, and by whoever asks a node; imports nothing of them.
 """

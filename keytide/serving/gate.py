@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, Literal
 
 from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.http.node_protocol import MESSAGE, opens
 from keytide.process.clock import wall_ms
-from keytide.serving.cluster_credential import opens
 from keytide.serving.security import Guard, NotAllowedError, TokenScope
 from keytide.settings.settings import Settings
 
@@ -41,8 +41,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-MESSAGE: Final = "application/msgpack"
-"""What the parts of a cluster send each other."""
 _JSON: Final = b"application/json"
 _FORM: Final = b"application/x-www-form-urlencoded"
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}

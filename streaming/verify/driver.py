@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from keytide.catalog.catalog import Catalog, IndexRecord, JobRecord
+from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.kafka.topics import admin
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
@@ -31,6 +32,8 @@ from streaming.verify.slices import Pin, SliceClient
 from streaming.verify.source import DriverReader, KafkaSource, SourceReader, SparkReader
 from streaming.verify.verification import Verification
 
+CALL_LIMIT_S: Final = 60.0
+"""For a node that is asked about a slice."""
 STOP_S: Final = 0.1
 """How soon a driver that is asked to end begins to."""
 
@@ -103,7 +106,8 @@ class VerifyDriver(Driver):
         catalog = self._metadata.catalog()
         self._job = wanted_job(catalog, self._id)
         indexes = indexes_of(catalog, self._job)
-        slices = SliceClient(self._metadata.catalog, [index.id for index in indexes])
+        nodes = BlockingNodeClient("", CALL_LIMIT_S)
+        slices = SliceClient(self._metadata.catalog, [index.id for index in indexes], nodes)
         held.callback(slices.close)
         client = held.enter_context(admin(self._settings))
         return indexes, VerificationContext(

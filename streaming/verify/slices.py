@@ -22,16 +22,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar, get_args
 
-import httpx
 import numpy as np
 
 from keytide.catalog.catalog import Catalog, IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http.tls import trusted
+from keytide.http.blocking_nodes import BlockingNodeClient
+from keytide.http.node_protocol import NoAnswerError, RefusedError
 from keytide.model.timestamp import Timestamp
-from keytide.process.clock import wall_ms
 from keytide.process.worker import Worker, logged
-from keytide.serving.cluster_credential import credential
 from keytide.wire import digests
 from keytide.wire.digests import (
     VERIFY_PATH,
@@ -57,7 +55,6 @@ RENEW_S: Final = 20.0
 PIN_LIMIT_S: Final = 60.0
 """For a number that all slices hold at once."""
 PIN_PAUSE_S: Final = 0.05
-CALL_LIMIT_S: Final = 60.0
 ROWS_PER_CALL: Final = 100_000
 """Rows of a slice that one call looks at: some tenths of a second of a node's thread."""
 ROWS_BYTES: Final = 8 << 20
@@ -107,18 +104,15 @@ class SliceClient:
     Args:
         catalog: gives the dictionary as it is now (from any thread).
         indexes: index ids.
-        transport: how nodes are reached (tests have one of their own).
+        nodes: asks them; closed with this.
     """
 
     def __init__(
-        self,
-        catalog: Callable[[], Catalog],
-        indexes: Sequence[str],
-        transport: httpx.BaseTransport | None = None,
+        self, catalog: Callable[[], Catalog], indexes: Sequence[str], nodes: BlockingNodeClient
     ) -> None:
         self._catalog = catalog
         self._indexes = list(indexes)
-        self._http = httpx.Client(timeout=CALL_LIMIT_S, transport=transport, verify=trusted())
+        self._nodes = nodes
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slices")
         self._renewals: dict[str, Worker] = {}
 
@@ -126,7 +120,7 @@ class SliceClient:
         for renewing in self._renewals.values():
             renewing.stopping.set()
         self._pool.shutdown(cancel_futures=True)
-        self._http.close()
+        self._nodes.close()
 
     def tables_taken_at(self) -> dict[int, int]:
         """Source partition -> the offset at which the table was taken that an index began with (the largest,
@@ -335,30 +329,17 @@ class SliceClient:
         url = next((one.url for one in catalog.nodes() if one.id == node), None)
         if url is None or catalog.cluster is None:
             raise RetryableError(f"node {node} is not known", next_step="see `keytide node list`")
-        headers = {
-            "Authorization": credential(catalog.cluster.secret, wall_ms()),
-            "Content-Type": "application/msgpack",
-        }
         try:
-            response = self._http.post(url + VERIFY_PATH, content=digests.encode(ask), headers=headers)
-        except httpx.TransportError as error:
+            answer: Answer = digests.decode_answer(
+                self._nodes.ask(url + VERIFY_PATH, digests.encode(ask), catalog.cluster.secret)
+            )
+        except NoAnswerError as error:
             raise NodeAwayError(f"node {node} cannot be asked: {error}") from error
-        if response.status_code != 200:
-            raise _problem(node, response)
-        try:
-            answer: Answer = digests.decode_answer(response.content)
+        except RefusedError as refused:
+            family = PinLostError if refused.type == PinLostError.problem_type else RetryableError
+            raise family(f"node {node} {refused}") from refused
         except UNDECODABLE as error:
             raise RetryableError(f"node {node} answers with something else: {error}") from error
         if not isinstance(answer, kind):
             raise RetryableError(f"node {node} answers another question")
         return answer
-
-
-def _problem(node: str, response: httpx.Response) -> RetryableError:
-    try:
-        problem = response.json()
-        kind, detail = str(problem.get("type", "")), str(problem.get("detail", ""))
-    except (ValueError, AttributeError):
-        kind, detail = "", response.text[:200]
-    family = PinLostError if kind == PinLostError.problem_type else RetryableError
-    return family(f"node {node} answered {response.status_code} {kind}: {detail}")

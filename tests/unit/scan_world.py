@@ -55,10 +55,10 @@ from keytide.catalog.catalog import (
 from keytide.catalog.history import History
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.http.node_protocol import credential
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
-from keytide.serving.cluster_credential import credential
 from keytide.settings.settings import ScanSettings
 from keytide.wire.messages import UniqueViolation
 from tests.store_kit import Version, lmdb_store, segments

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from keytide.http.node_protocol import credential, opens
 from keytide.process.clock import ForwardClock, now_ms, wall_ms
-from keytide.serving.cluster_credential import credential, opens
 
 SECRET = "5ec2e7" * 8
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from indexer.hosting.node import ServingNode
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.serve.api import create_app
+from keytide.http.node_protocol import PERIOD_MS, credential, opens
 from keytide.process.clock import now_ms
-from keytide.serving.cluster_credential import PERIOD_MS, credential, opens
 from keytide.settings.settings import load_settings
 from keytide.wire.digests import VERIFY_PATH
 from keytide.wire.index_lists import LISTS_PATH

@@ -40,6 +40,20 @@ STRUCTS_ELSEWHERE = (
 """Where packed structs that never enter a topic may be defined: the timestamp (a part of messages), records
 on disk, answers between nodes (and to verification) and tokens, rows of Spark's shuffle."""
 
+HTTP_LIBRARIES = re.compile(r"(?:aiohttp|httpx|requests|urllib3|urllib\.request|http\.client)\b")
+ASKS_OVER_HTTP = {
+    "keytide/http/nodes.py": "how nodes are asked from an event loop",
+    "keytide/http/blocking_nodes.py": "how they are asked from threads",
+    "keytide/http/tls.py": "httpx's list of the usual authorities; it asks nobody",
+    "keytide/client/client.py": "the type of a transport that users give",
+    "keytide/client/transports.py": "the clients of users, who have other credentials, retries and streams",
+    "keytide/cli/admin.py": "the command asks the coordinator, as a user",
+    "keytide/cli/nodes.py": "the command looks whether a node that a user names is there",
+    "deploy/cluster.py": "whether a process that was started is ready",
+    "deploy/doctor.py": "what time a server has, by a header of its answer",
+}
+"""The only modules of the product that may make requests over HTTP themselves, and for what."""
+
 
 @cache
 def tracked() -> tuple[Path, ...]:
@@ -107,6 +121,34 @@ def test_every_producer_keeps_the_order_of_what_it_writes() -> None:
                 if made and "'enable.idempotence': True" not in text and "'transactional.id'" not in text:
                     found.append(f"{named(path)}:{function.lineno}")
     assert found == []
+
+
+def http_imports(path: Path) -> set[str]:
+    """What a module imports to ask others over HTTP, whenever it does."""
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if HTTP_LIBRARIES.match(name)}
+
+
+def test_http_is_spoken_by_few() -> None:
+    """How nodes are asked, tried again and understood is said once: whoever asks one takes a client of
+    `keytide.http`, with its connections, its trust and its credential."""
+    found = {named(path) for path in sources(PRODUCT) if http_imports(path)}
+    assert found - ASKS_OVER_HTTP.keys() == set()
+    assert ASKS_OVER_HTTP.keys() - found == set(), "an exception that is no longer needed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import httpx", "from aiohttp import ClientSession", "import urllib.request", "from http import client"],
+)
+def test_whoever_speaks_http_is_seen(line: str, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(f"def ask():\n    {line}\n")
+    assert http_imports(tmp_path / "asks.py")
 
 
 def test_no_file_of_product_code_is_too_long() -> None:

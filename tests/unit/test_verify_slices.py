@@ -19,6 +19,7 @@ from indexer.serve.api import create_app
 from keytide.catalog.catalog import BuildRecord, KeyspaceRecord, NodeRecord, TableOrigin
 from keytide.collation import encode_key
 from keytide.errors import RetryableError
+from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from keytide.wire import digests
@@ -29,6 +30,7 @@ from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster
 from tests.unit.test_origin import begun
 
 SLICES = 3
+LIMIT_S = 20.0
 
 
 def world(replicas: int = 0) -> World:
@@ -67,7 +69,8 @@ def asked(made: World, down: frozenset[str] = frozenset()) -> Iterator[tuple[Sli
             return httpx.Response(error.status, json=error.problem())
         return httpx.Response(200, content=digests.encode(found))
 
-    slices = SliceClient(lambda: made.catalog, [made.index("i").id], transport=httpx.MockTransport(handle))
+    nodes = BlockingNodeClient("", LIMIT_S, httpx.MockTransport(handle))
+    slices = SliceClient(lambda: made.catalog, [made.index("i").id], nodes)
     try:
         yield slices, told
     finally:
@@ -165,7 +168,8 @@ def test_a_snapshot_that_is_gone_and_a_slice_that_is_doubted_end_it() -> None:
 def test_where_the_table_was_taken_that_an_index_began_with() -> None:
     made = World(*(f"CREATE INDEX {name} ON users (city) WITH (slices=1)" for name in "ij"))
     made.change("j", build="b2", slice_builds={0: "b3"})
-    slices = SliceClient(lambda: made.catalog, [made.index(name).id for name in "ij"])
+    nodes = BlockingNodeClient("", LIMIT_S)
+    slices = SliceClient(lambda: made.catalog, [made.index(name).id for name in "ij"], nodes)
 
     def began(build: str, origin: TableOrigin | None) -> None:
         made.record(BuildRecord(build, "users", [], "READY", Timestamp(), 0, origin=origin))

@@ -34,6 +34,7 @@ from indexer.scan.tasks import TASKS
 from indexer.validation.service import Validation
 from indexer.view import NodeView
 from keytide.errors import UNDECODABLE, RetryableError
+from keytide.http.nodes import NodeClient
 from keytide.serving.gate import Need
 from keytide.settings.settings import Settings
 
@@ -147,7 +148,8 @@ class Endpoint:
             long_readers=scan.long_readers,
             client_leases=scan.max_client_leases,
         )
-        self.peers = Peers(view, self.local, settings.security.tls_authority)
+        self._nodes = NodeClient(settings.security.tls_authority)
+        self.peers = Peers(view, self.local, self._nodes)
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self._service: ScanService | None = None
@@ -161,7 +163,7 @@ class Endpoint:
     async def close(self) -> None:
         for close in self.closing:
             await close()
-        await self.peers.close()
+        await self._nodes.close()
         self.local.close()
 
     @property
@@ -184,8 +186,7 @@ class Endpoint:
 
     def secret(self) -> str:
         """That of the node's cluster, "" while it has not read of it."""
-        cluster = self.view.catalog().cluster
-        return cluster.secret if cluster is not None else ""
+        return self.view.catalog().secret
 
     # --- handlers -----------------------------------------------------------------
 

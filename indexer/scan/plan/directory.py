@@ -250,7 +250,7 @@ class IndexDirectory:
             for name, record in self._by_name.items()
             if record.state == "READY" and record.keyspace in keyspaces and _is_placed(record)
         }
-        self._secret = bytes.fromhex(catalog.cluster.secret) if catalog.cluster else b""
+        self._secret = bytes.fromhex(catalog.secret)
         self._catalog, self._offset = catalog, offset
 
 

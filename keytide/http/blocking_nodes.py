@@ -1,0 +1,39 @@
+"""Asking nodes from threads (`node_protocol`): with httpx, for programs that have no event loop."""
+
+from __future__ import annotations
+
+import httpx
+
+from keytide.http.node_protocol import NoAnswerError, body_of, headers_of
+from keytide.http.tls import trusted
+from keytide.process.clock import wall_ms
+
+
+class BlockingNodeClient:
+    """Asks nodes, from any thread. Close it.
+
+    Args:
+        authority: who signs the nodes' certificates (`security.tls_authority`).
+        limit_s: how long nothing may come back.
+        transport: how nodes are reached (tests have one of their own).
+    """
+
+    def __init__(self, authority: str, limit_s: float, transport: httpx.BaseTransport | None = None) -> None:
+        self._http = httpx.Client(timeout=limit_s, transport=transport, verify=trusted(authority))
+        self.close = self._http.close
+
+    def ask(self, url: str, body: bytes, secret: str) -> bytes:
+        """The body of a node's answer.
+
+        Args:
+            secret: of the cluster.
+
+        Raises:
+            NoAnswerError: it cannot be asked.
+            RefusedError: it answered with something else.
+        """
+        try:
+            response = self._http.post(url, content=body, headers=headers_of(secret, wall_ms()))
+        except httpx.TransportError as error:
+            raise NoAnswerError(str(error)) from error
+        return body_of(response.status_code, response.content)

@@ -1,0 +1,109 @@
+"""How the parts of a cluster ask its nodes (`/internal/v1/*`), without any I/O: nodes and gateways for
+slices, the coordinator for lists, Spark's drivers for digests. What is asked, and in which bytes, is theirs;
+here is what a request shows, and what an answer means. `nodes` and `blocking_nodes` carry it out.
+
+The credential is an HMAC of the time, in periods of an hour, under the secret of the cluster, which all of
+them read from `metadata`: there with or without API tokens (which do not open these routes), of no use on
+another cluster, and another one every hour, without anybody's doing. A node takes that of its own hour and of
+the ones beside it, so clocks may be an hour apart, and what somebody saw on the wire is worth something for
+two hours at most.
+"""
+
+from __future__ import annotations
+
+import hmac
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from keytide.errors import UNDECODABLE
+
+MESSAGE: Final = "application/msgpack"
+"""What the parts of a cluster send each other."""
+PERIOD_MS: Final = 3_600_000
+_SCHEME: Final = b"Keytide-Cluster "
+_PURPOSE: Final = b"keytide internal requests, hour "
+_SHOWN: Final = 200
+"""Bytes that are shown of an answer that nobody understands."""
+
+
+class NoAnswerError(Exception):
+    """A node cannot be asked; the message says why. Whoever asks makes an error of it that says what for."""
+
+
+class RefusedError(Exception):
+    """A node has answered with something else than what it was asked for. Its text reads on from the node's
+    name. Whoever asks makes an error of it that says what for.
+
+    Attributes:
+        status: of HTTP.
+        type, detail, next_step: as its problem document has them; `type` is "" when it has sent none.
+    """
+
+    def __init__(self, status: int, problem: _Problem, text: str) -> None:
+        super().__init__(f"answered {status}{text}")
+        self.status = status
+        self.type, self.detail, self.next_step = problem.type, problem.detail, problem.next_step
+
+
+class _Problem(msgspec.Struct):
+    """What is used of a problem document."""
+
+    type: str
+    detail: str = ""
+    next_step: str = ""
+
+
+def body_of(status: int, body: bytes) -> bytes:
+    """The body of an answer that is one.
+
+    Raises:
+        RefusedError: it is something else.
+    """
+    if status == 200:
+        return body
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except UNDECODABLE:
+        text = body[:_SHOWN].decode(errors="replace")
+        raise RefusedError(status, _Problem(""), f": {text}") from None
+    raise RefusedError(status, problem, f" {problem.type}: {problem.detail}")
+
+
+def headers_of(secret: str, now: int) -> dict[str, str]:
+    """The headers of a request.
+
+    Args:
+        secret: of the cluster; "" for whoever has not heard of it yet, and is not let in.
+        now: milliseconds.
+    """
+    headers = {"Content-Type": MESSAGE}
+    if secret:
+        headers["Authorization"] = credential(secret, now)
+    return headers
+
+
+def credential(secret: str, now: int) -> str:
+    """The value of the header `Authorization`.
+
+    Args:
+        secret: of the cluster (`ClusterRecord.secret`).
+        now: milliseconds.
+    """
+    return _of(secret, now // PERIOD_MS).decode()
+
+
+def opens(authorization: bytes, secret: str, now: int) -> bool:
+    """Whether a header's value is the credential of a cluster; never without a secret."""
+    if not secret:
+        return False
+    period = now // PERIOD_MS
+    found = [hmac.compare_digest(authorization, _of(secret, at)) for at in (period, period - 1, period + 1)]
+    return any(found)
+
+
+@lru_cache(maxsize=16)
+def _of(secret: str, period: int) -> bytes:
+    digest = hmac.digest(bytes.fromhex(secret), _PURPOSE + str(period).encode(), "sha256")
+    return _SCHEME + digest.hex().encode()

@@ -1,0 +1,345 @@
+"""How the parts of a cluster ask nodes: what is sent, what is tried again, what an answer means, and what a
+node, the coordinator and a driver make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import httpx
+import msgspec
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from coordinator.http.leader_access import LeaderAccess
+from coordinator.http.list_routes import add_lists
+from coordinator.http.problems import add_error_handlers
+from coordinator.process.service import CoordinatorService
+from indexer.scan.gather.peers import LEASE_PATH, Peers
+from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.messages import (
+    HistoryAheadError,
+    LeaseReply,
+    LeaseRequest,
+    NodeUnavailableError,
+    OutOfTimeError,
+)
+from keytide.catalog.catalog import NodeRecord
+from keytide.errors import RetryableError
+from keytide.http.blocking_nodes import BlockingNodeClient
+from keytide.http.node_protocol import MESSAGE, NoAnswerError, RefusedError, opens
+from keytide.http.nodes import NodeClient
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import wall_ms
+from keytide.serving.server import server_of
+from keytide.settings.settings import SecuritySettings, load_settings
+from keytide.wire import digests
+from keytide.wire.index_lists import LISTS_PATH, ListPage, ask_decoder
+from keytide.wire.index_lists import encoder as list_encoder
+from streaming.verify import slices as asking
+from streaming.verify.slices import NodeAwayError, PinLostError, SliceClient
+from tests.browser.scene import NODES, busy_day
+from tests.unit.certificates import Authority
+from tests.unit.scan_world import SECRET, World
+
+LIMIT_S = 20.0
+URL = "http://n1.example/internal/v1/x"
+Answer = tuple[int, bytes] | Exception
+Told = tuple[type[RetryableError], str, int, str, str]
+"""Class, problem type, status, message, next step."""
+MISSING = msgspec.msgpack.encode(LeaseReply([3]))
+
+
+def problem(status: int, kind: str, **more: str) -> tuple[int, bytes]:
+    return status, json.dumps({"type": kind, "status": status, "detail": "why", **more}).encode()
+
+
+class Node:
+    """Gives its answers one after the other, the last one again and again."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, bytes, Mapping[str, str], float]] = []
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], s: float) -> tuple[int, bytes]:
+        self.asked.append((url, body, headers, s))
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def transport(self, request: httpx.Request) -> httpx.Response:
+        (answer,) = self._answers
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer[0], content=answer[1])
+
+
+def ask(node: Node, secret: str = SECRET) -> bytes:
+    return asyncio.run(NodeClient(post=node.post).ask(URL, b"question", secret, 2.0))
+
+
+# --- both clients -----------------------------------------------------------------------------------------
+
+
+def test_a_request_shows_the_credential_and_says_what_it_is() -> None:
+    node = Node((200, b"yes"))
+    assert ask(node) == b"yes"
+    ((url, body, headers, limit),) = node.asked
+    assert (url, body, limit) == (URL, b"question", 2.0)
+    assert headers["Content-Type"] == MESSAGE
+    assert opens(headers["Authorization"].encode(), SECRET, wall_ms())
+    ask(node, secret="")
+    assert node.asked[1][2] == {"Content-Type": MESSAGE}
+
+
+def test_a_kept_connection_that_was_closed_is_tried_once_more_and_nothing_else_is() -> None:
+    gone = aiohttp.ServerDisconnectedError()
+    node = Node(gone, (200, b"yes"))
+    assert ask(node) == b"yes"
+    assert node.asked[0] == node.asked[1]
+    for failure, told, times in (
+        (gone, NoAnswerError, 2),
+        (aiohttp.ClientPayloadError("half of it"), NoAnswerError, 1),
+        (TimeoutError(), TimeoutError, 1),
+        (aiohttp.ServerTimeoutError(), TimeoutError, 1),
+    ):
+        node = Node(failure)
+        with pytest.raises(told):
+            ask(node)
+        assert len(node.asked) == times, failure
+
+
+def blocking(answer: Answer) -> bytes:
+    client = BlockingNodeClient("", LIMIT_S, httpx.MockTransport(Node(answer).transport))
+    try:
+        return client.ask(URL, b"question", SECRET)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("way", [lambda answer: ask(Node(answer)), blocking], ids=["loop", "threads"])
+def test_what_an_answer_means(way: Callable[[Answer], bytes]) -> None:
+    assert way((200, b"\x93\x01")) == b"\x93\x01"
+    with pytest.raises(RefusedError) as caught:
+        way(problem(503, "history-ahead", next_step="wait"))
+    refused = caught.value
+    assert (refused.status, refused.type, refused.detail) == (503, "history-ahead", "why")
+    assert (refused.next_step, str(refused)) == ("wait", "answered 503 history-ahead: why")
+    for body, text in (
+        (b"<p>\xff", "<p>\ufffd"),
+        (b"[]", "[]"),
+        (b'{"a":1}', '{"a":1}'),
+        (b"x" * 300, "x" * 200),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            way((502, body))
+        assert (caught.value.type, str(caught.value)) == ("", f"answered 502: {text}")
+
+
+def test_threads_are_told_why_there_is_no_answer() -> None:
+    for failure in (httpx.ConnectError("down"), httpx.ReadTimeout("down")):
+        with pytest.raises(NoAnswerError, match="down"):
+            blocking(failure)
+
+
+# --- what each makes of it --------------------------------------------------------------------------------
+
+
+def lease(*answers: Answer, timeout_s: float = 2.0) -> LeaseReply:
+    """What one node hears from another."""
+    world = World("CREATE INDEX i ON users (city) WITH (slices=1)")
+    here, node = world.views["n0"], Node(*answers)
+    here.urls = {"n1": "http://n1.example"}
+    local = LocalReader(here, 10)
+    try:
+        peers = Peers(here, local, NodeClient(post=node.post))
+        return asyncio.run(peers.lease("n1", LeaseRequest("i", 1, 0, [0], 5, False), timeout_s))
+    finally:
+        local.close()
+        assert {url for url, *_ in node.asked} == {"http://n1.example" + LEASE_PATH}
+
+
+def test_a_node_passes_on_what_another_answers() -> None:
+    assert lease((200, MISSING)) == LeaseReply([3])
+    see = "try again, or see `keytide node list`"
+    answers: list[tuple[Answer, Told]] = [
+        (
+            problem(503, "history-ahead"),
+            (HistoryAheadError, "history-ahead", 503, "node n1: why", ""),
+        ),
+        (
+            problem(504, "query-timeout", next_step="more"),
+            (OutOfTimeError, "query-timeout", 504, "node n1: why", "more"),
+        ),
+        (problem(429, "busy"), (RetryableError, "busy", 429, "node n1: why", "")),
+        (
+            problem(401, "not-allowed", next_step="look"),
+            (NodeUnavailableError, "node-unavailable", 503, "node n1 answered 401 not-allowed: why", ""),
+        ),
+        (
+            (503, b"nonsense"),
+            (NodeUnavailableError, "node-unavailable", 503, "node n1 answered 503: nonsense", ""),
+        ),
+        (
+            aiohttp.ClientConnectionError("refused"),
+            (NodeUnavailableError, "node-unavailable", 503, "node n1 cannot be asked: refused", see),
+        ),
+        (
+            TimeoutError(),
+            (NodeUnavailableError, "node-unavailable", 504, "node n1 did not answer within 2.0 s", see),
+        ),
+    ]
+    for answer, told in answers:
+        with pytest.raises(RetryableError) as caught:
+            lease(answer)
+        error = caught.value
+        assert (type(error), error.problem_type, error.status, error.message, error.next_step) == told
+        assert error.extra == ({"node": "n1"} if told[0] is NodeUnavailableError else {})
+    with pytest.raises(NodeUnavailableError, match="node n1 cannot be asked: "):
+        lease((200, b"\xc1"))
+    with pytest.raises(OutOfTimeError, match="time ran out 50 ms after node n1 was asked"):
+        lease(TimeoutError(), timeout_s=0.05)
+
+
+@contextmanager
+def lists(*answers: Answer) -> Iterator[tuple[TestClient, Node]]:
+    """The coordinator's lists, over nodes that give these answers."""
+    app, node = FastAPI(), Node(*answers)
+    add_error_handlers(app)
+    access = LeaderAccess(cast(CoordinatorService, busy_day()))
+    add_lists(app, access, NodeClient(post=node.post))
+    with TestClient(app) as client:
+        yield client, node
+
+
+def test_the_coordinator_asks_each_node_for_its_page() -> None:
+    with lists((200, list_encoder.encode(ListPage()))) as (client, node):
+        page = client.get("/v1/indexes/by_carrier/skipped", params={"limit": 7})
+        assert (page.status_code, page.json()["lines"]) == (200, [])
+        limit_s = float(load_settings().coordinator.request_timeout_s)
+        assert len(node.asked) == len(NODES)
+        for url, body, _, timeout_s in node.asked:
+            assert (url.endswith(LISTS_PATH), timeout_s) == (True, limit_s)
+            assert (ask_decoder.decode(body).what, ask_decoder.decode(body).limit) == ("skipped", 7)
+
+
+def test_the_coordinator_tells_which_node_it_misses() -> None:
+    cannot = r"node node-\d, which holds slices of the index, cannot be asked: "
+    see = "try again, or see `keytide node list`"
+    for answer, kind, detail, next_step in (
+        (problem(422, "invalid-request"), "invalid-request", r"node node-\d: why", "try again"),
+        (problem(504, "busy", next_step="wait"), "busy", r"node node-\d: why", "wait"),
+        (problem(503, "busy", detail=""), "busy", r"node node-\d: 503", "try again"),
+        ((502, b"nonsense"), "node-unavailable", cannot + "it answered 502", see),
+        ((200, b"\xc1"), "node-unavailable", cannot + ".+", see),
+        (TimeoutError(), "node-unavailable", cannot + "it did not answer in time", see),
+        (aiohttp.ClientError("refused"), "node-unavailable", cannot + "refused", see),
+    ):
+        with lists(answer) as (client, _):
+            told = client.get("/v1/indexes/by_carrier/violations").json()
+        assert (told["type"], told["status"], told["next_step"]) == (kind, 503, next_step)
+        assert re.fullmatch(detail, told["detail"]), told
+
+
+def test_a_driver_tells_which_node_it_misses() -> None:
+    """And asks once more when a connection broke, and never otherwise."""
+    world = World("CREATE INDEX i ON users (city) WITH (slices=1)", node_count=1)
+    pin = asking.Pin(7, 0, Timestamp(), "h", {(world.index("i").id, 0): "n0"})
+    times: list[str] = []
+
+    def digests_of(answer: Answer) -> Any:
+        def handle(request: httpx.Request) -> httpx.Response:
+            times.append(request.url.path)
+            return Node(answer).transport(request)
+
+        nodes = BlockingNodeClient("", LIMIT_S, httpx.MockTransport(handle))
+        slices = SliceClient(lambda: world.catalog, [world.index("i").id], nodes)
+        try:
+            return list(slices.digests(pin, 0, {}))
+        finally:
+            slices.close()
+
+    with pytest.raises(RetryableError, match="node n0 is not known"):
+        digests_of((200, b""))
+    world.record(NodeRecord("n0", "http://n0.example", 0))
+    for answer, family, message, asked in (
+        (httpx.ConnectError("down"), NodeAwayError, "node n0 cannot be asked: down", 2),
+        (problem(503, "snapshot-not-held"), PinLostError, "node n0 answered 503 snapshot-not-held: why", 1),
+        (problem(503, "busy"), RetryableError, "node n0 answered 503 busy: why", 1),
+        (problem(401, "not-allowed"), RetryableError, "node n0 answered 401 not-allowed: why", 1),
+        ((502, b"nonsense"), RetryableError, "node n0 answered 502: nonsense", 1),
+        ((200, b"\xc1"), RetryableError, "node n0 answers with something else: .+", 1),
+        ((200, digests.encode(digests.PinAnswer([]))), RetryableError, "node n0 answers another question", 1),
+    ):
+        times.clear()
+        with pytest.raises(RetryableError) as caught:
+            digests_of(answer)
+        assert (type(caught.value), len(times)) == (family, asked)
+        assert re.fullmatch(message, caught.value.message), caught.value.message
+
+
+# --- real connections -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(security: SecuritySettings | None = None) -> Iterator[tuple[str, set[tuple[str, int]]]]:
+    """A server that answers `yes` on a port of its own: where, and who has connected."""
+    callers: set[tuple[str, int]] = set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        callers.add(scope["client"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+        await send({"type": "http.response.body", "body": b"yes"})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = server_of(
+        app, load_settings().http, security or SecuritySettings(), loop="uvloop", lifespan="off"
+    )
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+    thread.start()
+    try:
+        scheme = "https" if security is not None else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", callers
+    finally:
+        server.should_exit = True
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def test_connections_are_kept_and_a_cluster_may_go_over_to_tls(tmp_path: Path) -> None:
+    """A node that was asked without it is trusted by the named authority all the same once it has it."""
+    authority = Authority.made(tmp_path / "ca")
+    authority.sign(tmp_path / "tls.crt", tmp_path / "tls.key")
+    security = SecuritySettings(tls_certificate=str(tmp_path / "tls.crt"), tls_key=str(tmp_path / "tls.key"))
+
+    async def ask_all(*urls: str) -> None:
+        nodes = NodeClient(str(authority.certificate))
+        try:
+            for url in urls:
+                assert await nodes.ask(url, b"", SECRET, LIMIT_S) == b"yes"
+        finally:
+            await nodes.close()
+
+    with answering() as (plain, callers), answering(security) as (secure, secure_callers):
+        asyncio.run(ask_all(plain, plain, secure, secure))
+        assert (len(callers), len(secure_callers)) == (1, 1)
+        strangers = NodeClient()
+
+        async def ask_a_stranger() -> None:
+            try:
+                await strangers.ask(secure, b"", SECRET, LIMIT_S)
+            finally:
+                await strangers.close()
+
+        with pytest.raises(NoAnswerError, match="CERTIFICATE_VERIFY"):
+            asyncio.run(ask_a_stranger())
