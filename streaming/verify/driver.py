@@ -106,7 +106,7 @@ class VerifyDriver(Driver):
         catalog = self._metadata.catalog()
         self._job = wanted_job(catalog, self._id)
         indexes = indexes_of(catalog, self._job)
-        nodes = BlockingNodeClient("", CALL_LIMIT_S)
+        nodes = BlockingNodeClient(self._settings.security.tls_authority, CALL_LIMIT_S)
         slices = SliceClient(self._metadata.catalog, [index.id for index in indexes], nodes)
         held.callback(slices.close)
         client = held.enter_context(admin(self._settings))

@@ -9,19 +9,25 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from keytide.catalog.catalog import JobRecord, NodeRecord
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.client import Client
 from keytide.errors import ConfigurationError, RetryableError
 from keytide.http.tls import AUTHORITY_VARIABLE, trusted
 from keytide.serving.server import server_of
 from keytide.settings.settings import SecuritySettings, load_settings
+from streaming.verify import driver
+from streaming.verify import slices as asking
 from tests.unit.certificates import Authority
+from tests.unit.scan_world import World
 
 LIMIT_S = 20.0
 
@@ -113,6 +119,26 @@ def test_clients_trust_the_authority_that_is_named(
     monkeypatch.setenv(AUTHORITY_VARIABLE, str(wrong.certificate))  # says more than the file
     with Admin(served.url) as admin, pytest.raises(RetryableError, match="CERTIFICATE_VERIFY"):
         admin.call("GET", "/v1/nodes")
+
+
+def test_drivers_trust_the_authority_of_their_settings(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts one by hand may have it in a file, where the coordinator has it in the environment."""
+    made = World("CREATE INDEX i ON users (city) WITH (slices=1)", node_count=1)
+    made.record(NodeRecord("n0", served.url, 0))
+    made.record(JobRecord("j1", "verify", "users", [made.index("i").id], "RUNNING", 0))
+    following = SimpleNamespace(catalog=lambda: made.catalog, close=lambda: None)
+    monkeypatch.setattr(driver, "MetadataFollower", lambda *_: following)
+    monkeypatch.setattr(driver, "admin", lambda _: nullcontext())
+    monkeypatch.setattr(asking, "PIN_LIMIT_S", 0.0)
+    security = {"tls_authority": str(served.authority.certificate)}
+    settings = load_settings(data_dir=str(tmp_path), security=security)
+    verify = driver.VerifyDriver(settings, "j1", threading.Event())
+    with ExitStack() as held:
+        _, context = verify.open(held, 1, lambda *_: None)
+        with pytest.raises(RetryableError, match="answers with something else"):
+            context.slices.pin()
 
 
 def test_an_authority_that_cannot_be_read_is_told(tmp_path: Path) -> None:
