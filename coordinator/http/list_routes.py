@@ -18,7 +18,7 @@ from coordinator.views import index_lists as list_views
 from coordinator.views import views
 from keytide.catalog.catalog import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http.node_protocol import NoAnswerError, RefusedError
+from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.http.nodes import NodeClient
 from keytide.wire.index_lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 from keytide.wire.messages import SliceStatus
@@ -89,27 +89,21 @@ async def _ask(
     Raises:
         RetryableError: it does not answer, or not with a page.
     """
-    if url is None:
-        raise _unavailable(node, "it is not known where it is")
     try:
+        if url is None:
+            raise NoAnswerError("it is not known where it is")
         return page_decoder.decode(await nodes.ask(url + LISTS_PATH, encoder.encode(ask), secret, limit_s))
-    except TimeoutError as error:
-        raise _unavailable(node, "it did not answer in time") from error
-    except (NoAnswerError, *UNDECODABLE) as error:
-        raise _unavailable(node, str(error)) from error
     except RefusedError as refused:
-        if not refused.type:
-            raise _unavailable(node, f"it answered {refused.status}") from refused
-        raise RetryableError(
-            f"node {node}: {refused.detail or refused.status}",
-            problem_type=refused.type,
-            next_step=refused.next_step or "try again",
-        ) from refused
-
-
-def _unavailable(node: str, why: str) -> RetryableError:
-    return RetryableError(
+        if refused.type:
+            raise RetryableError(
+                f"node {node}: {refused.detail or refused.status}",
+                problem_type=refused.type,
+                next_step=refused.next_step or "try again",
+            ) from refused
+        why = f"it answered {refused.status}"
+    except (TimeoutError, NoAnswerError, *UNDECODABLE) as error:
+        why = "it did not answer in time" if isinstance(error, TimeoutError) else str(error)
+    raise NodeUnavailableError(
         f"node {node}, which holds slices of the index, cannot be asked: {why}",
-        problem_type="node-unavailable",
         next_step="try again, or see `keytide node list`",
     )

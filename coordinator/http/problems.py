@@ -6,7 +6,6 @@ import logging
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.serving import problems as http_problems
@@ -16,15 +15,13 @@ log = logging.getLogger(__name__)
 
 def add_error_handlers(app: FastAPI) -> None:
     """Turn errors of all kinds into problem documents; our own bugs are logged with their story."""
+    http_problems.add_plain_handler(app, "see /docs for what there is")
 
     @app.exception_handler(KeytideError)
     async def known(_: Request, error: KeytideError) -> Response:
         if not isinstance(error, CallerError | RetryableError):
             log.error("an admin request met a bug", exc_info=error)
-        headers = {"Retry-After": "1"} if error.status == 503 else {}
-        if error.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return http_problems.response(error.problem(), error.status, headers)
+        return http_problems.of_error(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -41,8 +38,3 @@ def add_error_handlers(app: FastAPI) -> None:
             "next_step": "see /docs for what a request may hold",
         }
         return http_problems.response(document, 422)
-
-    @app.exception_handler(HTTPException)
-    async def plain(request: Request, error: HTTPException) -> Response:
-        document = http_problems.plain(request, error, "see /docs for what there is")
-        return http_problems.response(document, error.status_code, error.headers)

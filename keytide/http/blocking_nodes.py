@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from keytide.http.node_protocol import NoAnswerError, body_of, headers_of
+from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.tls import trusted
 from keytide.process.clock import wall_ms
 
@@ -36,4 +36,6 @@ class BlockingNodeClient:
             response = self._http.post(url, content=body, headers=headers_of(secret, wall_ms()))
         except httpx.TransportError as error:
             raise NoAnswerError(str(error)) from error
-        return body_of(response.status_code, response.content)
+        if response.status_code != 200:
+            raise RefusedError(response.status_code, response.content)
+        return response.content

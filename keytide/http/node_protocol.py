@@ -17,15 +17,19 @@ from typing import Final
 
 import msgspec
 
-from keytide.errors import UNDECODABLE
+from keytide.errors import UNDECODABLE, RetryableError
 
 MESSAGE: Final = "application/msgpack"
 """What the parts of a cluster send each other."""
 PERIOD_MS: Final = 3_600_000
 _SCHEME: Final = b"Keytide-Cluster "
 _PURPOSE: Final = b"keytide internal requests, hour "
-_SHOWN: Final = 200
-"""Bytes that are shown of an answer that nobody understands."""
+
+
+class NodeUnavailableError(RetryableError):
+    """A node that holds slices of the index does not answer. Nodes say its id in `extra` as `node`."""
+
+    problem_type = "node-unavailable"
 
 
 class NoAnswerError(Exception):
@@ -41,8 +45,13 @@ class RefusedError(Exception):
         type, detail, next_step: as its problem document has them; `type` is "" when it has sent none.
     """
 
-    def __init__(self, status: int, problem: _Problem, text: str) -> None:
-        super().__init__(f"answered {status}{text}")
+    def __init__(self, status: int, body: bytes) -> None:
+        try:
+            problem = msgspec.json.decode(body, type=_Problem)
+            super().__init__(f"answered {status} {problem.type}: {problem.detail}")
+        except UNDECODABLE:
+            problem = _Problem("")
+            super().__init__(f"answered {status}: {body[:200].decode(errors='replace')}")
         self.status = status
         self.type, self.detail, self.next_step = problem.type, problem.detail, problem.next_step
 
@@ -53,22 +62,6 @@ class _Problem(msgspec.Struct):
     type: str
     detail: str = ""
     next_step: str = ""
-
-
-def body_of(status: int, body: bytes) -> bytes:
-    """The body of an answer that is one.
-
-    Raises:
-        RefusedError: it is something else.
-    """
-    if status == 200:
-        return body
-    try:
-        problem = msgspec.json.decode(body, type=_Problem)
-    except UNDECODABLE:
-        text = body[:_SHOWN].decode(errors="replace")
-        raise RefusedError(status, _Problem(""), f": {text}") from None
-    raise RefusedError(status, problem, f" {problem.type}: {problem.detail}")
 
 
 def headers_of(secret: str, now: int) -> dict[str, str]:

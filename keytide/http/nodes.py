@@ -7,7 +7,7 @@ from typing import Final
 
 import aiohttp
 
-from keytide.http.node_protocol import NoAnswerError, body_of, headers_of
+from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.tls import trusted
 from keytide.process.clock import wall_ms
 
@@ -61,7 +61,9 @@ class NodeClient:
             raise
         except aiohttp.ClientError as error:
             raise NoAnswerError(str(error)) from error
-        return body_of(status, answer)
+        if status != 200:
+            raise RefusedError(status, answer)
+        return answer
 
     async def _by_session(
         self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float

@@ -22,14 +22,14 @@ It is on the way of every scan: it costs some microseconds.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal
 
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.http.node_protocol import MESSAGE, opens
 from keytide.process.clock import wall_ms
+from keytide.serving.problems import of_error
 from keytide.serving.security import Guard, NotAllowedError, TokenScope
 from keytide.settings.settings import Settings
 
@@ -106,7 +106,7 @@ class RequestGate:
             body = await self._admit(scope, receive)
         except KeytideError as error:
             self._refused(error.problem_type)
-            await _refuse(error, send)
+            await of_error(error)(scope, receive, send)
             return
         except _GoneError:
             client = scope.get("client") or ("?", 0)
@@ -131,7 +131,7 @@ class RequestGate:
         except asyncio.CancelledError:
             log.info("%s %s was not answered: this process stops", scope["method"], scope["path"][:200])
             if not begun:
-                await _refuse(_stopping(), send)
+                await of_error(_stopping())(scope, receive, send)
 
     async def _admit(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
         """The body of a request that may pass; None when there is none.
@@ -284,21 +284,3 @@ def _stopping() -> RetryableError:
         problem_type="stopping",
         next_step="try again in a moment; look first whether a change took effect",
     )
-
-
-async def _refuse(error: KeytideError, send: Send) -> None:
-    body = json.dumps(error.problem(), default=str).encode()
-    headers: list[tuple[bytes, bytes]] = [
-        (b"content-type", b"application/problem+json"),
-        (b"content-length", b"%d" % len(body)),
-        *_more_headers(error),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _more_headers(error: KeytideError) -> Iterable[tuple[bytes, bytes]]:
-    if error.status == 401:
-        yield b"www-authenticate", b"Bearer"
-    if error.status == 503:
-        yield b"retry-after", b"1"

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+
+from keytide.errors import KeytideError
 
 
 def response(document: Mapping[str, Any], status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """A problem document as a response."""
+    """A problem document as a response; who is not let in is told what would open."""
+    told = {**(headers or {}), **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
     # Python's JSON, because details may quote what a reader sent, lone surrogates included.
-    return Response(json.dumps(document, default=str), status, headers, "application/problem+json")
+    return Response(json.dumps(document, default=str), status, told, "application/problem+json")
+
+
+def of_error(error: KeytideError) -> Response:
+    """The response for an error; what is away for a while says when to come again."""
+    return response(error.problem(), error.status, {"Retry-After": "1"} if error.status == 503 else {})
+
+
+def add_plain_handler(app: FastAPI, next_step: str, failed: Callable[[str], None] = lambda _: None) -> None:
+    """Have `app` answer what the framework refuses with problem documents, whose types `failed` is told."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        document = plain(request, error, next_step)
+        failed(document["type"])
+        return response(document, error.status_code, error.headers)
 
 
 def plain(request: Request, error: HTTPException, next_step: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import numpy as np
 from keytide.catalog.catalog import Catalog, IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
-from keytide.http.node_protocol import NoAnswerError, RefusedError
+from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.model.timestamp import Timestamp
 from keytide.process.worker import Worker, logged
 from keytide.wire import digests
@@ -67,12 +67,6 @@ AnswerT = TypeVar("AnswerT", PinAnswer, DigestAnswer, RowsAnswer)
 PageT = TypeVar("PageT", DigestAnswer, RowsAnswer)
 Place = tuple[str, int]
 """(index id, slice number)."""
-
-
-class NodeAwayError(RetryableError):
-    """A node does not answer."""
-
-    problem_type = "node-unavailable"
 
 
 class PinLostError(RetryableError):
@@ -314,7 +308,7 @@ class SliceClient:
                 question = ask(stage=stage, after=after, limit=ROWS_PER_CALL)
                 try:
                     answer = self._call(pin.nodes[place], question, kind)
-                except NodeAwayError:  # a connection that broke, say
+                except NodeUnavailableError:  # a connection that broke, say
                     answer = self._call(pin.nodes[place], question, kind)
                 yield stage, answer
                 after, more = answer.reached, answer.more
@@ -334,7 +328,7 @@ class SliceClient:
                 self._nodes.ask(url + VERIFY_PATH, digests.encode(ask), catalog.cluster.secret)
             )
         except NoAnswerError as error:
-            raise NodeAwayError(f"node {node} cannot be asked: {error}") from error
+            raise NodeUnavailableError(f"node {node} cannot be asked: {error}") from error
         except RefusedError as refused:
             family = PinLostError if refused.type == PinLostError.problem_type else RetryableError
             raise family(f"node {node} {refused}") from refused

@@ -26,7 +26,6 @@ from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import (
     LeaseReply,
     LeaseRequest,
-    NodeUnavailableError,
     ReadMessage,
     ReadReply,
     ReadRequest,
@@ -55,7 +54,7 @@ from keytide.catalog.catalog import (
 from keytide.catalog.history import History
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.http.node_protocol import credential
+from keytide.http.node_protocol import NodeUnavailableError, credential
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms

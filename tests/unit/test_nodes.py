@@ -26,17 +26,11 @@ from coordinator.http.problems import add_error_handlers
 from coordinator.process.service import CoordinatorService
 from indexer.scan.gather.peers import LEASE_PATH, Peers
 from indexer.scan.local.reader import LocalReader
-from indexer.scan.peer.messages import (
-    HistoryAheadError,
-    LeaseReply,
-    LeaseRequest,
-    NodeUnavailableError,
-    OutOfTimeError,
-)
+from indexer.scan.peer.messages import HistoryAheadError, LeaseReply, LeaseRequest, OutOfTimeError
 from keytide.catalog.catalog import NodeRecord
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
-from keytide.http.node_protocol import MESSAGE, NoAnswerError, RefusedError, opens
+from keytide.http.node_protocol import MESSAGE, NoAnswerError, NodeUnavailableError, RefusedError, opens
 from keytide.http.nodes import NodeClient
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import wall_ms
@@ -46,7 +40,7 @@ from keytide.wire import digests
 from keytide.wire.index_lists import LISTS_PATH, ListPage, ask_decoder
 from keytide.wire.index_lists import encoder as list_encoder
 from streaming.verify import slices as asking
-from streaming.verify.slices import NodeAwayError, PinLostError, SliceClient
+from streaming.verify.slices import PinLostError, SliceClient
 from tests.browser.scene import NODES, busy_day
 from tests.unit.certificates import Authority
 from tests.unit.scan_world import SECRET, World
@@ -273,7 +267,7 @@ def test_a_driver_tells_which_node_it_misses() -> None:
         digests_of((200, b""))
     world.record(NodeRecord("n0", "http://n0.example", 0))
     for answer, family, message, asked in (
-        (httpx.ConnectError("down"), NodeAwayError, "node n0 cannot be asked: down", 2),
+        (httpx.ConnectError("down"), NodeUnavailableError, "node n0 cannot be asked: down", 2),
         (problem(503, "snapshot-not-held"), PinLostError, "node n0 answered 503 snapshot-not-held: why", 1),
         (problem(503, "busy"), RetryableError, "node n0 answered 503 busy: why", 1),
         (problem(401, "not-allowed"), RetryableError, "node n0 answered 401 not-allowed: why", 1),

@@ -9,13 +9,13 @@ from unittest import mock
 import pytest
 
 from indexer.scan.gather.service import ScanService
-from indexer.scan.peer.messages import NodeUnavailableError
 from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError, TimestampNotReachedError
 from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import CountRequest, HoldRequest
 from indexer.scan.stream.merge import BlockReader
 from keytide.errors import CallerError, HistoryChangedError
+from keytide.http.node_protocol import NodeUnavailableError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import World, pages_at

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.scan.peer.messages import HistoryAheadError, NodeUnavailableError, ReadReply, ReadRequest
+from indexer.scan.peer.messages import HistoryAheadError, ReadReply, ReadRequest
 from indexer.scan.plan.errors import (
     IndexNotReadyError,
     PageSnapshotGoneError,
@@ -23,6 +23,7 @@ from indexer.scan.request.request import OffsetAndEpoch, ScanRequest, parse
 from indexer.view import SliceTrouble, StoreDamagedError
 from keytide.catalog.catalog import BuildRecord, BuildState
 from keytide.errors import HistoryChangedError, InvariantViolationError, RetryableError
+from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Place, Timestamp
 from tests.unit.scan_world import Doc, FakeSnapshot, World
 from tests.unit.test_scan_service import (

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from indexer.scan.gather.service import ScanService
-from indexer.scan.peer.messages import NodeUnavailableError
 from indexer.scan.plan.errors import (
     IndexNotReadyError,
     PageSnapshotGoneError,
@@ -27,6 +26,7 @@ from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.scan.request.request import CountRequest, ScanRequest
 from keytide.catalog.catalog import Catalog
 from keytide.errors import CallerError, HistoryChangedError, InvariantViolationError, RetryableError
+from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings

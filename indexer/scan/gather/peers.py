@@ -11,7 +11,6 @@ from indexer.scan.peer.messages import (
     HistoryAheadError,
     LeaseReply,
     LeaseRequest,
-    NodeUnavailableError,
     OutOfTimeError,
     ReadMessage,
     ReadReply,
@@ -22,7 +21,7 @@ from indexer.scan.peer.messages import (
 )
 from indexer.view import NodeView
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http.node_protocol import NoAnswerError, RefusedError
+from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.http.nodes import NodeClient
 
 READ_PATH = "/internal/v1/read"

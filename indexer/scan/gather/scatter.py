@@ -17,7 +17,6 @@ from typing import Final, Generic, TypeVar
 from indexer.scan.peer.messages import (
     TIP,
     LeaseRequest,
-    NodeUnavailableError,
     ReadConsistency,
     ReadPaging,
     ReadReply,
@@ -32,6 +31,7 @@ from indexer.scan.plan.selection import Shape, Stamp, slices_ahead
 from indexer.scan.plan.tokens import PageToken, Saw, Seen, tip_of
 from keytide.collation import Span
 from keytide.errors import invariant
+from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp, smallest
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from indexer.scan.plan.waiting import ReaderGoneError
@@ -50,14 +49,12 @@ def problem_response(error: Exception, failed: CountError, on_bug: OnBug) -> Res
     # An index under build (the error names its state) is not ready in a second: no use in trying again.
     soon = status in (429, 503) and isinstance(error, RetryableError) and "state" not in error.extra
     after_s = error.extra.get("retry_after_s", RETRY_AFTER_S) if isinstance(error, KeytideError) else 0
-    headers = {"Retry-After": str(after_s)} if soon else {}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return http_problems.response(document, status, headers)
+    return http_problems.response(document, status, {"Retry-After": str(after_s)} if soon else {})
 
 
 def add_problem_handlers(app: FastAPI, failed: CountError, on_bug: OnBug) -> None:
     """Make `app` answer every error in this form."""
+    http_problems.add_plain_handler(app, "see /docs for what this node answers", failed)
 
     @app.exception_handler(KeytideError)
     async def known(_: Request, error: KeytideError) -> Response:
@@ -66,9 +63,3 @@ def add_problem_handlers(app: FastAPI, failed: CountError, on_bug: OnBug) -> Non
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> Response:
         return problem_response(error, failed, on_bug)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        document = http_problems.plain(request, error, "see /docs for what this node answers")
-        failed(document["type"])
-        return http_problems.response(document, error.status_code, error.headers)

@@ -254,13 +254,6 @@ lease_decoder = msgspec.msgpack.Decoder(LeaseRequest)
 lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)
 
 
-class NodeUnavailableError(RetryableError):
-    """A node that holds slices of the index does not answer. Its id is in `extra` as `node`."""
-
-    problem_type = "node-unavailable"
-    status = 503
-
-
 class OutOfTimeError(RetryableError):
     """The time that a request may take is over. No node is to blame for that."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from indexer.scan.peer.messages import HistoryAheadError, NodeUnavailableError
+from indexer.scan.peer.messages import HistoryAheadError
 from indexer.scan.plan.directory import IndexDirectory, Scannable
 from indexer.scan.plan.errors import (
     IndexNotReadyError,
@@ -26,6 +26,7 @@ from indexer.scan.plan.waiting import Deadline, SnapshotNotifier
 from indexer.scan.request.request import Moment
 from indexer.view import NodeView
 from keytide.errors import RetryableError
+from keytide.http.node_protocol import NodeUnavailableError
 
 FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.1
