@@ -18,7 +18,7 @@ from coordinator.views import index_lists as list_views
 from coordinator.views import views
 from keytide.catalog.catalog import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError
+from keytide.http.node_protocol import TRY_AGAIN, NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.http.nodes import NodeClient
 from keytide.wire.index_lists import LARGEST_PAGE, LISTS_PATH, ListAsk, ListPage, encoder, page_decoder
 from keytide.wire.messages import SliceStatus
@@ -61,18 +61,18 @@ async def _gather(
 ) -> tuple[IndexRecord, Sequence[ListPage], Statuses]:
     """The index, one page of each node that holds slices of it, and what its slices last said."""
 
-    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], dict[str, str], Statuses, str]:
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, list[dict[str, Any]], Statuses, str]:
         index = leader.dictionary.index_named(name)
-        known = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
-        live = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["live"] and one["url"]}
-        statuses = views.slice_statuses(leader, index)
-        return index, known, live, statuses, leader.dictionary.catalog.secret
+        known = [one for one in views.nodes(leader, now) if one["url"]]
+        return index, known, views.slice_statuses(leader, index), leader.dictionary.catalog.secret
 
-    index, known, live, statuses, secret = await access.look(look)
+    index, known, statuses, secret = await access.look(look)
+    urls = {one["id"]: one["url"] for one in known}
+    live = {one["id"]: one["url"] for one in known if one["live"]}
     asked = list_views.asks(index, what, page, limit, live)
     limit_s = float(access.service.settings.coordinator.request_timeout_s)
     tasks = [
-        asyncio.ensure_future(_ask(nodes, node, known.get(node), ask, secret, limit_s)) for node, ask in asked
+        asyncio.ensure_future(_ask(nodes, node, urls.get(node), ask, secret, limit_s)) for node, ask in asked
     ]
     try:
         return index, await asyncio.gather(*tasks), statuses
@@ -105,5 +105,5 @@ async def _ask(
         why = "it did not answer in time" if isinstance(error, TimeoutError) else str(error)
     raise NodeUnavailableError(
         f"node {node}, which holds slices of the index, cannot be asked: {why}",
-        next_step="try again, or see `keytide node list`",
+        next_step=TRY_AGAIN,
     )

@@ -80,7 +80,11 @@ def create_app(
     add_problem_handlers(app, endpoint.metrics.failed, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
     app.add_middleware(
-        RequestGate, settings=settings, needs=needs, secret=endpoint.secret, refused=endpoint.metrics.failed
+        RequestGate,
+        settings=settings,
+        needs=needs,
+        secret=lambda: view.catalog().secret,
+        refused=endpoint.metrics.failed,
     )
     ways[SCAN] = add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import httpx
 
 from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.tls import trusted
 from keytide.process.clock import wall_ms
+
+LIMIT_S: Final = 60.0
+"""How long nothing may come back."""
 
 
 class BlockingNodeClient:
@@ -14,12 +19,11 @@ class BlockingNodeClient:
 
     Args:
         authority: who signs the nodes' certificates (`security.tls_authority`).
-        limit_s: how long nothing may come back.
         transport: how nodes are reached (tests have one of their own).
     """
 
-    def __init__(self, authority: str, limit_s: float, transport: httpx.BaseTransport | None = None) -> None:
-        self._http = httpx.Client(timeout=limit_s, transport=transport, verify=trusted(authority))
+    def __init__(self, authority: str, transport: httpx.BaseTransport | None = None) -> None:
+        self._http = httpx.Client(timeout=LIMIT_S, transport=transport, verify=trusted(authority))
         self.close = self._http.close
 
     def ask(self, url: str, body: bytes, secret: str) -> bytes:

@@ -21,6 +21,8 @@ from keytide.errors import UNDECODABLE, RetryableError
 
 MESSAGE: Final = "application/msgpack"
 """What the parts of a cluster send each other."""
+TRY_AGAIN: Final = "try again, or see `keytide node list`"
+"""What to do about a node that is away."""
 PERIOD_MS: Final = 3_600_000
 _SCHEME: Final = b"Keytide-Cluster "
 _PURPOSE: Final = b"keytide internal requests, hour "
@@ -65,26 +67,13 @@ class _Problem(msgspec.Struct):
 
 
 def headers_of(secret: str, now: int) -> dict[str, str]:
-    """The headers of a request.
+    """The headers of a request: the credential, and what the body is.
 
     Args:
-        secret: of the cluster; "" for whoever has not heard of it yet, and is not let in.
+        secret: of the cluster (`Catalog.secret`).
         now: milliseconds.
     """
-    headers = {"Content-Type": MESSAGE}
-    if secret:
-        headers["Authorization"] = credential(secret, now)
-    return headers
-
-
-def credential(secret: str, now: int) -> str:
-    """The value of the header `Authorization`.
-
-    Args:
-        secret: of the cluster (`ClusterRecord.secret`).
-        now: milliseconds.
-    """
-    return _of(secret, now // PERIOD_MS).decode()
+    return {"Authorization": _of(secret, now // PERIOD_MS).decode(), "Content-Type": MESSAGE}
 
 
 def opens(authorization: bytes, secret: str, now: int) -> bool:

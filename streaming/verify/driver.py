@@ -32,8 +32,6 @@ from streaming.verify.slices import Pin, SliceClient
 from streaming.verify.source import DriverReader, KafkaSource, SourceReader, SparkReader
 from streaming.verify.verification import Verification
 
-CALL_LIMIT_S: Final = 60.0
-"""For a node that is asked about a slice."""
 STOP_S: Final = 0.1
 """How soon a driver that is asked to end begins to."""
 
@@ -106,7 +104,7 @@ class VerifyDriver(Driver):
         catalog = self._metadata.catalog()
         self._job = wanted_job(catalog, self._id)
         indexes = indexes_of(catalog, self._job)
-        nodes = BlockingNodeClient(self._settings.security.tls_authority, CALL_LIMIT_S)
+        nodes = BlockingNodeClient(self._settings.security.tls_authority)
         slices = SliceClient(self._metadata.catalog, [index.id for index in indexes], nodes)
         held.callback(slices.close)
         client = held.enter_context(admin(self._settings))

@@ -54,7 +54,7 @@ from keytide.catalog.catalog import (
 from keytide.catalog.history import History
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
-from keytide.http.node_protocol import NodeUnavailableError, credential
+from keytide.http.node_protocol import NodeUnavailableError, headers_of
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
@@ -70,7 +70,7 @@ SECRET = "5e" * 32
 
 def of_the_cluster(secret: str = SECRET) -> dict[str, str]:
     """The headers of a request from another part of the cluster."""
-    return {"Authorization": credential(secret, now_ms()), "Content-Type": MESSAGE}
+    return headers_of(secret, now_ms())
 
 
 @dataclass(frozen=True)

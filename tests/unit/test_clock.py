@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from keytide.http.node_protocol import credential, opens
+from keytide.http.node_protocol import headers_of, opens
 from keytide.process.clock import ForwardClock, now_ms, wall_ms
 
 SECRET = "5ec2e7" * 8
@@ -61,6 +61,6 @@ def test_what_machines_compare_goes_by_the_clock_as_it_is(monkeypatch: pytest.Mo
     """A process whose clock was hours ahead and is put right is let in by the others at once."""
     now = [10 * 3_600_000_000_000]
     monkeypatch.setattr("time.time_ns", lambda: now[0])
-    assert opens(credential(SECRET, wall_ms()).encode(), SECRET, now[0] // 1_000_000)
+    assert opens(headers_of(SECRET, wall_ms())["Authorization"].encode(), SECRET, now[0] // 1_000_000)
     now[0] -= 8 * 3_600_000_000_000
-    assert opens(credential(SECRET, wall_ms()).encode(), SECRET, now[0] // 1_000_000)
+    assert opens(headers_of(SECRET, wall_ms())["Authorization"].encode(), SECRET, now[0] // 1_000_000)

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from indexer.hosting.node import ServingNode
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.serve.api import create_app
-from keytide.http.node_protocol import PERIOD_MS, credential, opens
-from keytide.process.clock import now_ms
+from keytide.http.node_protocol import PERIOD_MS, headers_of, opens
 from keytide.settings.settings import load_settings
 from keytide.wire.digests import VERIFY_PATH
 from keytide.wire.index_lists import LISTS_PATH
@@ -103,7 +102,7 @@ def test_only_the_credential_of_the_cluster_opens_the_routes_of_nodes(node: Live
     tokens = {"reads": ["read"], "rules": ["admin"]}
     right = of_the_cluster()
     kind = right["Content-Type"]
-    other = credential("ab" * 32, now_ms())
+    other = of_the_cluster("ab" * 32)["Authorization"]
     for settings in (load_settings(), load_settings(security={"tokens": tokens})):
         with TestClient(create_app(node.view, settings, CollectorRegistry())) as client:
             for path in (READ_PATH, LEASE_PATH, VERIFY_PATH, LISTS_PATH, "/internal/v1/of-a-later-release"):
@@ -129,11 +128,14 @@ def test_a_node_that_has_not_read_the_metadata_opens_to_nobody(node: LiveNode) -
 
 
 def test_the_credential_is_another_one_every_hour() -> None:
+    def credential(secret: str, now: int) -> bytes:
+        return headers_of(secret, now)["Authorization"].encode()
+
     now = 1_000 * PERIOD_MS + 5
-    ours = credential(SECRET, now).encode()
-    assert ours != credential(SECRET, now + PERIOD_MS).encode()
+    ours = credential(SECRET, now)
+    assert ours != credential(SECRET, now + PERIOD_MS)
     hours = [opens(ours, SECRET, now + at * PERIOD_MS) for at in range(-2, 3)]
     assert hours == [False, True, True, True, False]
     assert not opens(ours, "ab" * 32, now)
-    assert not opens(credential("", now).encode(), "", now)
+    assert not opens(credential("", now), "", now)
     assert not opens(b"", SECRET, now)

@@ -78,8 +78,8 @@ class Node:
         return httpx.Response(answer[0], content=answer[1])
 
 
-def ask(node: Node, secret: str = SECRET) -> bytes:
-    return asyncio.run(NodeClient(post=node.post).ask(URL, b"question", secret, 2.0))
+def ask(node: Node) -> bytes:
+    return asyncio.run(NodeClient(post=node.post).ask(URL, b"question", SECRET, 2.0))
 
 
 # --- both clients -----------------------------------------------------------------------------------------
@@ -92,8 +92,7 @@ def test_a_request_shows_the_credential_and_says_what_it_is() -> None:
     assert (url, body, limit) == (URL, b"question", 2.0)
     assert headers["Content-Type"] == MESSAGE
     assert opens(headers["Authorization"].encode(), SECRET, wall_ms())
-    ask(node, secret="")
-    assert node.asked[1][2] == {"Content-Type": MESSAGE}
+    assert len(headers) == 2
 
 
 def test_a_kept_connection_that_was_closed_is_tried_once_more_and_nothing_else_is() -> None:
@@ -114,7 +113,7 @@ def test_a_kept_connection_that_was_closed_is_tried_once_more_and_nothing_else_i
 
 
 def blocking(answer: Answer) -> bytes:
-    client = BlockingNodeClient("", LIMIT_S, httpx.MockTransport(Node(answer).transport))
+    client = BlockingNodeClient("", httpx.MockTransport(Node(answer).transport))
     try:
         return client.ask(URL, b"question", SECRET)
     finally:
@@ -256,7 +255,7 @@ def test_a_driver_tells_which_node_it_misses() -> None:
             times.append(request.url.path)
             return Node(answer).transport(request)
 
-        nodes = BlockingNodeClient("", LIMIT_S, httpx.MockTransport(handle))
+        nodes = BlockingNodeClient("", httpx.MockTransport(handle))
         slices = SliceClient(lambda: world.catalog, [world.index("i").id], nodes)
         try:
             return list(slices.digests(pin, 0, {}))

@@ -30,7 +30,6 @@ from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster
 from tests.unit.test_origin import begun
 
 SLICES = 3
-LIMIT_S = 20.0
 
 
 def world(replicas: int = 0) -> World:
@@ -69,7 +68,7 @@ def asked(made: World, down: frozenset[str] = frozenset()) -> Iterator[tuple[Sli
             return httpx.Response(error.status, json=error.problem())
         return httpx.Response(200, content=digests.encode(found))
 
-    nodes = BlockingNodeClient("", LIMIT_S, httpx.MockTransport(handle))
+    nodes = BlockingNodeClient("", httpx.MockTransport(handle))
     slices = SliceClient(lambda: made.catalog, [made.index("i").id], nodes)
     try:
         yield slices, told
@@ -168,7 +167,7 @@ def test_a_snapshot_that_is_gone_and_a_slice_that_is_doubted_end_it() -> None:
 def test_where_the_table_was_taken_that_an_index_began_with() -> None:
     made = World(*(f"CREATE INDEX {name} ON users (city) WITH (slices=1)" for name in "ij"))
     made.change("j", build="b2", slice_builds={0: "b3"})
-    nodes = BlockingNodeClient("", LIMIT_S)
+    nodes = BlockingNodeClient("")
     slices = SliceClient(lambda: made.catalog, [made.index(name).id for name in "ij"], nodes)
 
     def began(build: str, origin: TableOrigin | None) -> None:

@@ -21,7 +21,7 @@ from indexer.scan.peer.messages import (
 )
 from indexer.view import NodeView
 from keytide.errors import UNDECODABLE, RetryableError
-from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError
+from keytide.http.node_protocol import TRY_AGAIN, NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.http.nodes import NodeClient
 
 READ_PATH = "/internal/v1/read"
@@ -102,13 +102,11 @@ class Peers:
                 f"node {node} did not answer within {timeout_s:.1f} s",
                 status=504,
                 node=node,
-                next_step="try again, or see `keytide node list`",
+                next_step=TRY_AGAIN,
             ) from error
         except (NoAnswerError, *UNDECODABLE) as error:
             raise NodeUnavailableError(
-                f"node {node} cannot be asked: {error}",
-                node=node,
-                next_step="try again, or see `keytide node list`",
+                f"node {node} cannot be asked: {error}", node=node, next_step=TRY_AGAIN
             ) from error
         except RefusedError as refused:
             raise _passed_on(node, refused) from refused

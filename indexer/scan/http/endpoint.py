@@ -184,10 +184,6 @@ class Endpoint:
         """What every kind of read shares. Raises as `service`."""
         return self.service.shared
 
-    def secret(self) -> str:
-        """That of the node's cluster, "" while it has not read of it."""
-        return self.view.catalog().secret
-
     # --- handlers -----------------------------------------------------------------
 
     async def scan(self, request: Request, parsed: ScanRequest) -> Response:
