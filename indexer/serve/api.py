@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
@@ -34,7 +35,6 @@ from indexer.scan.http.openapi import PROBLEMS, show_types
 from indexer.scan.http.problems import OnBug, add_problem_handlers
 from indexer.scan.http.routes import add_routes
 from indexer.scan.peer.messages import encoder, lease_decoder, read_decoder
-from indexer.scan.peer.wellformed import check
 from indexer.serve.digests import answer as answer_verifier
 from indexer.serve.index_lists import page
 from indexer.view import NodeView
@@ -136,36 +136,30 @@ def create_app(
 
 def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     """The routes for other nodes; returns the handler of reads."""
-    view = endpoint.view
+    view, threads = endpoint.view, endpoint.local.threads
 
     async def read(request: Request) -> Response:
-        wanted = await message_of(request, read_decoder)
-        check(wanted, view.catalog())
-        return Response(
-            encoder.encode(await endpoint.local.read(wanted.request(), gone_of(request))), media_type=MESSAGE
-        )
+        wanted = await message_of(request, read_decoder, view)
+        return _message(await endpoint.local.read(wanted.request(), gone_of(request)))
 
     async def lease(request: Request) -> Response:
-        wanted = await message_of(request, lease_decoder)
-        check(wanted, view.catalog())
-        return Response(encoder.encode(endpoint.local.lease(wanted)), media_type=MESSAGE)
-
-    app.add_api_route(READ_PATH, read, methods=["POST"], include_in_schema=False)
+        return _message(endpoint.local.lease(await message_of(request, lease_decoder, view)))
 
     async def verify(request: Request) -> Response:
-        ask = await message_of(request, digests.ask_decoder)
-        check(ask, view.catalog())
+        ask = await message_of(request, digests.ask_decoder, view)
         work = functools.partial(answer_verifier, view, ask, now_ms())
-        turn = endpoint.local.threads.turn(work, None, first=isinstance(ask, digests.PinAsk))
-        return Response(digests.encode(await turn.result(gone_of(request))), media_type=MESSAGE)
+        turn = threads.turn(work, None, first=isinstance(ask, digests.PinAsk))
+        return _message(await turn.result(gone_of(request)))
 
     async def list_page(request: Request) -> Response:
-        ask = await message_of(request, lists.ask_decoder)
-        check(ask, view.catalog())
-        found = await endpoint.local.threads.run(page, view, ask)
-        return Response(lists.encoder.encode(found), media_type=MESSAGE)
+        ask = await message_of(request, lists.ask_decoder, view)
+        return _message(await threads.run(page, view, ask))
 
-    app.add_api_route(lists.LISTS_PATH, list_page, methods=["POST"], include_in_schema=False)
-    app.add_api_route(digests.VERIFY_PATH, verify, methods=["POST"], include_in_schema=False)
-    app.add_api_route(LEASE_PATH, lease, methods=["POST"], include_in_schema=False)
+    routes = {READ_PATH: read, LEASE_PATH: lease, digests.VERIFY_PATH: verify, lists.LISTS_PATH: list_page}
+    for path, handler in routes.items():
+        app.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
     return read
+
+
+def _message(answer: msgspec.Struct) -> Response:
+    return Response(encoder.encode(answer), media_type=MESSAGE)

@@ -27,7 +27,8 @@ from indexer.scan.gather.service import ScanService
 from indexer.scan.http.openapi import INDEX_PATH, Examples, add_route
 from indexer.scan.http.problems import OnBug, problem_response
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
-from indexer.scan.peer.messages import MalformedRequestError, OutOfTimeError
+from indexer.scan.peer.messages import LeaseRequest, MalformedRequestError, OutOfTimeError, ReadMessage
+from indexer.scan.peer.wellformed import check
 from indexer.scan.plan.waiting import Gone, ReaderGoneError
 from indexer.scan.request.request import CountRequest, Moment, MomentT, ScanRequest, from_query, parse
 from indexer.scan.tasks import TASKS
@@ -37,6 +38,8 @@ from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.nodes import NodeClient
 from keytide.serving.gate import Need
 from keytide.settings.settings import Settings
+from keytide.wire.digests import Ask
+from keytide.wire.index_lists import ListAsk
 
 GRACE_S: Final = 0.25
 """How much longer than its time a request may take: it is to say itself what took so long."""
@@ -47,7 +50,7 @@ _BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0
 Handler = Callable[[Request], Awaitable[Response]]
 Form = Callable[[Request, str, ScanRequest], Awaitable[Response]]
 """Answers a scan (request, index name, what is asked) in another form than pages of JSON."""
-RequestT = TypeVar("RequestT")
+MessageT = TypeVar("MessageT", bound=ReadMessage | LeaseRequest | Ask | ListAsk)
 ResultT = TypeVar("ResultT")
 
 
@@ -340,13 +343,17 @@ def gone_of(request: Request) -> Gone:
     return gone
 
 
-async def message_of(request: Request, decoder: msgspec.msgpack.Decoder[RequestT]) -> RequestT:
+async def message_of(
+    request: Request, decoder: msgspec.msgpack.Decoder[MessageT], view: NodeView
+) -> MessageT:
     """What another node asks.
 
     Raises:
-        MalformedRequestError: it is no such message.
+        MalformedRequestError: it is no such message, or makes no sense.
     """
     try:
-        return decoder.decode(await request.body())
+        message = decoder.decode(await request.body())
     except UNDECODABLE as error:
         raise MalformedRequestError(f"not a request of another node: {error}") from error
+    check(message, view.catalog())
+    return message
