@@ -27,10 +27,7 @@ class BlockingNodeClient:
         self.close = self._http.close
 
     def ask(self, url: str, body: bytes, secret: str) -> bytes:
-        """The body of a node's answer.
-
-        Args:
-            secret: of the cluster.
+        """The body of a node's answer; `secret` is that of the cluster.
 
         Raises:
             NoAnswerError: it cannot be asked.

@@ -41,10 +41,7 @@ class NodeClient:
             self._session = None
 
     async def ask(self, url: str, body: bytes, secret: str, timeout_s: float) -> bytes:
-        """The body of a node's answer.
-
-        Args:
-            secret: of the cluster.
+        """The body of a node's answer; `secret` is that of the cluster.
 
         Raises:
             TimeoutError: it did not answer in time.

@@ -62,7 +62,6 @@ from keytide.settings.settings import ScanSettings
 from keytide.wire.messages import UniqueViolation
 from tests.store_kit import Version, lmdb_store, segments
 
-MESSAGE = "application/msgpack"
 KEPT = 2
 KEYSPACE = "users"
 SECRET = "5e" * 32
