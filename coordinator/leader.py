@@ -36,7 +36,8 @@ from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
 from coordinator.stability.stream import StabilityLimits, StabilityStream
 from coordinator.statements.commands import Commands
-from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, NodeRecord
+from keytide.catalog.catalog import EMITTING, Catalog
+from keytide.catalog.records import IndexRecord, NodeRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
 

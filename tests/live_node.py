@@ -13,8 +13,8 @@ from indexer.hosting.snapshots import SnapshotRing
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.integrity.mirror import check_mirror
 from indexer.store.lmdb.store import LmdbSliceStore
-from keytide.catalog.catalog import (
-    Catalog,
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import (
     ClusterRecord,
     IndexRecord,
     KeyspaceRecord,

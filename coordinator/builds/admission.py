@@ -21,7 +21,7 @@ from coordinator.builds.table_origins import refused
 from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
 from coordinator.core.events import BuildPrepared, PrepareFailed
 from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver
-from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 
 AGAIN_MS = 1_000

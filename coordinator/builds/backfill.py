@@ -27,7 +27,7 @@ from coordinator.core import drivers
 from coordinator.core.events import DriverExited, SourceSampled
 from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
 from coordinator.core.instructions import Instruction, Note, SampleSource, StartDriver, StopDriver
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Activated, BuildProgress
 

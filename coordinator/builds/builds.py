@@ -46,7 +46,8 @@ from coordinator.core.instructions import DeleteTopics, Instruction, Note, Start
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.jobs import Jobs
-from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
+from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Activated, BuildProgress, BuildSampled, Message
 

@@ -25,7 +25,7 @@ from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendB
 from coordinator.jobs.jobs import Jobs
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.unique.violations import failure
-from keytide.catalog.catalog import BuildRecord, IndexRecord, JobRecord, Violated
+from keytide.catalog.records import BuildRecord, IndexRecord, JobRecord, Violated
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildEnd

@@ -35,7 +35,7 @@ from coordinator.core.events import RoomSeen, SourceAway
 from coordinator.core.failure_detector import START_MS
 from coordinator.core.instructions import Instruction, Note, StartDriver, StopDriver
 from coordinator.core.nodes import HeardNode, HeardNodes
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 
 LONGEST_PAUSE_MS = 300_000
 """Of those that grow: before something is tried again that did not get on the last time."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.source_checks import target
 from coordinator.core.nodes import HeardNodes
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildProgress, SliceStatus
 

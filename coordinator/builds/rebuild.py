@@ -24,7 +24,7 @@ from coordinator.builds.retirement import give_up
 from coordinator.builds.table_origins import origin_of
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
-from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
 

@@ -14,7 +14,7 @@ from coordinator.core.failure_detector import START_MS
 from coordinator.core.instructions import DeleteTopics, Instruction, Note, RemoveBuildFolder, StopDriver
 from coordinator.jobs.registry import JobLimits
 from coordinator.unique.violations import Uniqueness
-from keytide.catalog.catalog import BuildRecord, BuildState, IndexRecord
+from keytide.catalog.records import BuildRecord, BuildState, IndexRecord
 from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp
 

@@ -18,7 +18,7 @@ from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import TopicsDeleted
 from coordinator.core.instructions import DeleteTopics, Instruction, Note
 from coordinator.stability.progress import KeyspaceProgress
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 
 RETIRED: frozenset[str] = frozenset({"DEFERRED", "FAILED", "DROPPING"})
 SILENCE_LIMIT_MS = 15_000

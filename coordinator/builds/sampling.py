@@ -23,7 +23,7 @@ from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.core import drivers
 from coordinator.core.events import DriverExited
 from coordinator.core.instructions import Instruction, Note, StartDriver
-from keytide.catalog.catalog import BuildRecord, IndexRecord
+from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.wire.messages import BuildSampled
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from coordinator.builds.table_origins import lost_tombstones
 from coordinator.core.source_status import SourceStatus
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
 
 

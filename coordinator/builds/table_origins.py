@@ -25,7 +25,9 @@ from typing import Any
 import msgspec
 
 from coordinator.core.source_status import SourceStatus
-from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord, TableOrigin
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord, RollbackRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 
 _MORE = 3

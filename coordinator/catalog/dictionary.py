@@ -11,7 +11,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.core.instructions import Write
-from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
 from keytide.model.topics import Topics

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from keytide.catalog.catalog import EMITTING, IndexRecord
+from keytide.catalog.catalog import EMITTING
+from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
-from keytide.catalog.catalog import BuildRecord, IndexRecord, JobRecord
+from keytide.catalog.records import BuildRecord, IndexRecord, JobRecord
 from keytide.errors import CallerError, invariant
 
 _Record = TypeVar("_Record", BuildRecord, JobRecord)

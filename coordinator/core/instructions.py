@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from keytide.catalog.catalog import Record
 from keytide.catalog.history import History
+from keytide.catalog.records import Record
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import BuildEnd, Published, RepairEnd, StabilityTimestamp
 

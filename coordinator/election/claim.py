@@ -25,10 +25,12 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 
-from keytide.catalog.catalog import Catalog, ClusterRecord, Record, TermRecord, encode_record, record_key
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import ClusterRecord, Record, TermRecord, encode_record, record_key
 from keytide.errors import CallerError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.clients import Producer
-from keytide.kafka.topics import CatalogReader, KafkaUnavailableError, producer
+from keytide.kafka.topics import CatalogReader, producer
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings

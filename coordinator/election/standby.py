@@ -28,15 +28,10 @@ from pathlib import Path
 import psutil
 
 from coordinator.election.claim import read_catalog
-from keytide.catalog.catalog import TermRecord
+from keytide.catalog.records import TermRecord
 from keytide.errors import KeytideError
-from keytide.kafka.topics import (
-    KafkaUnavailableError,
-    TopicReader,
-    admin,
-    describe_topics,
-    list_offsets,
-)
+from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics, list_offsets
+from keytide.kafka.topics import TopicReader
 from keytide.model.health import Verdict, single
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.process.driver_supervisor import REPORT_NAME
-from keytide.catalog.catalog import JobRecord
+from keytide.catalog.records import JobRecord
 from keytide.errors import CallerError
 
 DIFFERENCES_NAME: Final = "differences.ndjson"

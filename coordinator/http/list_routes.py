@@ -16,7 +16,7 @@ from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
 from coordinator.views import index_lists as list_views
 from coordinator.views import views
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.node_protocol import TRY_AGAIN, NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.http.nodes import NodeClient

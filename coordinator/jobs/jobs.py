@@ -36,7 +36,7 @@ from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
 from coordinator.core.instructions import Instruction, Note, RemoveJobFolder, StartDriver, StopDriver
 from coordinator.jobs.registry import FINAL, JobLimits, JobRegistry, faults_of, log_of
 from coordinator.jobs.repair_rounds import RepairRounds
-from keytide.catalog.catalog import IndexRecord, JobKind, JobRecord
+from keytide.catalog.records import IndexRecord, JobKind, JobRecord
 from keytide.wire.messages import JobProgress, NodeHeartbeat
 
 CHECK_MS: Final = 200

@@ -8,7 +8,7 @@ from typing import Final
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import Registry, Transitions, final
 from coordinator.core.failure_detector import START_MS
-from keytide.catalog.catalog import JobRecord, JobState
+from keytide.catalog.records import JobRecord, JobState
 from keytide.errors import CallerError
 
 TRANSITIONS: Final[Transitions[JobState]] = {

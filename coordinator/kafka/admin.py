@@ -12,11 +12,9 @@ from confluent_kafka import KafkaException
 from msgspec.structs import replace
 
 from coordinator.core.source_status import SourceStatus
-from keytide.catalog.catalog import TableOrigin
-from keytide.kafka.admin import SETTLING_S
-from keytide.kafka.clients import AdminClient
-from keytide.kafka.history import log_history
-from keytide.kafka.topics import (
+from keytide.catalog.table_origin import TableOrigin
+from keytide.kafka.admin import (
+    SETTLING_S,
     KafkaUnavailableError,
     admin,
     create_topic,
@@ -25,6 +23,8 @@ from keytide.kafka.topics import (
     list_offsets,
     topic_config,
 )
+from keytide.kafka.clients import AdminClient
+from keytide.kafka.history import log_history
 from keytide.model.hints import nearest
 from keytide.model.timestamp import Place, Timestamp
 from keytide.model.topics import Topics

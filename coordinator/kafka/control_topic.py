@@ -9,7 +9,8 @@ from contextlib import closing
 
 from coordinator.core.events import ControlTail
 from keytide.errors import KeytideError
-from keytide.kafka.topics import KafkaUnavailableError, TopicReader, admin, list_offsets
+from keytide.kafka.admin import KafkaUnavailableError, admin, list_offsets
+from keytide.kafka.topics import TopicReader
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings

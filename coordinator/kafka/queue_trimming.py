@@ -13,8 +13,8 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import QueueLimit
 from coordinator.queues.bounds import because, stays_from
+from keytide.kafka.admin import KafkaUnavailableError, admin, list_offsets
 from keytide.kafka.clients import AdminClient
-from keytide.kafka.topics import KafkaUnavailableError, admin, list_offsets
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
 

@@ -50,8 +50,9 @@ from coordinator.election.claim import MetadataWriter
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.process.driver_supervisor import DriverSupervisor
 from keytide.errors import KeytideError, RetryableError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.clients import Producer
-from keytide.kafka.topics import KafkaUnavailableError, producer
+from keytide.kafka.topics import producer
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.process.worker import QueueWorker

@@ -50,10 +50,12 @@ from coordinator.process.source_watcher import SourceWatcher
 from coordinator.process.topic_ids import TopicIds
 from coordinator.queues.orphaned_topics import foreign_note, orphans
 from coordinator.statements.commands import CommandResult, Commands
-from keytide.catalog.catalog import RollbackRecord, TableOrigin, TermRecord
+from keytide.catalog.records import RollbackRecord, TermRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import KeytideError, RetryableError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import KafkaUnavailableError, consumer, drain, producer
+from keytide.kafka.topics import consumer, drain, producer
 from keytide.model.health import Verdict
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms

@@ -21,8 +21,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from coordinator.core.events import TopicSeen
 from coordinator.core.instructions import ConfirmTopic
+from keytide.kafka.admin import KafkaUnavailableError, admin, error_code, find_controller
 from keytide.kafka.clients import AdminClient
-from keytide.kafka.topics import KafkaUnavailableError, admin, error_code, find_controller
 from keytide.process.clock import now_ms
 from keytide.process.worker import QueueWorker
 from keytide.settings.settings import Settings

@@ -28,7 +28,7 @@ from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import Instruction, Note, QueueCopy, QueueLimit, TrimQueues
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 
 SETTLING_MS = 10_000
 ASLEEP_MS = 10_000

@@ -51,7 +51,7 @@ from coordinator.rollback.unreached import begin_unreached
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import LatenessWatch
 from coordinator.stability.stream import StabilityStream
-from keytide.catalog.catalog import KeyspaceRecord, RollbackRecord
+from keytide.catalog.records import KeyspaceRecord, RollbackRecord
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import HistoryLost, Progress
 

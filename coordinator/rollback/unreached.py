@@ -12,8 +12,9 @@ from __future__ import annotations
 from coordinator.builds.builds import Builds
 from coordinator.builds.retirement import retire
 from coordinator.core.instructions import Instruction, Note
-from keytide.catalog.catalog import Catalog, IndexRecord, RollbackRecord
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
+from keytide.catalog.records import IndexRecord, RollbackRecord
 
 
 def begin_unreached(builds: Builds, rollback: RollbackRecord, now: int) -> list[Instruction]:

@@ -53,7 +53,8 @@ from coordinator.stability.pacing import Pacing
 from coordinator.stability.progress import Content, partition_subject
 from coordinator.stability.publishing import Publishing
 from coordinator.stability.stream import STAMPS_KEPT, StabilityLimits, StabilityStream, begin
-from keytide.catalog.catalog import EMITTING, Catalog, IndexRecord, KeyspaceRecord
+from keytide.catalog.catalog import EMITTING, Catalog
+from keytide.catalog.records import IndexRecord, KeyspaceRecord
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Acknowledged, NodeHeartbeat, Progress, SliceStatus, StabilityTimestamp

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from keytide.catalog.catalog import KeyspaceRecord
+from keytide.catalog.records import KeyspaceRecord
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import PartitionProgress, Progress, StabilityTimestamp
 

@@ -15,7 +15,8 @@ from coordinator.core.instructions import Broadcast, Instruction
 from coordinator.core.nodes import HeardNodes
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.stream import StabilityStream
-from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord
 from keytide.errors import invariant
 from keytide.wire.messages import Published
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from coordinator.stability.progress import Content, KeyspaceProgress
 from coordinator.unique.settlement import Settling
-from keytide.catalog.catalog import IndexRecord, KeyspaceRecord, RollbackRecord
 from keytide.catalog.history import History
+from keytide.catalog.records import IndexRecord, KeyspaceRecord, RollbackRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import StabilityTimestamp
 

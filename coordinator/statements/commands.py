@@ -22,14 +22,8 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
-from keytide.catalog.catalog import (
-    BuildRecord,
-    IndexRecord,
-    JobKind,
-    JobRecord,
-    KeyspaceRecord,
-    TableOrigin,
-)
+from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, JobRecord, KeyspaceRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.definition import BuildIndex, CreateIndex, DropIndex, IndexDefinition, Statement
 from keytide.errors import CallerError
 from keytide.model.topics import LONGEST_TOPIC, QUEUES

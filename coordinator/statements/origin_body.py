@@ -7,7 +7,7 @@ import re
 from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.statements.origin_reach import Reach, check
-from keytide.catalog.catalog import TableOrigin
+from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError
 
 _SECRET_NAME = re.compile(r"passw|secret|token|credential|access.?key|private.?key", re.I)

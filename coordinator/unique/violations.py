@@ -19,7 +19,7 @@ from typing import Final
 
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.instructions import Note
-from keytide.catalog.catalog import IndexRecord, Violated
+from keytide.catalog.records import IndexRecord, Violated
 from keytide.collation import decode_key, to_json_value
 from keytide.wire.messages import NodeHeartbeat, SliceStatus, UniqueViolation
 

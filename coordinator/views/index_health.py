@@ -10,7 +10,7 @@ from coordinator.core.nodes import node_subject
 from coordinator.leader import Leader
 from coordinator.views import views
 from coordinator.views.jobs import verification
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.model.health import Reason
 
 SHOWN = 8

@@ -6,7 +6,7 @@ from typing import Any
 
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.leader import Leader
-from keytide.catalog.catalog import IndexRecord, JobRecord
+from keytide.catalog.records import IndexRecord, JobRecord
 
 Document = dict[str, Any]
 

@@ -15,8 +15,8 @@ from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.stability.stream import StabilityStream
 from coordinator.views.jobs import verification
-from keytide.catalog.catalog import BuildRecord, IndexRecord
 from keytide.catalog.partitioning import readable_splits
+from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.definition import render_expression
 from keytide.model.timestamp import Timestamp, smallest
 from keytide.wire.messages import SliceStatus

@@ -39,8 +39,9 @@ from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
-from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
+from keytide.catalog.records import IndexRecord
 from keytide.definition import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp

@@ -33,8 +33,9 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from indexer.hosting.slice_runner import SliceKey
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.history import log_history
-from keytide.kafka.topics import KafkaUnavailableError, consumer, drain
+from keytide.kafka.topics import consumer, drain
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 

@@ -24,8 +24,9 @@ from indexer.hosting.node import ServingNode
 from indexer.ingest.consumer import NodeConsumer, Record
 from indexer.ingest.metadata import MetadataFeed
 from indexer.serve.process import Serving
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import CatalogReader, KafkaUnavailableError
+from keytide.kafka.topics import CatalogReader
 from keytide.serving.listener import listen
 from keytide.serving.security import check_exposure
 from keytide.settings.settings import Settings

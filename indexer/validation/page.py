@@ -22,7 +22,7 @@ from indexer.validation.executor import PrimaryThreads
 from indexer.validation.primary import Primary, PrimaryUnreachableError, ShownDocument
 from indexer.validation.verdicts import BEHIND, STALE, VALID, Judge
 from indexer.validation.versions import ask_versions
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.model.timestamp import Timestamp
 
 FIRST_PAUSE_S: Final = 0.01

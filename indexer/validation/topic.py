@@ -31,8 +31,9 @@ from typing import Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, PrimaryUnreachableError, ShownDocument
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.clients import Consumer
-from keytide.kafka.topics import KafkaUnavailableError, consumer, drain
+from keytide.kafka.topics import consumer, drain
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import Settings
 

@@ -1,7 +1,7 @@
 """The system dictionary: what the compacted `metadata` topic says, as typed records.
 
 The coordinator's leader is the only writer. Everybody else folds the topic into a `Catalog` (pure: `apply`
-one record at a time) and asks it. The records (`keytide.catalog.records`) can be imported from here too.
+one record at a time) and asks it.
 """
 
 from __future__ import annotations
@@ -11,49 +11,16 @@ from typing import TypeVar, cast
 
 from keytide.catalog.records import (
     BuildRecord,
-    BuildState,
     ClusterRecord,
     IndexRecord,
-    IndexState,
-    JobKind,
     JobRecord,
-    JobState,
     KeyspaceRecord,
     NodeRecord,
-    PausedBy,
     Record,
     RollbackRecord,
     TermRecord,
-    Violated,
     decode_record,
-    encode_record,
-    record_key,
 )
-from keytide.catalog.table_origin import TableOrigin
-
-__all__ = [
-    "EMITTING",
-    "BuildRecord",
-    "BuildState",
-    "Catalog",
-    "ClusterRecord",
-    "IndexRecord",
-    "IndexState",
-    "JobKind",
-    "JobRecord",
-    "JobState",
-    "KeyspaceRecord",
-    "NodeRecord",
-    "PausedBy",
-    "Record",
-    "RollbackRecord",
-    "TableOrigin",
-    "TermRecord",
-    "Violated",
-    "decode_record",
-    "encode_record",
-    "record_key",
-]
 
 RecordT = TypeVar("RecordT", bound=Record)
 

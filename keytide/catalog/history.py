@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from keytide.catalog.catalog import Catalog, RollbackRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import RollbackRecord
 from keytide.model.timestamp import Timestamp, smallest
 
 

@@ -12,7 +12,7 @@ matter everywhere:
   `error().code() == KafkaError._PARTITION_EOF`, whose `offset()` is the position.
 
 A client or reader belongs to one thread (`keytide.kafka.clients`). Times are in seconds (librdkafka's own
-settings in milliseconds). The look-ups of `keytide.kafka.admin` can be imported from here too.
+settings in milliseconds).
 """
 
 from __future__ import annotations
@@ -25,43 +25,20 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from keytide.catalog.catalog import Catalog, Record
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import Record
 from keytide.kafka.admin import (
     REQUEST_TIMEOUT_S,
     KafkaUnavailableError,
-    TopicInfo,
     admin,
     client_config,
-    create_topic,
-    delete_topic,
     describe_topics,
-    error_code,
-    find_controller,
     list_offsets,
-    topic_config,
 )
 from keytide.kafka.clients import AdminClient, Consumer, Producer
 from keytide.kafka.log_repeats import Repeats
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
-
-__all__ = [
-    "CatalogReader",
-    "KafkaUnavailableError",
-    "TopicInfo",
-    "TopicReader",
-    "admin",
-    "consumer",
-    "create_topic",
-    "delete_topic",
-    "describe_topics",
-    "drain",
-    "error_code",
-    "find_controller",
-    "list_offsets",
-    "producer",
-    "topic_config",
-]
 
 log = logging.getLogger(__name__)
 log.addFilter(Repeats())

@@ -14,7 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode, split
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from projector.progress.events import Key, Reached

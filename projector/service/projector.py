@@ -28,7 +28,8 @@ from threading import Event as Flag
 
 from confluent_kafka import KafkaException
 
-from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
 from keytide.kafka.topics import producer
 from keytide.model.log_history import LogHistory

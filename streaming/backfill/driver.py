@@ -43,11 +43,12 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from keytide.catalog.catalog import BuildRecord, IndexRecord, TableOrigin
+from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import RetryableError
+from keytide.kafka.admin import admin, describe_topics, list_offsets
 from keytide.kafka.history import LogHistory, log_history
 from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import admin, describe_topics, list_offsets
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from keytide.catalog.catalog import TableOrigin
+from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.model.types import TABLE_PARTITION

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from keytide.catalog.catalog import BuildRecord, KeyspaceRecord
+from keytide.catalog.records import BuildRecord, KeyspaceRecord
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BatchEnd

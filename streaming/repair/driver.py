@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Final
 
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from streaming.repair.corrections import Planned, count_actions

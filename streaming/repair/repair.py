@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.errors import CallerError, RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.process.sync_points import reach

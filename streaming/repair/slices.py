@@ -14,9 +14,10 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Message
 
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
-from keytide.kafka.topics import TopicReader, admin, list_offsets, producer
+from keytide.kafka.admin import admin, list_offsets
+from keytide.kafka.topics import TopicReader, producer
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import (

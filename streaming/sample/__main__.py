@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 from keytide.errors import RetryableError
-from keytide.kafka.topics import admin, describe_topics, list_offsets
+from keytide.kafka.admin import admin, describe_topics, list_offsets
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.settings.settings import SecuritySettings

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from keytide.catalog.catalog import Catalog, IndexRecord, JobRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.http.blocking_nodes import BlockingNodeClient
-from keytide.kafka.topics import admin
+from keytide.kafka.admin import admin
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.process.worker import Worker, logged

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from keytide.catalog.catalog import IndexRecord, JobRecord
+from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.collation import decode_key, to_json_value
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import unpack_value

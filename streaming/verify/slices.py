@@ -24,7 +24,8 @@ from typing import Final, TypeVar, get_args
 
 import numpy as np
 
-from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError

@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
+from keytide.kafka.admin import describe_topics, list_offsets, topic_config
 from keytide.kafka.clients import AdminClient
-from keytide.kafka.topics import describe_topics, list_offsets, topic_config
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import SecuritySettings, Settings
 from projector.core.projection import SourceBatch

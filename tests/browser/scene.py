@@ -32,7 +32,8 @@ from coordinator.process.event_log import EventRing
 from coordinator.process.service import CoordinatorService
 from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import CommandResult, Commands
-from keytide.catalog.catalog import Catalog, TermRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import TermRecord
 from keytide.definition import parse_statement
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms

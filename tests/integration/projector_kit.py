@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildProcess
-from keytide.catalog.catalog import (
+from keytide.catalog.records import (
     BuildRecord,
     IndexRecord,
     KeyspaceRecord,
@@ -34,7 +34,8 @@ from keytide.catalog.catalog import (
 )
 from keytide.collation import decode_key
 from keytide.definition import CreateIndex, parse_statement
-from keytide.kafka.topics import TopicReader, admin, create_topic, describe_topics, list_offsets
+from keytide.kafka.admin import admin, create_topic, describe_topics, list_offsets
+from keytide.kafka.topics import TopicReader
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.settings.settings import load_settings

@@ -33,7 +33,7 @@ from kafka import TopicPartition as Place
 
 from deploy.kafka import EmbeddedKafka
 from deploy.spark_home import spark_environment
-from keytide.catalog.catalog import (
+from keytide.catalog.records import (
     BuildRecord,
     IndexRecord,
     KeyspaceRecord,

@@ -26,7 +26,8 @@ from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildProcess, free_ports, is_free
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
-from keytide.kafka.topics import CatalogReader, TopicReader, list_offsets
+from keytide.kafka.admin import list_offsets
+from keytide.kafka.topics import CatalogReader, TopicReader
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import BuildEnd, HistoryLost, decode

@@ -21,7 +21,7 @@ from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildProcess
 from indexer.scan.gather.peers import READ_PATH
 from indexer.scan.peer.messages import ReadMessage, ReadReply
-from keytide.catalog.catalog import (
+from keytide.catalog.records import (
     BuildRecord,
     BuildState,
     ClusterRecord,

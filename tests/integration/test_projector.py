@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from deploy.kafka import EmbeddedKafka
 from deploy.process import free_ports
-from keytide.catalog.catalog import BuildRecord, IndexRecord, KeyspaceRecord, RollbackRecord
-from keytide.kafka.topics import consumer, create_topic, delete_topic, describe_topics, topic_config
+from keytide.catalog.records import BuildRecord, IndexRecord, KeyspaceRecord, RollbackRecord
+from keytide.kafka.admin import create_topic, delete_topic, describe_topics, topic_config
+from keytide.kafka.topics import consumer
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import HistoryLost
 from tests.integration.projector_kit import Rig, Slice, eventually

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from keytide.catalog.catalog import (
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
+from keytide.catalog.records import (
     BuildRecord,
-    Catalog,
     IndexRecord,
     KeyspaceRecord,
     Record,
@@ -28,7 +29,6 @@ from keytide.catalog.catalog import (
     encode_record,
     record_key,
 )
-from keytide.catalog.history import History
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import KeytideError
 from keytide.model.log_history import LogHistory, PartitionHistory

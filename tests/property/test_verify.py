@@ -24,7 +24,7 @@ from indexer.scan.local.tasks import UNHURRIED
 from indexer.serve.digests import digest, rows
 from indexer.store.interface import StoredDocument
 from indexer.store.resolve.resolve import step
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_key, encode_part
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model.entry import pack_value

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.hosting.slice_runner import SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
-from keytide.catalog.catalog import TableOrigin
 from keytide.catalog.history import History
+from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
 from tests.simulation.tables import place_of

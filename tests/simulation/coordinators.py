@@ -49,7 +49,7 @@ from coordinator.leader import Leader
 from coordinator.queues.bounds import stays_from
 from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import CommandResult
-from keytide.catalog.catalog import TermRecord
+from keytide.catalog.records import TermRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp, encode
 from tests.simulation.kafka import CLUSTER, Reader

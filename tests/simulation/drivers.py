@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from coordinator.core.instructions import DriverTask
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildSampled, encode

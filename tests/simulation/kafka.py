@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from keytide.catalog.catalog import Catalog, Record
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import Record
 from keytide.errors import RetryableError
 from keytide.wire.messages import Message, Published, StabilityTimestamp
 from projector.progress.commits import Committed

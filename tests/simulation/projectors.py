@@ -10,7 +10,8 @@ from functools import cache
 from threading import Event as Flag
 from typing import TYPE_CHECKING, Any
 
-from keytide.catalog.catalog import Catalog, IndexRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coordinator.core.events import RoomSeen
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -19,17 +19,17 @@ from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from indexer.store.memory.store import MemorySliceStore
-from keytide.catalog.catalog import (
+from keytide.catalog.history import History
+from keytide.catalog.records import (
     BuildRecord,
     ClusterRecord,
     IndexRecord,
     KeyspaceRecord,
     NodeRecord,
     Record,
-    TableOrigin,
     record_key,
 )
-from keytide.catalog.history import History
+from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp

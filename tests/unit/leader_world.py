@@ -31,9 +31,9 @@ from coordinator.core.instructions import (
 from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
 from coordinator.stability.stream import StabilityLimits
-from keytide.catalog.catalog import (
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import (
     BuildRecord,
-    Catalog,
     IndexRecord,
     KeyspaceRecord,
     TermRecord,

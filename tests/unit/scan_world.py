@@ -41,8 +41,9 @@ from indexer.store.fold.worker import Folder
 from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
 from indexer.store.memory.store import MemorySliceStore
 from indexer.view import SliceTrouble
-from keytide.catalog.catalog import (
-    Catalog,
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
+from keytide.catalog.records import (
     ClusterRecord,
     IndexRecord,
     KeyspaceRecord,
@@ -51,7 +52,6 @@ from keytide.catalog.catalog import (
     encode_record,
     record_key,
 )
-from keytide.catalog.history import History
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.http.node_protocol import NodeUnavailableError, headers_of

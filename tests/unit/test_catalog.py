@@ -6,7 +6,8 @@ import random
 
 import msgspec
 
-from keytide.catalog.catalog import Catalog, KeyspaceRecord, NodeRecord, Record, encode_record, record_key
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import KeyspaceRecord, NodeRecord, Record, encode_record, record_key
 
 
 def _some(chance: random.Random) -> Record:

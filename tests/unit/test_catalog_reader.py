@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from keytide.kafka import topics as kafka
-from keytide.kafka.topics import CatalogReader, KafkaUnavailableError
+from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.topics import CatalogReader
 from keytide.settings.settings import load_settings
 
 

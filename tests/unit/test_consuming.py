@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 
 from indexer.ingest import consumer as consuming
 from indexer.ingest.consumer import PAST_END_MS, REASSIGN_MS, Lost, NodeConsumer, Record, TopicKind
-from keytide.kafka.topics import KafkaUnavailableError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.settings.settings import load_settings
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from indexer.hosting.control import Control
-from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History
+from keytide.catalog.records import RollbackRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.core.events import SourceSampled, Tick
 from coordinator.core.instructions import Broadcast, ConfirmBound, Write
 from coordinator.stability.projector_lag import UNTIL_JUDGED
-from keytide.catalog.catalog import KeyspaceRecord
+from keytide.catalog.records import KeyspaceRecord
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import StabilityTimestamp

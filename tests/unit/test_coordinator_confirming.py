@@ -9,7 +9,7 @@ from coordinator.core.events import CommonSnapshot, HistoryExamined, Issued, Tic
 from coordinator.core.instructions import ConfirmTopic, ExamineHistory, Instruction
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.topic_confirmation import LOST_MS, RETRY_MS
-from keytide.catalog.catalog import RollbackRecord
+from keytide.catalog.records import RollbackRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import StabilityTimestamp
 from tests.unit.leader_world import World, backfilled

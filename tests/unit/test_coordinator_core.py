@@ -22,7 +22,8 @@ from coordinator.core.instructions import Broadcast, ConfirmTopic, Instruction, 
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
-from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, Record, record_key
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model import landmarks
 from keytide.model.timestamp import Place, Timestamp

@@ -13,7 +13,7 @@ from coordinator.core.events import BuildPrepared, Event, PrepareFailed, SourceS
 from coordinator.core.instructions import DeleteTopics, PrepareBuild, SampleSource, SendBuildEnd
 from coordinator.process import executor as executor_module
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
-from keytide.kafka.topics import KafkaUnavailableError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import BuildEnd, RepairEnd

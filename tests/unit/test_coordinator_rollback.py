@@ -37,8 +37,8 @@ from coordinator.core.instructions import (
 from coordinator.http import metrics
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
 from coordinator.views import views
-from keytide.catalog.catalog import RollbackRecord, decode_record
 from keytide.catalog.history import History
+from keytide.catalog.records import RollbackRecord, decode_record
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import (
     Acknowledged,

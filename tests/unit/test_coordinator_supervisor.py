@@ -20,7 +20,8 @@ from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
 from coordinator.process import driver_supervisor as module
 from coordinator.process.driver_supervisor import DriverSupervisor, environment
-from keytide.catalog.catalog import BuildRecord, BuildState, Catalog, JobRecord, JobState
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import BuildRecord, BuildState, JobRecord, JobState
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 

@@ -9,8 +9,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.election import claim as election
 from coordinator.election.claim import FencedError, MetadataWriter
-from keytide.catalog.catalog import Catalog, TermRecord
-from keytide.kafka.topics import KafkaUnavailableError
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import TermRecord
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.settings.settings import Settings, load_settings
 
 LOST = KafkaError(KafkaError.INVALID_TXN_STATE, "no", fatal=True)

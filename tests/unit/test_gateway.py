@@ -29,10 +29,11 @@ from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
 from indexer.serve import gateway
 from indexer.serve.gateway import Listener
-from keytide.catalog.catalog import Catalog, KeyspaceRecord, NodeRecord, RollbackRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import KeyspaceRecord, NodeRecord, RollbackRecord
 from keytide.client import Client
 from keytide.errors import KeytideError
-from keytide.kafka.topics import KafkaUnavailableError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import Leading, Published, StabilityTimestamp, encode

@@ -18,7 +18,8 @@ from coordinator.views import health
 from indexer.hosting.node import ServingNode
 from indexer.serve import health as node_health
 from indexer.view import SliceTrouble
-from keytide.catalog.catalog import Catalog, ClusterRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import ClusterRecord
 from keytide.model.health import KINDS, LEVELS, Reason, Status, Verdict, read, single, verdict, worst
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.leader_world import World, facts

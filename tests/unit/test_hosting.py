@@ -29,10 +29,11 @@ from indexer.store.memory.store import MemorySliceStore
 from indexer.unique import watch as unique_watch
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
-from keytide.catalog.catalog import (
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
+from keytide.catalog.records import (
     BuildRecord,
     BuildState,
-    Catalog,
     IndexRecord,
     IndexState,
     KeyspaceRecord,
@@ -41,7 +42,6 @@ from keytide.catalog.catalog import (
     encode_record,
     record_key,
 )
-from keytide.catalog.history import History
 from keytide.definition import CreateIndex, parse_statement
 from keytide.errors import ConfigurationError, RetryableError
 from keytide.model.timestamp import Timestamp

@@ -33,7 +33,7 @@ from coordinator.jobs.registry import (
 )
 from coordinator.views import jobs as job_views
 from coordinator.views import views
-from keytide.catalog.catalog import JobRecord
+from keytide.catalog.records import JobRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
 from tests.unit.leader_world import BACKFILL, MUTATIONS, World, backfilled, facts, started

@@ -15,8 +15,9 @@ from confluent_kafka import KafkaException, TopicCollection
 
 from keytide.errors import InvariantViolationError
 from keytide.kafka import clients as kafka_clients
+from keytide.kafka.admin import admin
 from keytide.kafka.clients import AdminClient
-from keytide.kafka.topics import admin, consumer, producer
+from keytide.kafka.topics import consumer, producer
 from keytide.settings.settings import load_settings
 from tests.unit.test_style import PRODUCT, named, sources, tree
 

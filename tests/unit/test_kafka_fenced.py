@@ -14,7 +14,7 @@ import pytest
 
 ASKING = """
 import sys
-from keytide.kafka.topics import KafkaUnavailableError, admin, describe_topics
+from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics
 from keytide.kafka.identity import cluster_id
 from keytide.settings.settings import load_settings
 

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from keytide.kafka import identity as kafka_identity
+from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
 from keytide.kafka.identity import KafkaIdentity, Memory, Seen, WrongKafkaError
-from keytide.kafka.topics import KafkaUnavailableError, TopicInfo
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
 

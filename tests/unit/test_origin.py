@@ -25,7 +25,8 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoredDocument
 from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.resolve import newer, step
-from keytide.catalog.catalog import RollbackRecord, TableOrigin, decode_record, encode_record
+from keytide.catalog.records import RollbackRecord, decode_record, encode_record
+from keytide.catalog.table_origin import TableOrigin
 from keytide.cli.options import json_file
 from keytide.errors import CallerError
 from keytide.model.timestamp import Place, Timestamp

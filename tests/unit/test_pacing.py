@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_record
 
-from keytide.catalog.catalog import BuildRecord, TableOrigin
+from keytide.catalog.records import BuildRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from streaming.backfill import driver as driving

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import KafkaError
 from msgspec.structs import replace
 
-from keytide.catalog.catalog import (
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import (
     BuildRecord,
-    Catalog,
     IndexRecord,
     KeyspaceRecord,
     RollbackRecord,

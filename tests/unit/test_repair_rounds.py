@@ -17,7 +17,7 @@ from indexer.store.interface import Applied, StoredDocument
 from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.corrections import Moments, correct
 from indexer.store.resolve.resolve import step
-from keytide.catalog.catalog import IndexRecord
+from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import RepairSettings

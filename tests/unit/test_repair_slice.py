@@ -23,8 +23,8 @@ from indexer.slice.events import (
 )
 from indexer.slice.limits import SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
-from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History
+from keytide.catalog.records import RollbackRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
 from keytide.wire.messages import Message, RepairEnd, RepairStatus, Segment, StabilityTimestamp, encode

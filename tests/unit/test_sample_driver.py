@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from keytide.catalog.catalog import BuildRecord
+from keytide.catalog.records import BuildRecord
 from keytide.errors import KeytideError
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildSampled

@@ -21,7 +21,7 @@ from indexer.scan.plan.errors import (
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import OffsetAndEpoch, ScanRequest, parse
 from indexer.view import SliceTrouble, StoreDamagedError
-from keytide.catalog.catalog import BuildRecord, BuildState
+from keytide.catalog.records import BuildRecord, BuildState
 from keytide.errors import HistoryChangedError, InvariantViolationError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Place, Timestamp

@@ -28,7 +28,7 @@ from deploy.demo.story import STATEMENTS
 from indexer.scan.local import reader as local
 from indexer.scan.stream.arrow import MEDIA_TYPE as ARROW
 from indexer.scan.stream.ndjson import MEDIA_TYPE as NDJSON
-from keytide.catalog.catalog import ClusterRecord
+from keytide.catalog.records import ClusterRecord
 from keytide.model import health
 from keytide.process import clock
 from keytide.settings.settings import load_settings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keytide.catalog.catalog import Catalog, IndexRecord, KeyspaceRecord, record_key
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import IndexRecord, KeyspaceRecord, record_key
 from keytide.wire.messages import Segment, SegmentBatch, decode
 from projector.core import pipeline
 from projector.progress.events import Key

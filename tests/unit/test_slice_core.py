@@ -39,8 +39,8 @@ from indexer.slice.events import (
 )
 from indexer.slice.limits import WAIT_LIMIT, SliceLimits
 from indexer.store.interface import UNNUMBERED, Applied
-from keytide.catalog.catalog import RollbackRecord
 from keytide.catalog.history import History
+from keytide.catalog.records import RollbackRecord
 from keytide.errors import InvariantViolationError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.columns import heard_offsets

@@ -17,8 +17,9 @@ from indexer.slice.freshness import newest_times
 from indexer.store.interface import UNNUMBERED, Applied, Row, StoreDamagedError, StoreSnapshot
 from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
 from indexer.store.memory.store import MemorySliceStore
-from keytide.catalog.catalog import Catalog, NodeRecord, RollbackRecord, encode_record, record_key
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
+from keytide.catalog.records import NodeRecord, RollbackRecord, encode_record, record_key
 from keytide.errors import RetryableError
 from keytide.model.landmarks import rank
 from keytide.model.timestamp import Timestamp

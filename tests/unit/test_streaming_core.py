@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from keytide.catalog.catalog import BuildRecord, KeyspaceRecord
+from keytide.catalog.records import BuildRecord, KeyspaceRecord
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from keytide.catalog.catalog import IndexRecord, JobRecord
+from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.collation import encode_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model.entry import pack_value

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from coordinator.builds.registry import FINISHED_KEPT
 from indexer.serve import digests as node_side
 from indexer.serve.api import create_app
-from keytide.catalog.catalog import BuildRecord, KeyspaceRecord, NodeRecord, TableOrigin
+from keytide.catalog.records import BuildRecord, KeyspaceRecord, NodeRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.collation import encode_key
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from keytide.catalog.catalog import BuildRecord, JobRecord
+from keytide.catalog.records import BuildRecord, JobRecord
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import Settings, load_settings

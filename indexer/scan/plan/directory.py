@@ -13,8 +13,9 @@ from indexer.scan.plan.selection import Shape, Stamp, check_branches, unmet
 from indexer.scan.plan.tokens import InvalidTokenError, Seen, check_history
 from indexer.scan.request.request import Moment
 from indexer.view import NodeView
-from keytide.catalog.catalog import BuildRecord, Catalog, IndexRecord, KeyspaceRecord
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
+from keytide.catalog.records import BuildRecord, IndexRecord, KeyspaceRecord
 from keytide.errors import HistoryChangedError
 from keytide.model.hints import did_you_mean
 from keytide.model.timestamp import Timestamp
