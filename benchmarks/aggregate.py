@@ -41,10 +41,10 @@ from indexer.store.settings import StoreSettings
 from keytide.collation import encode_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.definition.binding import Binding
-from keytide.definition.fragments import parse_predicate
 from keytide.model.entry import pack_value
 from keytide.wire.columns import lengths_of
 from keytide.wire.messages import PutChunk
+from tests.statements import parse_predicate
 
 STATEMENT = "CREATE INDEX i ON k (city, amount) INCLUDE (price)"
 WHOLE: list[tuple[bytes, bytes | None]] = [(b"", None)]

@@ -14,8 +14,7 @@ from indexer.store.formats.pages import PageFile
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import MIB, StoreSettings
-from keytide.model.timestamp import Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.columns import hashes_of, lengths_of, pack_heard, pack_puts
 from keytide.wire.messages import PutChunk, RemovalChunk, Segment, Skip
 

@@ -66,7 +66,6 @@ class QueueFollower:
         deaf: the later incarnation that was met in the queue, 0 when none was.
         gaps: what is missing in the queue.
         gap_drops: segments dropped because they lay beyond the position (R10).
-        outdated: messages of an earlier catalog version than the index's.
         stale: segments that lie on a lost branch entirely.
         correcting: the repairs.
     """
@@ -89,7 +88,6 @@ class QueueFollower:
         self.paused = False
         self.deaf = 0
         self.gap_drops = 0
-        self.outdated = 0
         self.stale = 0
         self.queue = PendingMutations(applied.timestamp)
         self._history = history
@@ -151,7 +149,6 @@ class QueueFollower:
             return
         if batch.version < self._version:
             # On its way since before the index was built anew (R19): by RANGE other splits have sent it here.
-            self.outdated += 1
             return
         if batch.incarnation == self._history.incarnation:
             self._check_topic(batch.topic_id)

@@ -24,7 +24,6 @@ All methods but those of snapshots are called from one thread. Snapshots may be 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -348,10 +347,6 @@ class SliceStore(Protocol):
 
     def disk_bytes(self) -> int:
         """Bytes on disk."""
-        ...
-
-    def copy_to(self, folder: Path) -> Applied:
-        """Write a copy of the durable part into a new folder; returns its state."""
         ...
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from keytide.collation import Span, decode_key, encode_part, successor, to_json_value
+from keytide.collation import Span, decode_key, successor, to_json_value
 from keytide.collation.layout import INVERTED
 
 if TYPE_CHECKING:
@@ -121,11 +121,6 @@ class Partitioning:
         count = len(ends)
         first = 0 if high is None else count - bisect_left(ends, high)
         return range(first, count - bisect_right(ends, low) + 1)
-
-
-def encode_splits(values: Sequence[object]) -> tuple[bytes, ...]:
-    """Given splits as routing takes them."""
-    return tuple(encode_part(value) for value in values)  # type: ignore[arg-type]
 
 
 def readable_splits(splits: Sequence[bytes]) -> list[object]:

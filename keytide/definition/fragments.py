@@ -1,4 +1,4 @@
-"""Expressions and conditions that stand alone: in a request's members, not in a statement.
+"""Expressions that stand alone: in a request's members, not in a statement.
 
 They are what a statement takes, parsed by the same reader and refused with the same carets; they may say
 UNNEST, which over the entries of an index is that entry's element.
@@ -13,7 +13,7 @@ from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
 from keytide.definition.errors import InvalidStatementError
-from keytide.definition.expression import Expression, Node, Predicate, depth, walk
+from keytide.definition.expression import Expression, depth, walk
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.statement import unfinished
 from keytide.definition.values import Dialect
@@ -32,14 +32,8 @@ def parse_expression(text: str) -> Expression:
         InvalidStatementError: it is none, or too large; says where.
     """
     node = ExpressionReader(text).expression(_tokens(text))
-    _limit(node, text)
-    return node
-
-
-def parse_predicate(text: str) -> Predicate:
-    """The condition that `text` says. Raises as `parse_expression`."""
-    node = ExpressionReader(text).predicate(_tokens(text))
-    _limit(node, text)
+    if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
+        raise InvalidStatementError("the expression is too large", text, 0, len(text))
     return node
 
 
@@ -56,8 +50,3 @@ def _tokens(text: str) -> Sequence[Token]:
     if not tokens:
         raise InvalidStatementError("there is no expression", text, 0)
     return tokens
-
-
-def _limit(node: Node, text: str) -> None:
-    if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
-        raise InvalidStatementError("the expression is too large", text, 0, len(text))

@@ -18,7 +18,7 @@ from keytide.definition.expression import (
     same,
     walk,
 )
-from keytide.definition.render import path_name, render_expression, render_name, render_predicate
+from keytide.definition.render import path_name
 
 PartitionKind = OneOf["hash", "range"]
 DEFAULT_SLICES: Final = 8
@@ -128,25 +128,3 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     def encoded_splits(self) -> tuple[bytes, ...]:
         """The given splits, encoded."""
         return tuple(encode_part(split.value) for split in self.given_splits)
-
-    @property
-    def normal_statement(self) -> str:
-        """The statement in its normal form: equal definitions give equal text."""
-        keys = ", ".join(
-            render_expression(part.expression) + (" DESC" if part.descending else "") for part in self.keys
-        )
-        unique = "UNIQUE " if self.unique else ""
-        lines = [f"CREATE {unique}INDEX {render_name(self.name)} ON {render_name(self.keyspace)} ({keys})"]
-        if self.include:
-            lines.append(f"INCLUDE ({', '.join(map(render_expression, self.include))})")
-        kind = self.partition_kind.upper()
-        lines.append(f"PARTITION BY {kind}({render_expression(self.partition)})")
-        if self.given_splits:
-            lines.append(f"SPLIT AT ({', '.join(map(render_expression, self.given_splits))})")
-        options = [f"slices={self.slices}"]
-        options += ["include_missing=true"] if self.include_missing else []
-        options += ["defer_build=true"] if self.defer_build else []
-        lines.append(f"WITH ({', '.join(options)})")
-        if self.where is not None:
-            lines.append(f"WHERE {render_predicate(self.where)}")
-        return " ".join(lines)

@@ -12,10 +12,16 @@ Source: the timestamp vectors of Couchbase's secondary index design
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
 UNKNOWN_EPOCH = -1
+TABLE_PARTITION: Final = 0xFFFF_FFFF
+"""Stands for the source partition of a version that is a row of the table that a build began with
+(`keytide.catalog.table_origin`). Such a version is older than every record of every partition, and that a
+document has both is nothing strange. (The largest number that a stored record has room for; numbers of
+partitions in Kafka are below 2^31.)"""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, order=True):

@@ -19,8 +19,6 @@ Positions are next offsets (exclusive). Times are milliseconds since the epoch.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from keytide.errors import CallerError
@@ -615,8 +613,6 @@ Message = (
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _PREFIX = bytes([WIRE_VERSION])
-
-MessageT = TypeVar("MessageT")
 
 
 class UnreadableMessageError(CallerError):

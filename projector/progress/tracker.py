@@ -138,10 +138,6 @@ class Tracker:
         """Partitions that are read, in order."""
         return [state for _, state in sorted(self.partitions.items()) if state.phase == "RUNNING"]
 
-    def is_running(self, key: Key) -> bool:
-        state = self.partitions.get(key)
-        return state is not None and state.phase == "RUNNING"
-
     def settled(self, keys: list[Key]) -> bool:
         """Whether nothing of these partitions is in flight."""
         return not any(self.partitions[key].flight for key in keys if key in self.partitions)

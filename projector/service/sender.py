@@ -85,7 +85,6 @@ class QueueSender:
         self._alive = 0.0
         """Seconds in which Kafka took something every now and then."""
         self.bytes_in_flight = 0
-        self.messages_in_flight = 0
         self._open()
 
     def _open(self) -> None:
@@ -111,7 +110,6 @@ class QueueSender:
             queue.since = self._alive
         self._pending.setdefault(index, Counter())[poll] += 1
         self.bytes_in_flight += len(value)
-        self.messages_in_flight += 1
         callback = partial(self._delivered, self._generation, poll, index, slice_, len(value))
         while True:
             try:
@@ -132,7 +130,6 @@ class QueueSender:
         if generation != self._generation:
             return
         self.bytes_in_flight -= size
-        self.messages_in_flight -= 1
         queue = self._queues.get((index, slice_))
         if queue is not None:
             queue.outstanding -= 1
@@ -163,7 +160,7 @@ class QueueSender:
         waiting = [poll for pending in self._pending.values() for poll in pending]
         self._pending.clear()
         self._queues.clear()
-        self.bytes_in_flight = self.messages_in_flight = 0
+        self.bytes_in_flight = 0
         self._open()
         for poll in waiting:
             self._done(poll, 1, "the producer failed for good")

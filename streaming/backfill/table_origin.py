@@ -28,8 +28,7 @@ import pyarrow as pa
 
 from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError
-from keytide.model.timestamp import Place, Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Place, Timestamp
 from keytide.wire.columns import hashes_of
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core

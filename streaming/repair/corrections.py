@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from keytide.wire.corrections import Correction
 from streaming.verify.core.comparing import SourceDocument
 from streaming.verify.core.difference import Difference, DifferenceClass, IndexedDocument

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from keytide.settings.settings import Settings
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from streaming.core.quantiles import KEY_BYTES, splits_of

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from keytide.wire import digests
 from keytide.wire.digests import DuplicateKey, Sums
 from streaming.core import micro_batches as core

@@ -25,9 +25,10 @@ from indexer.scan.aggregate.request import AggregateRequest
 from indexer.scan.request.request import Question
 from keytide.collation import MISSING
 from keytide.definition.expression import Predicate
-from keytide.definition.fragments import parse_expression, parse_predicate
+from keytide.definition.fragments import parse_expression
 from tests import share
 from tests.property import naive_projection as naive
+from tests.statements import parse_predicate
 from tests.unit.scan_world import Doc, FakeSnapshot, World
 
 KEYS = ("city", "city, age", "city DESC", "city DESC, age DESC", "city, age DESC", "city DESC, age")

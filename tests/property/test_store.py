@@ -20,7 +20,7 @@ from indexer.store.lmdb import merge, snapshot
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.memory.store import MemorySliceStore
 from keytide.model.entry import pack_value
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from tests import share
 from tests.store_kit import (
     Model,

@@ -28,8 +28,7 @@ from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_key, encode_part
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
-from keytide.model.timestamp import Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire import digests
 from keytide.wire.digests import BackRow, DigestAsk, DuplicateKey, RowsAsk, Sums
 from projector.core.projection import SourceBatch

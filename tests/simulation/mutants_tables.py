@@ -6,8 +6,7 @@ from typing import Any
 
 from coordinator.builds import admission as starting
 from indexer.store.resolve import resolve
-from keytide.model.timestamp import Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from tests.simulation import drivers
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches

@@ -14,13 +14,13 @@ import xxhash
 from msgspec.structs import replace
 
 from coordinator.core.source_status import SourceStatus
-from keytide.catalog.partitioning import encode_splits
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
 from tests.simulation.chance import Chance
+from tests.statements import encode_splits
 
 KEYSPACE = "ks"
 PARTITIONS = 2

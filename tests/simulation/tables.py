@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keytide.catalog.table_origin import TableOrigin
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from tests.simulation.chance import Chance
 from tests.simulation.source import Source, Version
 

@@ -16,15 +16,16 @@ from coordinator.core.drivers import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM, NO_ROO
 from coordinator.core.events import DriverExited, Reported, SourceAway, SourceSampled
 from coordinator.core.instructions import Instruction, PrepareBuild, StartDriver, StopDriver
 from coordinator.views import views
-from keytide.catalog.partitioning import Partitioning, encode_splits, readable_splits
+from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.collation import encode_part
 from keytide.definition.index import MAX_SPLIT_BYTES
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from keytide.wire.messages import BuildSampled
 from projector.core.projection import KeyspacePlan, SourceBatch
 from streaming.core.quantiles import KEY_BYTES, separator, splits_of
 from streaming.sample.sampling import SampleResult, _encode, sampled, spread
 from streaming.spark.checkpoint import Extent
+from tests.statements import encode_splits
 from tests.unit.leader_world import World, facts
 from tests.unit.test_range import definition_of
 

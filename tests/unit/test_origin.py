@@ -29,8 +29,7 @@ from keytide.catalog.records import RollbackRecord, decode_record, encode_record
 from keytide.catalog.table_origin import TableOrigin
 from keytide.cli.options import json_file
 from keytide.errors import CallerError
-from keytide.model.timestamp import Place, Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Place, Timestamp
 from streaming.backfill.table_origin import as_records, find_ids, starting_offsets
 from streaming.core.versions import repeated
 from streaming.spark.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from indexer.scan.plan.selection import Shape
 from indexer.scan.plan.selection import slices_of as selected
 from indexer.scan.plan.tokens import PageToken
 from indexer.scan.request.request import ScanRequest
-from keytide.catalog.partitioning import Partitioning, encode_splits, readable_splits
+from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.collation import MISSING, decode_key, encode_key, encode_part, span
 from keytide.definition import IndexDefinition, InvalidStatementError, parse_statement
 from keytide.definition.index import MAX_SPLIT_BYTES
@@ -26,6 +26,7 @@ from keytide.query import Candidate, Plan, parse_query, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
 from streaming.core.extent_projection import ExtentProjection
+from tests.statements import encode_splits, normal_statement
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import never
 
@@ -62,8 +63,8 @@ def test_splits_that_are_not_given_are_found_by_the_build() -> None:
 @pytest.mark.parametrize("rest", ["a) SPLIT AT ('it''s', 'y')", "LOWER(c)) WITH (slices=5)", "id)"])
 def test_the_normal_form_means_the_same(rest: str) -> None:
     made = ranged(rest)
-    again = definition_of(made.normal_statement)
-    assert again.normal_statement == made.normal_statement
+    again = definition_of(normal_statement(made))
+    assert normal_statement(again) == normal_statement(made)
     assert msgspec.structs.replace(again, statement=made.statement) == made
     assert msgspec.json.decode(msgspec.json.encode(made), type=IndexDefinition) == made
 

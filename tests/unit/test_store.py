@@ -304,19 +304,3 @@ def test_long_keys_lie_in_exact_order_among_short_ones(store: SliceStore) -> Non
     snapshot.close()
     store.apply(segments([put(f"d{number}", 100 + number) for number in range(len(texts))]), state(2, p0=200))
     assert keys(store) == []
-
-
-def test_a_copy_is_a_store_of_its_own(store: SliceStore, tmp_path: Path, folds: FoldWorker) -> None:
-    store.apply(segments([put("d", 0, A), put("e", 1, B)]), state(1, p0=2))
-    fold(store)
-    store.apply(segments([put("d", 2)]), state(2, p0=3))
-    assert store.copy_to(tmp_path / "copy") == state(1, p0=2)
-    copy: SliceStore = (
-        MemorySliceStore.from_copy(tmp_path / "copy")
-        if isinstance(store, MemorySliceStore)
-        else lmdb_store(tmp_path / "copy", folds)
-    )
-    assert copy.applied == state(1, p0=2)
-    copy.apply(segments([put("e", 3)]), state(3, p0=4))
-    assert keys(copy) == [A + b"d"]
-    copy.close()

@@ -15,7 +15,6 @@ import pytest
 from indexer.store.fold.fold import FoldJob, FoldOutcome
 from indexer.store.fold.worker import FoldTicket, FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, Counts, Row, SkipLine, SliceStore, StoredDocument
-from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import RetryableError
 from keytide.wire.messages import Skip
@@ -471,18 +470,4 @@ def test_rows_that_say_what_the_base_says_are_in_no_undo_file(tmp_path: Path, fo
     snapshot = store.snapshot()
     assert {held.offset for _, held in snapshot.back_rows()} == set(range(50))
     snapshot.close()
-    store.close()
-
-
-def test_a_copy_has_no_way_back_and_checksums_of_its_own(tmp_path: Path, folds: FoldWorker) -> None:
-    store = lmdb_store(tmp_path / "slice", folds)
-    store.apply(segments(documents(0, 10)), state(1, p0=10))
-    fold(store)
-    store.copy_to(tmp_path / "copy")
-    assert (tmp_path / "copy" / "checksums").exists()
-    copy: LmdbSliceStore = lmdb_store(tmp_path / "copy", folds)
-    assert copy.undo_steps == 0
-    assert copy.horizon == copy.durable == state(1, p0=10)
-    copy.verify()
-    copy.close()
     store.close()

@@ -3,6 +3,7 @@
 import pytest
 
 from keytide.definition import CreateIndex, IndexDefinition, InvalidStatementError, parse_statement
+from tests.statements import normal_statement
 
 
 def definition(statement: str) -> IndexDefinition:
@@ -27,11 +28,11 @@ def test_partitioned_by_a_part_of_its_key(rest: str) -> None:
     made = definition(f"CREATE UNIQUE INDEX u ON k {rest}")
     assert made.unique
     assert made.partition_part is not None
-    assert made.normal_statement.startswith("CREATE UNIQUE INDEX u ON k (")
-    assert definition(made.normal_statement).normal_statement == made.normal_statement
+    assert normal_statement(made).startswith("CREATE UNIQUE INDEX u ON k (")
+    assert normal_statement(definition(normal_statement(made))) == normal_statement(made)
     plain = definition(f"CREATE INDEX u ON k {rest}")
     assert not plain.unique
-    assert plain.normal_statement == made.normal_statement.replace("UNIQUE ", "")
+    assert normal_statement(plain) == normal_statement(made).replace("UNIQUE ", "")
 
 
 @pytest.mark.parametrize(

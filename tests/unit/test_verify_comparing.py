@@ -13,8 +13,7 @@ from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.collation import encode_key
 from keytide.definition import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
-from keytide.model.timestamp import Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.digests import BackRow
 from streaming.repair.corrections import planned, wanted
 from streaming.verify import report

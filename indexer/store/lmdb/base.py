@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -305,25 +304,6 @@ class Base:
         there = (rows["forward"] + rows["long"], rows["back"], rows["skips"])
         expected = (counts.entries, counts.documents + counts.tombstones, counts.skips)
         invariant(there == expected, "Mirror", f"base has {there} rows in {self._folder}, counted {expected}")
-
-    def copy_to(self, folder: Path, held: IdFilter) -> Applied:
-        """`SliceStore.copy_to`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / "base"
-        with disk_errors(folder):
-            target.mkdir()
-            try:
-                environment = self.level.environment
-                with environment.begin(db=self.level.tables.meta) as transaction:
-                    applied = decode_applied(transaction.get(STATE_KEY, b""))
-                    sequence = int(transaction.get(SEQUENCE_KEY, b""))
-                    environment.copy(str(target), compact=True, txn=transaction)
-                held.save(folder / FILTER_FILE, sequence, sync=self._settings.fsync)
-                write_checksums(folder, self.owner, sequence, sync=self._settings.fsync)
-            except BaseException:
-                shutil.rmtree(target, ignore_errors=True)
-                raise
-        return applied
 
     def _read_meta(self, transaction: lmdb.Transaction[bytes]) -> None:
         self.applied = decode_applied(transaction.get(STATE_KEY, b""))

@@ -277,9 +277,6 @@ class LmdbSliceStore:
     def disk_bytes(self) -> int:
         return allocated_bytes(self._folder)
 
-    def copy_to(self, folder: Path) -> Applied:
-        return self._base.copy_to(folder, self._filter)
-
     def close(self) -> None:
         self._drop_deltas()
         self._base.level.retire()

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from indexer.store.integrity.mirror import check_mirror
-from indexer.store.interface import Applied, ApplyResult, Counts, Row, SkipLine, StoredDocument
+from indexer.store.interface import Applied, ApplyResult, Counts, Row, SkipLine
 from indexer.store.lmdb.writing import skip_lines
 from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
 from indexer.store.resolve.corrections import Corrected, Moments, correct
@@ -173,25 +171,6 @@ class MemorySliceStore:
 
     def disk_bytes(self) -> int:
         return sum(len(key) + len(value) for key, value in self._durable.entries.items())
-
-    def copy_to(self, folder: Path) -> Applied:
-        folder.mkdir(parents=True)
-        state = self._durable
-        parts = (state.applied, state.entries, state.back, list(state.lines.values()))
-        (folder / "copy").write_bytes(msgspec.msgpack.encode(parts))
-        return state.applied
-
-    @classmethod
-    def from_copy(cls, folder: Path) -> MemorySliceStore:
-        """A store from what `copy_to` wrote."""
-        applied, entries, back, lines = msgspec.msgpack.decode(
-            (folder / "copy").read_bytes(),
-            type=tuple[Applied, dict[bytes, bytes], dict[bytes, StoredDocument], list[SkipLine]],
-        )
-        store = cls(applied)
-        by_place = {(line.partition, line.offset): line for line in lines}
-        store._state = store._durable = MemoryState(applied, entries, back, by_place)
-        return store
 
     def reopened(self) -> MemorySliceStore:
         """What is there after a crash and a restart."""

@@ -24,8 +24,7 @@ from typing import NamedTuple
 from indexer.store.formats.records import PUT, pack_record
 from indexer.store.interface import StoredDocument
 from indexer.store.resolve.resolve import RowChanges
-from keytide.model.timestamp import Timestamp
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.corrections import Correction
 
 Look = Callable[[bytes], bytes | None]

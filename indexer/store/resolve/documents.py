@@ -119,7 +119,6 @@ class _Repeated:
     ) -> None:
         self.ids, self.partitions, self.offsets, self.times = ids, partitions, offsets, times.copy()
         self.owners, self.keys, self.values = owners, keys, values
-        self.winner = last  # id -> its row
         self.rows: dict[bytes, list[int]] = {}  # repeated id -> all its rows
         final = np.zeros(len(ids), np.bool_)
         final[np.fromiter(last.values(), np.int64, len(last))] = True

@@ -35,7 +35,7 @@ from indexer.store.formats.records import (
 )
 from indexer.store.interface import Counts, StoredDocument
 from indexer.store.resolve.documents import Ints, Mask, WindowDocuments
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 
 Entry = tuple[bytes, bytes]
 """(canonical key, value)."""

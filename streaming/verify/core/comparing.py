@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from keytide.model.types import TABLE_PARTITION
+from keytide.model.timestamp import TABLE_PARTITION
 from keytide.wire.digests import BackRow
 from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
 from streaming.verify.core.newest import Versions, decided
