@@ -241,7 +241,7 @@ def test_tails_that_ended_take_nobodys_place_and_can_be_resumed_meanwhile() -> N
             tail = await tails.open("by_city", TailRequest(), None, nobody_leaves)
             token, _, _ = await event_of(tail.first())
             await tail.close()
-            tails.closed()
+            tails.limit.closed()
         answer = await services["n0"].scan("by_city", ScanRequest(limit=3), nobody_leaves)
         page = json.loads(answer.body)["page"]
         await services["n0"].scan("by_city", ScanRequest(page=page), nobody_leaves)
@@ -339,7 +339,7 @@ def test_tails_are_limited() -> None:
         await tails.open("by_city", TailRequest(), None, nobody_leaves)
         with pytest.raises(TooManyTailsError):
             await tails.open("by_city", TailRequest(), None, nobody_leaves)
-        tails.closed()
+        tails.limit.closed()
         with pytest.raises(KeytideError, match="no index"):
             await tails.open("no", TailRequest(), None, nobody_leaves)
         await tails.open("by_city", TailRequest(), None, nobody_leaves)

@@ -25,7 +25,7 @@ from indexer.scan.request.request import (
 )
 from indexer.scan.stream import arrow, ndjson
 from indexer.scan.stream.sending import StreamResponse
-from indexer.scan.stream.streams import Streams
+from indexer.scan.stream.streams import OpenLimit, Streams
 from indexer.scan.tail.events import TailResponse
 from indexer.scan.tail.moments import TailRequest
 from indexer.scan.tail.tails import Tails
@@ -216,13 +216,8 @@ class _StreamRoutes:
         """A scan in another form; the request is allowed and parsed."""
         streams = self._streams
         stream = await streams.open(name, parsed, media_type, gone_of(request))
-
-        def over(rows: int, seconds: float) -> None:
-            streams.closed()
-            self._count(name, "stream", rows, seconds)
-
-        settings = self._endpoint.settings.scan
-        return StreamResponse(stream, settings.stream_stall_s, self._refused, over)
+        over = partial(self._over, streams.limit, name, "stream")
+        return StreamResponse(stream, self._endpoint.settings.scan, self._refused, over)
 
     async def tail(self, request: Request) -> Response:
         parsed = from_query(TailRequest, request.query_params.multi_items())
@@ -230,11 +225,7 @@ class _StreamRoutes:
         name = index_name(request)
         resume = request.headers.get("last-event-id") or parsed.resume
         tail = await tails.open(name, parsed, resume, gone_of(request))
-
-        def over(rows: int, seconds: float) -> None:
-            tails.closed()
-            self._count(name, "tail", rows, seconds)
-
+        over = partial(self._over, tails.limit, name, "tail")
         return TailResponse(tail, self._endpoint.settings.scan, self._refused, over)
 
     @cached_property
@@ -248,5 +239,6 @@ class _StreamRoutes:
     def _refused(self, error: Exception) -> Response:
         return problem_response(error, self._endpoint.metrics.failed, self._endpoint.on_bug)
 
-    def _count(self, index: str, kind: str, rows: int, seconds: float) -> None:
+    def _over(self, limit: OpenLimit, index: str, kind: str, rows: int, seconds: float) -> None:
+        limit.closed()
         self._endpoint.metrics.answered(WrittenAnswer(b"", rows, index, kind), seconds)

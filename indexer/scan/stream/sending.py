@@ -18,13 +18,14 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.scan.stream.streams import RowStream
+from keytide.settings.settings import ScanSettings
 
 log = logging.getLogger(__name__)
 
@@ -34,26 +35,43 @@ PIECE: Final = 1 << 18
 ResultT = TypeVar("ResultT")
 
 
-class StreamResponse(Response):
-    """Sends a stream, and closes it when it is over, however that comes about.
+class Opened(Protocol):
+    """What is sent.
+
+    Attributes:
+        head: headers.
+        rows: how many were given so far.
+    """
+
+    head: dict[str, str]
+    media_type: str
+    rows: int
+
+    async def close(self) -> None: ...
+
+
+OpenedT = TypeVar("OpenedT", bound=Opened)
+
+
+class LongResponse(Response, Generic[OpenedT]):
+    """Sends what is open for a reader, and closes it when it is over, however that comes about.
 
     Args:
-        stall_s: how long a reader may take nothing.
         refused: answers an error: counts and logs it, and gives the problem document as a response.
         over: told of the rows that were given and the seconds that it took, when it is closed.
     """
 
     def __init__(
         self,
-        stream: RowStream,
-        stall_s: float,
+        opened: OpenedT,
+        settings: ScanSettings,
         refused: Callable[[Exception], Response],
         over: Callable[[int, float], None],
     ) -> None:
-        super().__init__(None, 200, stream.head, stream.form.media_type)
+        super().__init__(None, 200, opened.head, opened.media_type)
         del self.headers["content-length"]
-        self._stream = stream
-        self._stall_s = stall_s
+        self._opened = opened
+        self._settings = settings
         self._refused = refused
         self._over = over
 
@@ -61,24 +79,35 @@ class StreamResponse(Response):
         began = perf_counter()
         gone = asyncio.ensure_future(reader_gone(receive))
         try:
-            await self._send(StreamSender(send, gone, self._stall_s))
+            sender = StreamSender(send, gone, self._settings.stream_stall_s)
+            await sender.message(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            if await self._send(sender):
+                await sender.message({"type": "http.response.body", "body": b"", "more_body": False})
         except ReaderGoneError:
             return
         finally:
             gone.cancel()
-            await asyncio.shield(self._closed(perf_counter() - began))
+            self._over(self._opened.rows, perf_counter() - began)
+            await asyncio.shield(self._opened.close())
 
-    async def _closed(self, seconds: float) -> None:
-        self._over(self._stream.rows, seconds)
-        await self._stream.close()
+    async def _send(self, sender: StreamSender) -> bool:
+        """Send all of it, or what can be had; whether the body ends well. Without the last chunk the server
+        breaks the connection off."""
+        raise NotImplementedError
 
-    async def _send(self, sender: StreamSender) -> None:
-        """The head, all rows, and the end; or what could be had of them. Without the last chunk the server
-        breaks the connection off when this returns."""
-        await sender.message(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        stream = self._stream
+    def _problem(self, error: Exception) -> dict[str, Any]:
+        """The document of an error, counted and logged."""
+        document: dict[str, Any] = json.loads(bytes(self._refused(error).body))
+        return document
+
+
+class StreamResponse(LongResponse[RowStream]):
+    """Sends a stream."""
+
+    async def _send(self, sender: StreamSender) -> bool:
+        stream = self._opened
         try:
             await sender.bytes(stream.form.begin())
             while (rows := await sender.unless_gone(stream.next())) is not None:
@@ -87,10 +116,9 @@ class StreamResponse(Response):
         except ReaderGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - every error is told, and our bugs are logged
-            document = json.loads(bytes(self._refused(error).body))
-            await sender.bytes(stream.form.problem(document))
-            return
-        await sender.message({"type": "http.response.body", "body": b"", "more_body": False})
+            await sender.bytes(stream.form.problem(self._problem(error)))
+            return False
+        return True
 
 
 class StreamSender:

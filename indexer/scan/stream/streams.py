@@ -17,6 +17,8 @@ last word, then the connection is broken off, so that no client takes a part for
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from indexer.scan.gather.holds import SnapshotHold
@@ -71,12 +73,14 @@ class RowStream:
 
     Attributes:
         head: the moment, as headers.
+        media_type: of the form.
         rows: how many were given so far.
     """
 
     def __init__(self, shared: Reads, reader: BlockReader, form: StreamFormat, head: dict[str, str]) -> None:
         self.form = form
         self.head = head
+        self.media_type = form.media_type
         self.rows = 0
         self._shared = shared
         self._reader = reader
@@ -113,45 +117,68 @@ class RowStream:
             self._shared.holds.renew(held, (), pause)
 
 
+class OpenLimit:
+    """Counts what a node has open of one kind, and lets no more be opened than it may have.
+
+    Args:
+        kind: as the setting `scan.max_<kind>` calls it.
+        most: so many at once.
+        too_many: raised for one more.
+    """
+
+    def __init__(self, node: str, kind: str, most: int, too_many: type[RetryableError]) -> None:
+        self._node = node
+        self._kind = kind
+        self._most = most
+        self._too_many = too_many
+        self._open = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """One is being opened; it counts until `closed` is called, or this is left with an error."""
+        if self._open >= self._most:
+            raise self._too_many(
+                f"node {self._node} runs {self._open} {self._kind}",
+                next_step=f"try again, ask another node, or raise scan.max_{self._kind}",
+            )
+        self._open += 1
+        try:
+            yield
+        except BaseException:
+            self.closed()
+            raise
+
+    def closed(self) -> None:
+        """One was closed."""
+        self._open -= 1
+
+
 class Streams:
     """Opens the streams of one node.
 
     Args:
         shared: of its endpoint.
+
+    Attributes:
+        limit: of those that are open.
     """
 
     def __init__(self, shared: Reads) -> None:
         self._shared = shared
-        self._open = 0
-
-    @property
-    def running(self) -> int:
-        return self._open
+        self.limit = OpenLimit(
+            shared.view.node_id, "streams", shared.settings.max_streams, TooManyStreamsError
+        )
 
     async def open(self, name: str, request: ScanRequest, media_type: str, gone: Gone) -> RowStream:
-        """Open a stream; it counts as running until `closed` is called.
+        """Open a stream; it counts as open until `limit.closed` is called.
 
         Raises:
             TooManyStreamsError: one too many.
             KeytideError, ReaderGoneError: as a scan's.
         """
         _check(request, media_type)
-        shared = self._shared
-        if self._open >= shared.settings.max_streams:
-            raise TooManyStreamsError(
-                f"node {shared.view.node_id} runs {self._open} streams",
-                next_step="try again, ask another node, or raise scan.max_streams",
-            )
-        self._open += 1
-        try:
+        with self.limit.one_more():
             return await self._opened(name, request, media_type, gone)
-        except BaseException:
-            self._open -= 1
-            raise
-
-    def closed(self) -> None:
-        """A stream was closed."""
-        self._open -= 1
 
     async def _opened(self, name: str, request: ScanRequest, media_type: str, gone: Gone) -> RowStream:
         shared = self._shared

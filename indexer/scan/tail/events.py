@@ -8,74 +8,35 @@ come again by themselves with the id of the last event.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable
-from time import perf_counter
 from typing import Final
-
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.waiting import ReaderGoneError
-from indexer.scan.stream.sending import StreamSender, reader_gone
+from indexer.scan.stream.sending import LongResponse, StreamSender
 from indexer.scan.stream.streams import RENEWALS
 from indexer.scan.tail.tails import OpenTail, problem_event
 from keytide.errors import HistoryChangedError, RetryableError
-from keytide.settings.settings import ScanSettings
 
 log = logging.getLogger(__name__)
 
-MEDIA_TYPE: Final = "text/event-stream"
 _HEARTBEAT: Final = b": nothing new\n\n"
-_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-class TailResponse(Response):
-    """Sends a tail for as long as its reader is there.
+class TailResponse(LongResponse[OpenTail]):
+    """Sends a tail for as long as its reader is there."""
 
-    Args:
-        refused: answers an error: counts and logs it, and gives the problem document as a response.
-        over: told of the rows that were given and the seconds that it took, at the end.
-    """
-
-    def __init__(
-        self,
-        tail: OpenTail,
-        settings: ScanSettings,
-        refused: Callable[[Exception], Response],
-        over: Callable[[int, float], None],
-    ) -> None:
-        super().__init__(None, 200, dict(_HEADERS), MEDIA_TYPE)
-        del self.headers["content-length"]
-        self._tail = tail
-        self._settings = settings
-        self._refused = refused
-        self._over = over
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = perf_counter()
-        gone = asyncio.ensure_future(reader_gone(receive))
+    async def _send(self, sender: StreamSender) -> bool:
         renewing = asyncio.ensure_future(self._renew())
         try:
-            sender = StreamSender(send, gone, self._settings.stream_stall_s)
-            await sender.message(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
             await self._events(sender)
-            await sender.message({"type": "http.response.body", "body": b"", "more_body": False})
-        except ReaderGoneError:
-            return
         finally:
-            gone.cancel()
             renewing.cancel()
-            self._over(self._tail.rows, perf_counter() - began)
-            await asyncio.shield(self._tail.close())
+        return True
 
     async def _events(self, sender: StreamSender) -> None:
         """All events, to the end of the tail."""
-        tail = self._tail
+        tail = self._opened
         told = 0
         try:
             if tail.resumed:
@@ -97,7 +58,7 @@ class TailResponse(Response):
         except ReaderGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - every error is told, and our bugs are logged
-            document = json.loads(bytes(self._refused(error).body))
+            document = self._problem(error)
             if isinstance(error, RetryableError):
                 log.info("a tail of %s ends: %s", tail.index, error)
                 return
@@ -108,4 +69,4 @@ class TailResponse(Response):
         """Keep what was told while the reader is slow, or nothing happens."""
         while True:
             await asyncio.sleep(self._settings.tail_lease_s / RENEWALS)
-            self._tail.renew()
+            self._opened.renew()

@@ -39,6 +39,7 @@ from indexer.scan.plan.waiting import Deadline, Gone
 from indexer.scan.request.request import Moment
 from indexer.scan.shape.rows import RowMaker, encode
 from indexer.scan.stream.merge import BlockReader
+from indexer.scan.stream.streams import OpenLimit
 from indexer.scan.tail.changes import (
     TASK,
     ChangesWanted,
@@ -65,6 +66,7 @@ RESTS: Final = 3
 
 
 _HEARTBEAT: Final = b": nothing new\n"
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class TooManyTailsError(RetryableError):
@@ -78,6 +80,7 @@ class OpenTail:
     """One tail, as `Tails.open` makes it.
 
     Attributes:
+        head, media_type: of the answer.
         resumed: it goes on where another one ended: there is no first event.
         events: how many to tell, None for no end.
         rows: how many rows were told so far.
@@ -92,6 +95,8 @@ class OpenTail:
         told: Told,
         resumed: bool,
     ) -> None:
+        self.head = dict(_HEADERS)
+        self.media_type = "text/event-stream"
         self.resumed = resumed
         self.events = request.events
         self.index = index.name
@@ -325,18 +330,17 @@ class Tails:
 
     Args:
         shared: of its endpoint.
+
+    Attributes:
+        limit: of those that are open.
     """
 
     def __init__(self, shared: Reads) -> None:
         self._shared = shared
-        self._open = 0
-
-    @property
-    def running(self) -> int:
-        return self._open
+        self.limit = OpenLimit(shared.view.node_id, "tails", shared.settings.max_tails, TooManyTailsError)
 
     async def open(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> OpenTail:
-        """Open a tail; it counts as running until `closed` is called.
+        """Open a tail; it counts as open until `limit.closed` is called.
 
         Args:
             resume: token of the event behind which to go on.
@@ -347,33 +351,16 @@ class Tails:
             KeytideError, ReaderGoneError: as a scan's.
         """
         shared = self._shared
-        if self._open >= shared.settings.max_tails:
-            raise TooManyTailsError(
-                f"node {shared.view.node_id} runs {self._open} tails",
-                next_step="try again, ask another node, or raise scan.max_tails",
+        with self.limit.one_more():
+            index = await shared.ready_index(name, request, gone)
+            seen = shared.session(request)
+            selection = shared.selection(request, index)
+            told = (
+                await resumed_moment(shared, index, selection, request, resume, seen)
+                if resume
+                else await first_moment(shared, index, selection, request, seen, gone)
             )
-        self._open += 1
-        try:
-            return await self._opened(name, request, resume, gone)
-        except BaseException:
-            self._open -= 1
-            raise
-
-    def closed(self) -> None:
-        """A tail was closed."""
-        self._open -= 1
-
-    async def _opened(self, name: str, request: TailRequest, resume: str | None, gone: Gone) -> OpenTail:
-        shared = self._shared
-        index = await shared.ready_index(name, request, gone)
-        seen = shared.session(request)
-        selection = shared.selection(request, index)
-        told = (
-            await resumed_moment(shared, index, selection, request, resume, seen)
-            if resume
-            else await first_moment(shared, index, selection, request, seen, gone)
-        )
-        return OpenTail(shared, index, request, selection, told, bool(resume))
+            return OpenTail(shared, index, request, selection, told, bool(resume))
 
 
 def problem_event(name: str, document: dict[str, Any]) -> bytes:
