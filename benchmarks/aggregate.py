@@ -39,8 +39,8 @@ from indexer.store.interface import Applied
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from keytide.collation import encode_key
-from keytide.definition import CreateIndex, parse_statement
 from keytide.definition.binding import Binding
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
 from keytide.wire.columns import lengths_of
 from keytide.wire.messages import PutChunk

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from keytide.collation import encode_part
-from keytide.definition import IndexDefinition, Predicate, render_expression, render_predicate
-from keytide.definition.render import render_name
+from keytide.definition.expression import Predicate
+from keytide.definition.index import IndexDefinition
+from keytide.definition.render import render_expression, render_name, render_predicate
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.values import Dialect
 

@@ -29,7 +29,8 @@ from coordinator.statements.field_notices import notice
 from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views
-from keytide.definition import CreateIndex, QueryElsewhereError, parse_statement
+from keytide.definition.errors import QueryElsewhereError
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import NotServedYetError
 from keytide.http.nodes import NodeClient
 from keytide.model.health import Verdict, single

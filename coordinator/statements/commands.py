@@ -24,7 +24,8 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, JobRecord, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
-from keytide.definition import BuildIndex, CreateIndex, DropIndex, IndexDefinition, Statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.errors import CallerError
 from keytide.model.topics import LONGEST_TOPIC, QUEUES
 

@@ -17,8 +17,8 @@ import msgspec
 from confluent_kafka import KafkaException, TopicPartition
 
 from coordinator.core.source_status import SourceStatus
-from keytide.definition import IndexDefinition
 from keytide.definition.expression import Path, walk
+from keytide.definition.index import IndexDefinition
 from keytide.definition.render import path_name
 from keytide.errors import KeytideError
 from keytide.kafka.topics import consumer

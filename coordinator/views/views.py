@@ -17,7 +17,7 @@ from coordinator.stability.stream import StabilityStream
 from coordinator.views.jobs import verification
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import BuildRecord, IndexRecord
-from keytide.definition import render_expression
+from keytide.definition.render import render_expression
 from keytide.model.timestamp import Timestamp, smallest
 from keytide.wire.messages import SliceStatus
 

@@ -42,7 +42,7 @@ from indexer.unique.watch import KeyShape, UniqueWatch
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.catalog.records import IndexRecord
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import IndexerSettings

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
 from keytide.collation import MISSING, decode_key, skip_key
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests

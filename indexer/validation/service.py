@@ -25,7 +25,7 @@ from indexer.validation.primary import (
 )
 from indexer.validation.verdicts import Judge
 from indexer.view import NodeView
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.settings.settings import PrimarySettings, Settings
 

@@ -23,7 +23,7 @@ import msgspec
 
 from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, ShownDocument
 from keytide.collation import NotIndexableError, encode_part, skip_key
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.model.entry import unpack_value
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 

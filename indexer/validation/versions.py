@@ -24,7 +24,7 @@ from indexer.validation.primary import UNKNOWN_OFFSET, ShownDocument
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.model.entry import MAX_ID_BYTES
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from keytide.catalog.table_origin import TableOrigin
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import UniqueViolation
 

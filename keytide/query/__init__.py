@@ -10,30 +10,3 @@ meaning of every expression is `keytide.definition.semantics`'; what is said her
 
 Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-index`).
 """
-
-from keytide.query.parse.expressions import AggregateCall, column_name
-from keytide.query.parse.normal import is_constant
-from keytide.query.parse.select import Ordering, Output, Select
-from keytide.query.parse.statement import parse_query
-from keytide.query.plan.choose import NoIndexError, choose, described
-from keytide.query.plan.grouping import Grouping, grouping
-from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
-
-__all__ = [
-    "AggregateCall",
-    "Candidate",
-    "Grouping",
-    "NoIndexError",
-    "Ordering",
-    "Output",
-    "Plan",
-    "Refusal",
-    "Select",
-    "choose",
-    "column_name",
-    "described",
-    "grouping",
-    "is_constant",
-    "parse_query",
-    "plan_on",
-]

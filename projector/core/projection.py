@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.errors import invariant
 from keytide.model.entry import MAX_ID_BYTES
 from keytide.wire.columns import hashes_of, pack_heard

@@ -19,20 +19,11 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from keytide.definition import (
-    And,
-    Comparison,
-    In,
-    Like,
-    Literal,
-    Or,
-    Predicate,
-    render_expression,
-    render_predicate,
-)
+from keytide.definition.expression import And, Comparison, In, Like, Literal, Or, Predicate
+from keytide.definition.render import render_expression, render_predicate
 from keytide.definition.semantics import compare
-from keytide.query import parse_query
 from keytide.query.parse.normal import FALSE, TRUE, normal
+from keytide.query.parse.statement import parse_query
 from streaming.source.options import OptionError
 
 MAX_SPANS: Final = 1_000

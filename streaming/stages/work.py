@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaError
 
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.kafka.clients import Producer
 from keytide.kafka.topics import producer

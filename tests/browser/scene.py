@@ -34,7 +34,7 @@ from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import TermRecord
-from keytide.definition import parse_statement
+from keytide.definition.statement import parse_statement
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings

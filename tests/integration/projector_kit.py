@@ -33,7 +33,7 @@ from keytide.catalog.records import (
     record_key,
 )
 from keytide.collation import decode_key
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.kafka.admin import admin, create_topic, describe_topics, list_offsets
 from keytide.kafka.topics import TopicReader
 from keytide.model.timestamp import Timestamp

@@ -42,7 +42,7 @@ from keytide.catalog.records import (
     record_key,
 )
 from keytide.collation import encode_key
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.wire.columns import heard_ids, heard_offsets, unpack

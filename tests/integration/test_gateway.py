@@ -22,7 +22,7 @@ from deploy.process import ChildProcess, free_ports
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
 from keytide.client import Client
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import KeytideError
 from tests.chaos.processes import stopped
 from tests.integration.world import World, Writer, wait_for

@@ -34,7 +34,7 @@ from keytide.catalog.records import (
     encode_record,
     record_key,
 )
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.kafka.admin import admin, create_topic, list_offsets
 from keytide.kafka.topics import TopicReader, producer
 from keytide.model.timestamp import Timestamp

@@ -16,7 +16,7 @@ from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
 from keytide.client import Client, Page
 from keytide.collation import encode_key
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import HistoryChangedError, KeytideError
 from tests.integration.test_indexer import (
     FOLDS,

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from keytide.collation import MISSING, encode_key, encode_part, key_forms
-from keytide.definition import (
+from keytide.definition.expression import (
     And,
     Binary,
     Call,
@@ -19,7 +19,6 @@ from keytide.definition import (
     Comparison,
     DocumentId,
     In,
-    IndexDefinition,
     IsMissing,
     IsNull,
     Like,
@@ -31,6 +30,7 @@ from keytide.definition import (
     Truth,
     Unnest,
 )
+from keytide.definition.index import IndexDefinition
 
 
 class SkipDocument(Exception):  # noqa: N818 - not an error: an outcome

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytide.definition import InvalidStatementError
-from keytide.query import Select, parse_query
+from keytide.definition.errors import InvalidStatementError
 from keytide.query.parse import long_lists
+from keytide.query.parse.select import Select
+from keytide.query.parse.statement import parse_query
 
 constants = st.one_of(
     st.integers(0, 10**25).map(str),

@@ -12,7 +12,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import unpack_value
 from keytide.wire.columns import (
     cut_segment,

@@ -25,16 +25,15 @@ from hypothesis import strategies as st
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from keytide.collation import MISSING, decode_key
-from keytide.definition import (
+from keytide.definition.binding import Binding
+from keytide.definition.expression import (
     And,
     Binary,
     Call,
     Cast,
     Comparison,
-    CreateIndex,
     DocumentId,
     In,
-    IndexDefinition,
     IsMissing,
     IsNull,
     Like,
@@ -45,16 +44,18 @@ from keytide.definition import (
     Path,
     Truth,
     Unnest,
-    parse_statement,
-    render_expression,
-    render_predicate,
     walk,
 )
-from keytide.definition.binding import Binding
+from keytide.definition.index import IndexDefinition
+from keytide.definition.render import render_expression, render_predicate
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
-from keytide.query import AggregateCall, Candidate, Plan, Select, parse_query, plan_on
+from keytide.query.parse.expressions import AggregateCall
+from keytide.query.parse.select import Select
+from keytide.query.parse.statement import parse_query
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.query.plan.suggest import suggest
 from tests.property import naive_projection as naive
 from tests.unit.scan_world import FakeSnapshot, World

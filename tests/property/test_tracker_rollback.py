@@ -29,7 +29,7 @@ from keytide.catalog.records import (
     encode_record,
     record_key,
 )
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import KeytideError
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp

@@ -26,7 +26,7 @@ from indexer.store.interface import StoredDocument
 from indexer.store.resolve.resolve import step
 from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_key, encode_part
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire import digests

@@ -14,7 +14,8 @@ import xxhash
 from msgspec.structs import replace
 
 from coordinator.core.source_status import SourceStatus
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place
 from projector.core.projection import KeyspacePlan, SourceBatch, project

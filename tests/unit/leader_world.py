@@ -40,7 +40,7 @@ from keytide.catalog.records import (
     decode_record,
     encode_record,
 )
-from keytide.definition import parse_statement
+from keytide.definition.statement import parse_statement
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import (
     Acknowledged,

@@ -54,6 +54,8 @@ from keytide.catalog.records import (
 )
 from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.http.node_protocol import NodeUnavailableError, headers_of
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Place, Timestamp

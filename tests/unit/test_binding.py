@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytide.collation import MISSING, Json, Value, decode_key, encode_key
-from keytide.definition import CreateIndex, IndexDefinition, InvalidStatementError, parse_statement, semantics
+from keytide.definition import semantics
 from keytide.definition.binding import Binding, Needs, NotHeldError
+from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Comparison, In, Literal, Not, Or, Path, Predicate
 from keytide.definition.fragments import MAX_FRAGMENT, parse_expression
+from keytide.definition.index import IndexDefinition
 from keytide.definition.render import render_expression
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import unpack_value
 from keytide.query.parse.normal import normal
 from projector.core.compile import compile_index

@@ -31,7 +31,7 @@ from coordinator.queues.orphaned_topics import orphans
 from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import NoSuchKeyspaceError
 from keytide.catalog.catalog import Catalog
-from keytide.definition import parse_statement
+from keytide.definition.statement import parse_statement
 from keytide.errors import CallerError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.model.topics import Topics

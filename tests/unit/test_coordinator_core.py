@@ -24,7 +24,7 @@ from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model import landmarks
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import (

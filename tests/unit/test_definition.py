@@ -5,16 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from keytide.definition import (
-    BuildIndex,
-    CreateIndex,
-    DropIndex,
-    IndexDefinition,
-    InvalidStatementError,
-    NotThereYetError,
-    QueryElsewhereError,
-    parse_statement,
-)
+from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import BuildIndex, CreateIndex, DropIndex, parse_statement
 from keytide.errors import CallerError
 from tests.statements import normal_statement
 

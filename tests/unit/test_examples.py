@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.statements.origin_body import OriginBody
-from keytide.definition import parse_statement
+from keytide.definition.statement import parse_statement
 from keytide.errors import ConfigurationError
 from keytide.settings.settings import load_settings
 from tests import examples

@@ -7,8 +7,9 @@ import pytest
 
 from indexer.scan.local.filtering import Conditions
 from keytide.collation import Value
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.definition.expression import Comparison, Literal, Path
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from keytide.definition import InvalidStatementError, parse_statement
+from keytide.definition.errors import InvalidStatementError
+from keytide.definition.statement import parse_statement
 from keytide.model.hints import did_you_mean, nearest
-from keytide.query import parse_query
+from keytide.query.parse.statement import parse_query
 from keytide.query.plan.choose import NoIndexError, choose
 from keytide.query.plan.plan import Candidate
 

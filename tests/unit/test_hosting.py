@@ -42,7 +42,7 @@ from keytide.catalog.records import (
     encode_record,
     record_key,
 )
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import ConfigurationError, RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings

@@ -6,7 +6,8 @@ import pytest
 
 from coordinator.statements import field_notices as noticing
 from coordinator.statements.field_notices import notice, unknown_fields
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.settings.settings import load_settings
 from tests.unit.leader_world import facts
 

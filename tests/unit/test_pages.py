@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import keytide.client
 import keytide.errors
 from keytide.cli import app
-from keytide.definition import parse_statement
+from keytide.definition.statement import parse_statement
 from keytide.errors import CallerError
-from keytide.query import parse_query
+from keytide.query.parse.statement import parse_query
 from tests.site import LINK
 from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
 

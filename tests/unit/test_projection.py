@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from keytide.collation import MISSING, decode_key, encode_key, encode_part
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import MAX_KEY_BYTES, unpack_value
 from keytide.wire.columns import heard_ids, heard_offsets, heard_times

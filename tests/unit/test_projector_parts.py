@@ -19,7 +19,7 @@ from keytide.catalog.records import (
     encode_record,
     record_key,
 )
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms

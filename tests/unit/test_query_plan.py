@@ -8,24 +8,20 @@ from typing import Any
 import pytest
 
 from keytide.collation import Span, encode_key, equals_span, span, successor
-from keytide.definition import (
-    Comparison,
-    CreateIndex,
-    IndexDefinition,
-    InvalidStatementError,
-    Literal,
-    Path,
-    parse_statement,
-    render_predicate,
-)
+from keytide.definition.errors import InvalidStatementError
+from keytide.definition.expression import Comparison, Literal, Path
+from keytide.definition.index import IndexDefinition
+from keytide.definition.render import render_predicate
 from keytide.definition.sql import ExpressionReader
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.definition.values import Dialect
-from keytide.query import Candidate, NoIndexError, Plan, choose, parse_query, plan_on
 from keytide.query.parse.normal import FALSE, TRUE, normal
+from keytide.query.parse.statement import parse_query
 from keytide.query.plan import implication
 from keytide.query.plan.boxes import MAX_BOXES, MAX_SPANS
-from keytide.query.plan.choose import spans_described
+from keytide.query.plan.choose import NoIndexError, choose, spans_described
 from keytide.query.plan.implication import implies
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.query.plan.regions import region
 
 

@@ -16,7 +16,7 @@ from indexer.scan.query.rows import TooManyRowsError
 from indexer.scan.request.request import HoldRequest
 from keytide.collation import MISSING
 from keytide.errors import CallerError, HistoryChangedError, KeytideError
-from keytide.query import NoIndexError
+from keytide.query.plan.choose import NoIndexError
 from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import Doc, World
 

@@ -19,10 +19,11 @@ from indexer.scan.plan.tokens import PageToken
 from indexer.scan.request.request import ScanRequest
 from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.collation import MISSING, decode_key, encode_key, encode_part, span
-from keytide.definition import IndexDefinition, InvalidStatementError, parse_statement
-from keytide.definition.index import MAX_SPLIT_BYTES
-from keytide.definition.statement import CreateIndex
-from keytide.query import Candidate, Plan, parse_query, plan_on
+from keytide.definition.errors import InvalidStatementError
+from keytide.definition.index import MAX_SPLIT_BYTES, IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.query.parse.statement import parse_query
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
 from streaming.core.extent_projection import ExtentProjection

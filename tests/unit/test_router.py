@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.wire.columns import heard_ids, pick, puts_columns, trim_segment, unpack
 from keytide.wire.messages import Segment
 from projector.core.projection import KeyspacePlan, ProjectedBatch, SourceBatch, project

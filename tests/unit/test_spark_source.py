@@ -26,11 +26,11 @@ from indexer.scan.plan.selection import Shape, selection_of
 from indexer.scan.request.request import Question, SpanRequest
 from keytide.client import Client
 from keytide.collation import MISSING, Value, encode_key
-from keytide.definition import CreateIndex, parse_statement
 from keytide.definition.binding import Binding
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.process.clock import now_ms
-from keytide.query import parse_query
+from keytide.query.parse.statement import parse_query
 from keytide.settings.settings import Settings, load_settings
 from streaming.source import columns, where
 from streaming.source.options import OptionError, Options

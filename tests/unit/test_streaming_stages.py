@@ -19,7 +19,8 @@ import pyarrow as pa
 import pytest
 
 from keytide.collation import encode_key
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.settings.settings import load_settings
 from keytide.wire.columns import heard_ids, heard_offsets, heard_times, unpack
 from keytide.wire.messages import Message, PutChunk, RemovalChunk

@@ -2,7 +2,9 @@
 
 import pytest
 
-from keytide.definition import CreateIndex, IndexDefinition, InvalidStatementError, parse_statement
+from keytide.definition.errors import InvalidStatementError
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from tests.statements import normal_statement
 
 

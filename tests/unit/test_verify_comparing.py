@@ -11,7 +11,7 @@ import pytest
 
 from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.collation import encode_key
-from keytide.definition import CreateIndex, parse_statement
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.digests import BackRow

@@ -12,7 +12,8 @@ from indexer.serve.digests import digest, rows
 from indexer.store.interface import SkipLine, StoredDocument
 from indexer.view import ReadableSnapshot
 from keytide.collation import Value, encode_key
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests

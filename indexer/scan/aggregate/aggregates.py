@@ -41,8 +41,8 @@ from indexer.scan.plan.leases import BETWEEN_CALLS_MS
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.shape.rows import encode
 from keytide.collation import MISSING, Value, decode_key, to_json_value
-from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding
+from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, RetryableError
 
 CALL_ENTRIES: Final = 200_000

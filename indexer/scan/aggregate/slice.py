@@ -36,8 +36,8 @@ from indexer.scan.local.filtering import Bound
 from indexer.view import DoubtfulReadError
 from keytide.collation import encode_key, key_forms, skip_key, successor
 from keytide.collation.layout import INVERTED
-from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
+from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 
 

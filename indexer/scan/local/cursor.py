@@ -35,7 +35,7 @@ from indexer.scan.plan.selection import Shape
 from indexer.scan.shape.rows import RowMaker
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
 from keytide.collation import skip_key
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.model.entry import pack_value, unpack_value
 

@@ -9,10 +9,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from keytide.collation import decode_key
-from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
 from keytide.definition.binding import Test as Condition
 from keytide.definition.expression import Predicate
+from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, CallerError
 from keytide.model.entry import unpack_value
 

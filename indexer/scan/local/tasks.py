@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from indexer.scan.peer.messages import ReadRequest
 from indexer.view import NodeView, ReadableSnapshot
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 
 ItemT = TypeVar("ItemT")
 

@@ -20,8 +20,8 @@ from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Questi
 from keytide.catalog.history import History
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import Span, encode_key, equals_span, merge_spans, prefix_span, span
-from keytide.definition import IndexDefinition
 from keytide.definition.expression import Predicate
+from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
 

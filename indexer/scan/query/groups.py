@@ -26,7 +26,10 @@ from indexer.scan.peer.messages import OutOfTimeError
 from keytide.collation import Value, encode_part, to_json_value
 from keytide.definition.binding import Binding
 from keytide.definition.expression import Expression, identity
-from keytide.query import AggregateCall, Plan, column_name, grouping, is_constant
+from keytide.query.parse.expressions import AggregateCall, column_name
+from keytide.query.parse.normal import is_constant
+from keytide.query.plan.grouping import grouping
+from keytide.query.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

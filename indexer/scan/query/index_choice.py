@@ -16,7 +16,10 @@ from indexer.scan.plan.tokens import HeldToken, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.query.sizes import IndexSizes
-from keytide.query import Candidate, NoIndexError, Plan, Select, choose, described, parse_query, plan_on
+from keytide.query.parse.select import Select
+from keytide.query.parse.statement import parse_query
+from keytide.query.plan.choose import NoIndexError, choose, described
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 
 _INLINE_CHARACTERS: Final = 2_000
 """Longer queries are parsed and planned in a thread."""

@@ -33,7 +33,7 @@ from indexer.scan.query.request import QueryRequest, QueryToken
 from indexer.scan.query.rows import OutputMaker, Sorted, sorted_rows
 from indexer.scan.request.request import InvalidRequestError
 from indexer.scan.shape.rows import encode
-from keytide.query import Candidate, Plan, plan_on
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 
 
 class QueryService:

@@ -24,10 +24,11 @@ from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.local.tasks import Pace
 from indexer.scan.peer.messages import Entry, OutOfTimeError
 from keytide.collation import encode_part, to_json_value
-from keytide.definition import IndexDefinition
 from keytide.definition.binding import Binding, Needs
+from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
-from keytide.query import AggregateCall, Plan
+from keytide.query.parse.expressions import AggregateCall
+from keytide.query.plan.plan import Plan
 
 SORT_BLOCK: Final = 2_000
 """Entries that are read at once to be sorted, over all slices. They are merged on the event loop: a

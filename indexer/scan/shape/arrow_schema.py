@@ -26,16 +26,9 @@ from typing import Final
 from indexer.scan.request.request import ColumnType
 from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value
-from keytide.definition import (
-    Binary,
-    Call,
-    Cast,
-    DocumentId,
-    Expression,
-    IndexDefinition,
-    path_name,
-    render_expression,
-)
+from keytide.definition.expression import Binary, Call, Cast, DocumentId, Expression
+from keytide.definition.index import IndexDefinition
+from keytide.definition.render import path_name, render_expression
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
 

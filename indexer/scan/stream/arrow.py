@@ -25,7 +25,7 @@ from indexer.scan.stream.block import EntryBlock
 from indexer.scan.stream.merge import BlockReader
 from keytide.collation import Span, Value, decode_key
 from keytide.collation.layout import TAG_NULL
-from keytide.definition import IndexDefinition
+from keytide.definition.index import IndexDefinition
 from keytide.model.entry import unpack_value
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
