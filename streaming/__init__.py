@@ -10,6 +10,7 @@ users' Spark jobs read indexes.
 Who may import it: `deploy`, and `pyspark_keytide` what is in `source`; it also runs as a program of its own
 under Spark. What it may import: `keytide` and the pure cores of `projector` and `router`.
 
-Not to be touched lightly: a build over a hole must fail, not guess (`failOnDataLoss` stays on, and `reading`
-holds to the same), and a micro-batch may run twice, so its output must be the same both times.
+Not to be touched lightly: a build over a hole must fail, not guess (`failOnDataLoss` stays on, and
+`stages.source_reader` holds to the same), and a micro-batch may run twice, so its output must be the same
+both times.
 """

@@ -179,12 +179,7 @@ def _published_timestamp(stream: StabilityStream | None, index_id: str) -> Times
 
 
 def _timestamp(timestamp: Timestamp | None) -> Document | None:
-    if timestamp is None:
-        return None
-    return {
-        str(partition): {"offset": place.offset, "epoch": place.epoch}
-        for partition, place in sorted(timestamp.places.items())
-    }
+    return None if timestamp is None else timestamp.as_json()
 
 
 def build(leader: Leader, record: BuildRecord, now: int) -> Document:

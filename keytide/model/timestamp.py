@@ -97,6 +97,13 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
         """This timestamp with one component replaced."""
         return Timestamp({**self.places, partition: place}, self.topic_id)
 
+    def as_json(self) -> dict[str, dict[str, int]]:
+        """As answers and reports have it: source partition -> {offset, epoch}."""
+        return {
+            str(partition): {"offset": place.offset, "epoch": place.epoch}
+            for partition, place in sorted(self.places.items())
+        }
+
     def documents_to(self, other: Timestamp) -> int:
         """How many offsets lie between this and a later timestamp (0 for partitions where it is not
         later)."""

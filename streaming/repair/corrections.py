@@ -79,11 +79,10 @@ def _action(holding: IndexedDocument, values: Mapping[bytes, bytes], truth: Sour
 
 def _remembers(holding: IndexedDocument, values: Mapping[bytes, bytes], truth: SourceDocument) -> bool:
     """Whether the record of a slice whose entries are right is right, too: none where it has no entries."""
-    held, newest = holding.version, truth.version
-    if not values or held is None or newest is None:
+    held = holding.version
+    if not values or held is None:
         return not values and held is None
-    same = (held.partition, held.offset) == (newest.partition, newest.offset)
-    return same and set(holding.keys) == set(values)
+    return held.is_same(truth.version) and set(holding.keys) == set(values)
 
 
 def _correction(

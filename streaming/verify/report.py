@@ -16,7 +16,6 @@ from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.collation import decode_key, to_json_value
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import unpack_value
-from keytide.model.timestamp import Timestamp
 from streaming.verify.core.difference import Difference, Entry, VersionPlace, is_clean
 from streaming.verify.documents import VerificationResult
 
@@ -40,7 +39,7 @@ def summary(
         "keyspace": job.keyspace,
         "snapshot": outcome.pin.number,
         "incarnation": outcome.pin.incarnation,
-        "timestamp": _timestamp(outcome.pin.timestamp),
+        "timestamp": outcome.pin.timestamp.as_json(),
         "documents_read": outcome.documents,
         "counts": counts,
         "clean": is_clean(counts),
@@ -108,17 +107,8 @@ def write(
     new.replace(folder / REPORT_NAME)
 
 
-def _timestamp(timestamp: Timestamp) -> Document:
-    return {
-        str(partition): {"offset": place.offset, "epoch": place.epoch}
-        for partition, place in sorted(timestamp.places.items())
-    }
-
-
 def _version(version: VersionPlace | None) -> Document | None:
-    if version is None:
-        return None
-    return {"partition": version.partition, "offset": version.offset, "time": version.time}
+    return None if version is None else msgspec.structs.asdict(version)
 
 
 def _entry(entry: Entry, index: IndexRecord) -> Document:

@@ -147,11 +147,7 @@ class Reads:
         """
         timestamp = stamp.timestamp
         if timestamp is not self._timestamp:  # the same for many scans, and written once
-            places = {
-                str(partition): {"offset": place.offset, "epoch": place.epoch}
-                for partition, place in sorted(timestamp.places.items())
-            }
-            self._timestamp, self._timestamp_json = timestamp, msgspec.Raw(encode(places))
+            self._timestamp, self._timestamp_json = timestamp, msgspec.Raw(encode(timestamp.as_json()))
         return {
             "snapshot": None if stamp.number == TIP else stamp.number,
             "timestamp": self._timestamp_json,

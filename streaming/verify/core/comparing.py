@@ -110,8 +110,7 @@ def judge(
     def difference(kind: DifferenceClass, reason: str = "") -> Difference:
         return Difference(kind, index, docid, expected, found, truth.version, versions, (), reason)
 
-    places = {(version.partition, version.offset) for version in versions.values()}
-    same = truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
+    same = _agree(held, truth)
     if evidence.compacted and truth.later and not same:
         return UNDECIDED
     deletions = [one.deletion for one in held if isinstance(one, RememberedDeletion)]
@@ -123,10 +122,13 @@ def judge(
 
 def is_proven(held: Sequence[IndexedDocument], truth: SourceDocument, evidence: Evidence) -> bool:
     """Whether a difference of a document is proven by one look: the cleaner cannot explain it."""
-    if not evidence.compacted:
-        return True
-    places = {(one.version.partition, one.version.offset) for one in held if one.version is not None}
-    return truth.version is not None and places == {(truth.version.partition, truth.version.offset)}
+    return not evidence.compacted or _agree(held, truth)
+
+
+def _agree(held: Sequence[IndexedDocument], truth: SourceDocument) -> bool:
+    """Whether slices know the document, all of them in the newest version that was read."""
+    versions = [one.version for one in held if one.version is not None]
+    return bool(versions) and all(version.is_same(truth.version) for version in versions)
 
 
 def _unproven(
@@ -180,7 +182,7 @@ def _has_won(deletion: VersionPlace, truth: SourceDocument, evidence: Evidence) 
 
 
 def _is_among(version: VersionPlace, others: Sequence[VersionPlace]) -> bool:
-    return any((version.partition, version.offset) == (one.partition, one.offset) for one in others)
+    return any(version.is_same(one) for one in others)
 
 
 def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[DifferenceClass, str]:
@@ -213,8 +215,7 @@ def _record_flaw(held: Sequence[IndexedDocument], expected: tuple[Entry, ...], t
             continue
         if one.keys != keys:
             return f"the back index of slice {one.slice} has other keys"
-        newest = truth.version
-        if newest is None or (one.version.partition, one.version.offset) != (newest.partition, newest.offset):
+        if not one.version.is_same(truth.version):
             return f"the back index of slice {one.slice} has another version"
     missing = sorted(by_slice)
     return f"the back index of slice {missing[0]} does not know it" if missing else ""

@@ -51,6 +51,10 @@ class VersionPlace(msgspec.Struct, frozen=True, array_like=True):
     time: int = 0
     """The record's timestamp in milliseconds; between partitions it decides which version is newer."""
 
+    def is_same(self, other: VersionPlace | None) -> bool:
+        """Whether both are of one record, whose time may be another where more of its partition was read."""
+        return other is not None and (self.partition, self.offset) == (other.partition, other.offset)
+
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, order=True):
     """An entry of a document, without its id: canonical key, value (`keytide.model.entry`), and the slice
