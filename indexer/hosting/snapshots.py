@@ -115,7 +115,7 @@ class SnapshotRing:
             if tip is not None and self._numbered.get(tip.number) is not tip:
                 _drop(tip)
             for number, kept in list(self._numbered.items()):
-                if not history.number_holds(number, kept.snapshot.incarnation):
+                if not history.number_holds(number, kept.snapshot.applied.incarnation):
                     del self._numbered[number]
                     _drop(kept)
             if self._published not in self._numbered:
@@ -234,8 +234,8 @@ class SnapshotReader:
         self._kept = kept
         self._released = False
         self.number = kept.number
-        self.incarnation = kept.snapshot.incarnation
-        self.timestamp: Timestamp = kept.snapshot.timestamp
+        self.incarnation = kept.snapshot.applied.incarnation
+        self.timestamp: Timestamp = kept.snapshot.applied.timestamp
 
     def rows(
         self,

@@ -323,7 +323,7 @@ class History:
         for taken, rows, applied in self.held:
             assert rows_of(taken) == rows
             assert taken.applied == applied
-            assert taken.count() == taken.entries == len(rows)
+            assert taken.count() == taken.counts.entries == len(rows)
 
     def crash(self) -> None:
         """What was not folded is lost; the offsets go on (the queue would bring them again)."""

@@ -308,7 +308,7 @@ class Repairs:
     def _wrong(self, runner: Any) -> bool | None:
         """Whether a slice differs from the source where it stands; None when that is not known."""
         snapshot = runner.store.snapshot()
-        at = snapshot.timestamp
+        at = snapshot.applied.timestamp
         if self._folds(at) is None:
             return None
         rows: Rows = {key: value for block in snapshot.rows() for key, value in block}

@@ -124,7 +124,7 @@ def test_the_tombstone_of_an_id_in_two_partitions_is_remembered_through_folds(st
 def test_a_commit_without_documents_moves_the_state(store: SliceStore) -> None:
     store.apply([segment([], 0, 9)], state(4, p0=9))
     snapshot = store.snapshot()
-    assert (snapshot.number, snapshot.timestamp.offsets()) == (4, {0: 9})
+    assert (snapshot.applied.number, snapshot.applied.timestamp.offsets()) == (4, {0: 9})
     snapshot.close()
     assert fold(store) == store.durable == state(4, p0=9)
 

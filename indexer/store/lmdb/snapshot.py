@@ -12,7 +12,6 @@ from indexer.store.lmdb.equal_keys import shared_keys
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
 from keytide.errors import RetryableError
-from keytide.model.timestamp import Timestamp
 
 
 class LmdbSnapshot:
@@ -24,22 +23,6 @@ class LmdbSnapshot:
         self._views = tuple(views)
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def timestamp(self) -> Timestamp:
-        return self.applied.timestamp
-
-    @property
-    def number(self) -> int:
-        return self.applied.number
-
-    @property
-    def incarnation(self) -> int:
-        return self.applied.incarnation
-
-    @property
-    def entries(self) -> int:
-        return self.counts.entries
 
     def rows(
         self,

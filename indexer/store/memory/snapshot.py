@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from keytide.collation import successor
 from keytide.errors import RetryableError
-from keytide.model.timestamp import Timestamp
 
 _BLOCK = 64
 
@@ -47,24 +46,8 @@ class MemorySnapshot:
         return self._state.applied
 
     @property
-    def timestamp(self) -> Timestamp:
-        return self._state.applied.timestamp
-
-    @property
-    def number(self) -> int:
-        return self._state.applied.number
-
-    @property
-    def incarnation(self) -> int:
-        return self._state.applied.incarnation
-
-    @property
     def counts(self) -> Counts:
         return self._state.counts()
-
-    @property
-    def entries(self) -> int:
-        return len(self._state.entries)
 
     def rows(
         self,
