@@ -15,7 +15,8 @@ from coordinator.core.instructions import ExamineHistory
 from coordinator.kafka.control_topic import Said, control_range, entitled, read_control
 from keytide.catalog.history import History
 from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics
-from keytide.kafka.history import LogHistory, log_history, partings
+from keytide.kafka.history import log_history, partings
+from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings

@@ -33,15 +33,6 @@ from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place
 from keytide.settings.settings import Settings
 
-__all__ = [
-    "LogHistory",
-    "PartitionHistory",
-    "diverging",
-    "holds_records",
-    "log_history",
-    "partings",
-]
-
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.1

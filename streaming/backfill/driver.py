@@ -47,8 +47,9 @@ from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import RetryableError
 from keytide.kafka.admin import admin, describe_topics, list_offsets
-from keytide.kafka.history import LogHistory, log_history
+from keytide.kafka.history import log_history
 from keytide.kafka.identity import KafkaIdentity
+from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
