@@ -53,7 +53,6 @@ from keytide.catalog.records import (
     record_key,
 )
 from keytide.collation import Value, encode_key, encode_part, key_forms
-from keytide.definition import CreateIndex, IndexDefinition, parse_statement
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.http.node_protocol import NodeUnavailableError, headers_of

@@ -27,7 +27,7 @@ from coordinator.process.service import CoordinatorService
 from indexer.scan.gather.peers import LEASE_PATH, Peers
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import HistoryAheadError, LeaseReply, LeaseRequest, OutOfTimeError
-from keytide.catalog.catalog import NodeRecord
+from keytide.catalog.records import NodeRecord
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.http.node_protocol import MESSAGE, NoAnswerError, NodeUnavailableError, RefusedError, opens

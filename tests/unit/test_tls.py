@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from keytide.catalog.catalog import JobRecord, NodeRecord
+from keytide.catalog.records import JobRecord, NodeRecord
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
 from keytide.client import Client
 from keytide.errors import ConfigurationError, RetryableError
