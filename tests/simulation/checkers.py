@@ -99,6 +99,13 @@ class Oracle:
         wrong = sorted(key for key in want.keys() & rows.keys() if want[key] != rows[key])
         return f"missing {missing}, extra {extra}, wrong value {wrong}"
 
+    def sizes(self, timestamp: Timestamp) -> list[int]:
+        """How many entries there may be at a timestamp."""
+        return [
+            sum(len(rows) for fold in choice for version in fold.values() for rows in version.rows)
+            for choice in product(*self.folds(timestamp))
+        ]
+
     def skips(
         self, timestamp: Timestamp, number: int, origin: TableOrigin | None = None
     ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
@@ -242,6 +249,13 @@ class Checkers:
         asked = Timestamp.of(self.asked.get(name, {}))
         if not self.oracle.changed and not at.covers(asked):
             raise BrokenError("Loaded", f"{name} is READY at {at}, and was to be built from {asked}")
+
+    def counted(self, name: str, count: int, at: Timestamp) -> None:
+        """A stable count of a whole index."""
+        self.scans += 1
+        sizes = self.oracle.sizes(at)
+        if count not in sizes:
+            raise BrokenError("Untorn", f"count of {name} at {at}: {count}, not {sizes}")
 
     def paged(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """All pages of a scan together are one snapshot."""

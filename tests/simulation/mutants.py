@@ -18,6 +18,7 @@ from indexer.hosting import slice_runner as slices
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan.gather import scatter
+from indexer.scan.gather import service as scanning
 from indexer.slice import following
 from indexer.slice.building import Building
 from indexer.slice.events import Apply, LoadBatch
@@ -39,7 +40,7 @@ from projector.service.reports import ProjectorReporter
 from projector.service.sender import QueueSender
 from streaming.core import micro_batches as streaming_core
 from streaming.core import sizing as pieces
-from tests.simulation import coordinators, drivers, kafka, nodes, readers
+from tests.simulation import coordinators, drivers, kafka, nodes
 from tests.simulation.planting import Mutant, Patches
 
 MUTANTS: list[Mutant] = []
@@ -491,11 +492,11 @@ def publish_the_maximum(patches: Patches) -> None:
 
 @mutant("Stable, reuse a page token on another snapshot", "a later page reads the newest snapshot")
 def reuse_tokens(patches: Patches) -> None:
-    def token_of(self: Any, endpoint: Any, pages: Any) -> Any:
-        token = _token_of(self, endpoint, pages)
-        return replace(token, number=max(token.number, endpoint.view.published(token.index) or -1))
+    def next_page(index: Any, moment: Any, token: Any, seen: Any, shared: Any, *rest: Any) -> Any:
+        newest = replace(token, number=max(token.number, shared.view.published(token.index) or -1))
+        return _next_page(index, moment, newest, seen, shared, *rest)
 
-    _token_of = patches.put(readers.Readers, "token_of", token_of)
+    _next_page = patches.put(scanning, "next_page", next_page)
 
 
 @mutant("Monotonic, tips", "a scan of the newest states does not ask which its session has seen")

@@ -1,76 +1,85 @@
-"""Readers of stable scans: sessions, pages, any node as their endpoint. The choice of the snapshot, the
-reading and merging of slices, leases, tokens: the real ones, without an event loop (nothing here waits)."""
+"""Readers of scans: sessions, pages, counts, held snapshots, any node as their endpoint.
+
+What answers them is the real `indexer.scan.gather.service.ScanService` of each node, with its waits, its
+choice of a snapshot and of replicas, its leases and tokens, on an event loop by the simulated clock
+(`tests.simulation.scheduler`). Made here are the readers, and the way between nodes: what one asks another
+takes a while now and then, and everything else goes on meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
+import msgspec
 
 from indexer.hosting.slice_runner import SliceRunner
-from indexer.scan.gather import gather as gathering
-from indexer.scan.gather import scatter
-from indexer.scan.gather.scatter import Target
-from indexer.scan.local.effort import ReadThreads
+from indexer.scan.gather.reads import WrittenAnswer
+from indexer.scan.gather.service import ScanService
 from indexer.scan.local.reader import LocalReader
-from indexer.scan.peer.messages import LeaseReply, LeaseRequest, ReadReply, ReadRequest
-from indexer.scan.plan.directory import IndexDirectory, Scannable
-from indexer.scan.plan.errors import IndexNotReadyError, SnapshotMissingError
-from indexer.scan.plan.leases import LeaseRegistry
-from indexer.scan.plan.tokens import PageToken, Seen, SessionToken, newest, saw_tip, sign, verify
-from indexer.scan.request.request import Question
-from keytide.collation import Span
+from indexer.scan.peer.messages import (
+    LeaseReply,
+    LeaseRequest,
+    NodeUnavailableError,
+    ReadReply,
+    ReadRequest,
+)
+from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError
+from indexer.scan.plan.tokens import HeldToken, PageToken, verify
+from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from keytide.model.timestamp import Timestamp
-from tests.simulation.source import KEYSPACE, SLICES
+from keytide.settings.settings import ScanSettings
+from tests.simulation.chance import Chance
+from tests.simulation.checkers import Rows
+from tests.simulation.source import projection
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
     from tests.simulation.world import World
 
 SECRET = b"simulated"
-LEASE_MS = 1_500
+SETTINGS = ScanSettings(first_lease_s=1, lease_s=2, max_hold_s=2)  # type: ignore[call-arg]
 SESSIONS = 2
 PAGE_ROWS = 1
-_WHOLE = [Span(b"", None)]
-_T = TypeVar("_T")
+AT_ONCE_MS = 1
+PATIENCE_MS = (AT_ONCE_MS, AT_ONCE_MS, 60, 400)
+"""How long a reader waits for an answer."""
+SLOW_SHARE, SLOW_MS = 0.1, 40
+"""How many requests between nodes take longer, and how long at most."""
+HELD_READS = 3
 
 
-def drive(work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: _T = done.value
-        return result
-    raise RuntimeError("a coroutine waits in the simulation")
+class Journey:
+    """What goes with a request wherever it goes.
+
+    Attributes:
+        chance: whatever is decided on its way.
+        told: slice -> the timestamp of which it has answered last.
+    """
+
+    def __init__(self, chance: Chance) -> None:
+        self.chance = chance
+        self.told: dict[int, Timestamp] = {}
 
 
-async def _ask_all(
-    nodes: Endpoint, requests: dict[str, ReadRequest], timeout_s: float
-) -> dict[str, ReadReply]:
-    """In place of asking other nodes side by side."""
-    return {node: await nodes.read(node, request, timeout_s) for node, request in requests.items()}
+JOURNEY: ContextVar[Journey] = ContextVar("journey")
 
 
-def install() -> None:
-    """Have the real gathering ask without an event loop, in this process."""
-    scatter._ask_all = _ask_all  # type: ignore[assignment]
+class Answer(msgspec.Struct):
+    """What is used of an answer."""
 
-
-class SlowReader(LocalReader):
-    """The real reader of a node's slices, by the simulated clock."""
-
-    def __init__(self, world: World, node: SimNode) -> None:
-        self._world = world
-        self._view = node.node
-        self._leases = LeaseRegistry(node.node, 1_000)
-        self.threads = ReadThreads(1)  # (short reads take none of their threads)
-
-    def _now(self) -> int:
-        return self._world.mishaps.now(self._view.node_id)
+    snapshot: int | None
+    timestamp: dict[int, dict[str, int]]
+    session: str
+    rows: list[dict[str, Any]] = []
+    page: str | None = None
+    count: int = 0
+    at: str = ""
 
 
 @dataclass(slots=True)
@@ -78,24 +87,27 @@ class Session:
     """One reader.
 
     Attributes:
-        token: as the endpoint gave it, "" at first.
-        at: the newest timestamp that it was shown.
-        tip: what covers all newest states that it was shown.
+        tokens: of the answers that nothing later covers.
+        seen: the timestamps that they have shown.
     """
 
-    token: str = ""
-    at: Timestamp | None = None
-    tip: Timestamp | None = None
+    tokens: list[str] = field(default_factory=list)
+    seen: list[Timestamp] = field(default_factory=list)
+
+    def forget(self) -> None:
+        self.tokens, self.seen = [], []
 
 
 @dataclass(slots=True)
 class Pages:
-    """A scan that is read page by page.
+    """A snapshot that is read more than once: page by page, or held.
 
     Attributes:
         rows: of the pages so far.
+        token: of the next page, or of the hold.
         until: its snapshot is leased until then.
         runners: the slices that hold it.
+        reads: of a hold, how many are left.
     """
 
     index: str
@@ -105,28 +117,84 @@ class Pages:
     number: int
     incarnation: int
     runners: list[SliceRunner]
-    rows: dict[bytes, bytes] = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
+    reads: int = 0
 
 
 class Endpoint:
-    """The scan endpoint of one node (`indexer.scan.peer.messages.SliceReader`)."""
+    """The scan endpoint of one node, and how it asks others (`indexer.scan.peer.messages.SliceReader`).
+
+    Attributes:
+        lives: of its node. When that has started again, nobody hears anything of this one any more.
+    """
 
     def __init__(self, world: World, node: SimNode) -> None:
         self.world = world
         self.here = node.name
         self.lives = node.lives
-        self.reader = SlowReader(world, node)
-        self.directory = IndexDirectory(node.node)
-        self.view = node.node
+
+        def now() -> int:
+            return world.mishaps.now(node.name)
+
+        self.reader = LocalReader(node.node, 1_000, now=now)
+        self.service = ScanService(node.node, self.reader, self, SETTINGS, wall=now, choose=_choose)
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
-        return await self.reader.read(request)
+        self.check()
+        return _told(await self.reader.read(request))
 
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
-        return await self.world.endpoint(node).reader.read(request)
+        await self._reach(node, timeout_s)
+        reply = await self.world.endpoint(node).reader.read(request)
+        self.check()
+        return _told(reply)
 
     async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
+        self.check()
+        if node != self.here:
+            await self._reach(node, timeout_s)
         return self.world.endpoint(node).reader.lease(request)
+
+    async def _reach(self, node: str, timeout_s: float) -> None:
+        """What is asked arrives at another node."""
+        self.check()
+        world, chance = self.world, JOURNEY.get().chance
+        if not world.storm:
+            return
+        takes = chance.below(SLOW_MS) if chance.happens(SLOW_SHARE) else 0
+        takes = max(takes, world.nodes[node].silent_until - world.clock.now)
+        if takes > 0:
+            await asyncio.sleep(min(takes / 1000, timeout_s))
+        if takes / 1000 > timeout_s:
+            world.seen["scan without answer"] += 1
+            raise NodeUnavailableError(f"node {node} did not answer", status=504, node=node)
+
+    @property
+    def dead(self) -> bool:
+        return self.lives != self.world.nodes[self.here].lives
+
+    def check(self) -> None:
+        """Between two steps of a request."""
+        if self.dead:
+            raise asyncio.CancelledError
+
+
+def _choose(nodes: Sequence[str]) -> str:
+    return JOURNEY.get().chance.pick(nodes)
+
+
+def _told(reply: ReadReply) -> ReadReply:
+    JOURNEY.get().told.update({one.slice: one.timestamp for one in reply.slices})
+    return reply
+
+
+async def _stays() -> None:
+    """A reader that does not go away."""
+    await asyncio.get_running_loop().create_future()
+
+
+Heard = Callable[[Answer, Journey], None]
+"""What a reader does with an answer."""
 
 
 class Readers:
@@ -139,185 +207,276 @@ class Readers:
         self.pages: list[Pages] = []
 
     def step(self) -> None:
-        """One request."""
+        """One request or a few."""
         chance = self.world.chance
         endpoint = self.world.endpoint(chance.pick(sorted(self.world.nodes)))
         if self.pages and chance.happens(0.6):
-            self._next_page(endpoint, self.pages[chance.below(len(self.pages))])
+            pages = self.pages[chance.below(len(self.pages))]
+            if pages.reads:
+                self._read_held(endpoint, pages)
+            else:
+                self._next_page(endpoint, pages)
             return
         session, name = self.sessions[chance.below(SESSIONS)], chance.pick(self.world.names())
         self._asked += 1
         if self._asked % 2:  # (without a chance of its own, which would make other histories of all plans)
-            self.tip(endpoint, name, session)
+            self._tip(endpoint, name, session)
+        match self._asked % 8:
+            case 2 | 6:
+                self._count(endpoint, name, session)
+            case 4:
+                self._hold(endpoint, name, session)
         if self.scan(endpoint, name, session) and chance.below(2):
             self.scan(self.world.endpoint(chance.pick(sorted(self.world.nodes))), name, session)
 
     def scan(self, endpoint: Endpoint, name: str, session: Session, paged: bool = True) -> bool:
-        """A first page; whether it was answered."""
+        """A first page; whether it was answered at once."""
         world = self.world
-        seen: Seen = {}
-        if session.token:
-            seen = verify(session.token, SessionToken, SECRET).seen
         limit = PAGE_ROWS if paged and world.chance.happens(0.4) else 1_000
-        try:
-            index = endpoint.directory.index(name)
-            stamp, lacking = endpoint.directory.newest_stamp(index, Question(), seen, {})
-            if stamp is None or lacking is not None:
-                world.seen["scan waits for " + str(lacking)[:22]] += 1
-                return False
-            nodes = {number: world.chance.pick(index.placement[number]) for number in range(SLICES)}
-            target = Target(
-                index.id,
-                stamp.number,
-                stamp.incarnation,
-                _WHOLE,
-                nodes,
-                1.0,
-                LEASE_MS,
-                in_order=index.shape.in_order,
-            )
-            found = drive(gathering.gather(target, endpoint, b"", False, limit))
-            if found.more:
-                self._keep_everywhere(endpoint, target, found.leased)
-        except HistoryChangedError:
-            world.seen["history changed"] += 1
-            session.token, session.at, session.tip = "", None, None
-            return False
-        except (SnapshotMissingError, RetryableError, CallerError) as error:
-            world.seen[type(error).__name__] += 1
-            return False
-        at = self._one_timestamp(
-            index, stamp.timestamp, [reply.timestamp for reply in found.replies.values()]
-        )
-        rows = dict(found.entries)
-        world.note("scan", name, stamp.number, stamp.incarnation, at.offsets(), len(rows))
-        for before in (session.at, session.tip):
-            world.checkers.monotonic(session.token, before, at)
-        seen = newest(seen, {KEYSPACE: (stamp.number, stamp.incarnation)}, endpoint.directory.history)
-        session.token, session.at = sign(SessionToken(seen), SECRET), at
-        if not found.more:
-            world.checkers.scanned(name, rows, at, world.repairs.unseen(name, stamp.number))
-            return True
-        token = PageToken(
-            index.id,
-            stamp.number,
-            stamp.incarnation,
-            stamp.fresh_at,
-            [(b"", None)],
-            list(target.by_node().items()),
-            found.entries[-1][0],
-            False,
-            limit,
-            None,
-            seen,
-            in_order=target.in_order,
-        )
-        runners = [world.nodes[node].hosting.runners[index.id, number] for number, node in nodes.items()]
-        self.pages.append(
-            Pages(
-                name,
-                sign(token, SECRET),
-                at,
-                world.clock.now + LEASE_MS,
-                stamp.number,
-                stamp.incarnation,
-                runners,
-                rows,
-            )
-        )
-        return True
 
-    def tip(self, endpoint: Endpoint, name: str, session: Session) -> None:
+        def heard(answer: Answer, journey: Journey) -> None:
+            at = self._stable(name, "scan", answer, journey)
+            rows = _entries(answer)
+            if answer.page is None:
+                world.checkers.scanned(name, rows, at, self._unseen(name, answer))
+                return
+            token = verify(answer.page, PageToken, SECRET)
+            until = world.clock.now + SETTINGS.first_lease_s * 1_000
+            self.pages.append(self._kept(name, answer.page, token, at, until, rows))
+
+        def ask(tokens: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
+            request = ScanRequest(session=tokens, limit=limit, timeout_ms=timeout_ms)
+            return endpoint.service.scan(name, request, _stays)
+
+        return self._ask(endpoint, "scan", session, ask, heard, paged)
+
+    def _tip(self, endpoint: Endpoint, name: str, session: Session) -> None:
         """A scan of the newest states, if it is answered."""
         world = self.world
-        seen: Seen = verify(session.token, SessionToken, SECRET).seen if session.token else {}
-        try:
-            index = endpoint.directory.index(name)
-            stamp, lacking = endpoint.directory.newest_stamp(index, Question(consistency="tip"), seen, {})
-            if stamp is None or lacking is not None:
-                return
-            nodes = {number: index.placement[number][0] for number in range(SLICES)}
-            saw = seen.get(KEYSPACE, ())
-            target = Target(index.id, stamp.number, stamp.incarnation, _WHOLE, nodes, 1.0, saw=saw)
-            found = drive(gathering.gather(target, endpoint, b"", False, 1_000))
-        except HistoryChangedError:
-            world.seen["history changed"] += 1
-            session.token, session.at, session.tip = "", None, None
-            return
-        except (SnapshotMissingError, RetryableError, CallerError) as error:
-            world.seen[f"tip {type(error).__name__}"] += 1
-            return
-        world.seen["tips"] += 1
-        reached = Timestamp()
-        for reply in found.replies.values():
-            for before in (session.at, session.tip):
-                world.checkers.monotonic(session.token, before, reply.timestamp)
-            reached = reached.merge_max(reply.timestamp)
-        world.note("tip", name, stamp.incarnation, reached.offsets())
-        seen = newest(seen, {KEYSPACE: saw_tip(stamp.incarnation, reached)}, endpoint.directory.history)
-        session.token, session.tip = sign(SessionToken(seen), SECRET), reached
+
+        def heard(answer: Answer, journey: Journey) -> None:
+            world.seen["tips"] += 1
+            world.note("tip", name, _offsets(answer))
+
+        def ask(tokens: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
+            request = ScanRequest(session=tokens, consistency="tip", timeout_ms=timeout_ms)
+            return endpoint.service.scan(name, request, _stays)
+
+        self._ask(endpoint, "tip", session, ask, heard)
+
+    def _count(self, endpoint: Endpoint, name: str, session: Session) -> None:
+        """A count of all entries."""
+        world = self.world
+
+        def heard(answer: Answer, journey: Journey) -> None:
+            at = self._stable(name, "count", answer, journey)
+            if not self._unseen(name, answer):
+                world.checkers.counted(name, answer.count, at)
+
+        def ask(tokens: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
+            request = CountRequest(session=tokens, timeout_ms=timeout_ms)
+            return endpoint.service.count(name, request, _stays)
+
+        self._ask(endpoint, "count", session, ask, heard)
+
+    def _hold(self, endpoint: Endpoint, name: str, session: Session) -> None:
+        """A snapshot that is held, to be read a few times."""
+        world = self.world
+
+        def heard(answer: Answer, journey: Journey) -> None:
+            at = self._stable(name, "hold", answer, journey)
+            token = verify(answer.at, HeldToken, SECRET)
+            until = world.clock.now + SETTINGS.max_hold_s * 1_000
+            self.pages.append(self._kept(name, answer.at, token, at, until, {}, HELD_READS))
+
+        def ask(tokens: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
+            return endpoint.service.hold(name, HoldRequest(session=tokens, timeout_ms=timeout_ms), _stays)
+
+        self._ask(endpoint, "hold", session, ask, heard)
+
+    def _read_held(self, endpoint: Endpoint, pages: Pages) -> None:
+        """All of a held snapshot; after the last time it is given back."""
+        world = self.world
+
+        def heard(answer: Answer, journey: Journey) -> None:
+            world.seen["held"] += 1
+            pages.reads -= 1
+            pages.until = world.clock.now + SETTINGS.max_hold_s * 1_000
+            world.checkers.paged(pages.index, _entries(answer), pages.at, self._unseen(pages.index, answer))
+            if pages.reads:
+                self.pages.append(pages)
+            else:
+                world.loop.create_task(endpoint.service.give_back(pages.index, pages.token, _stays))
+
+        def ask(_: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
+            request = ScanRequest(at=pages.token, timeout_ms=timeout_ms)
+            return endpoint.service.scan(pages.index, request, _stays)
+
+        self._ask_again(endpoint, pages, ask, heard)
 
     def _next_page(self, endpoint: Endpoint, pages: Pages) -> None:
         world = self.world
-        token = self.token_of(endpoint, pages)
-        try:
-            index = endpoint.directory.index(pages.index)
-            index.check_snapshot(token.index, token.number, token.incarnation, {})
-            nodes = {number: node for node, slices in token.nodes for number in slices}
-            target = Target(
-                token.index,
-                token.number,
-                token.incarnation,
-                _WHOLE,
-                nodes,
-                1.0,
-                LEASE_MS,
-                in_use=True,
-                in_order=token.in_order,
-            )
-            found = drive(gathering.gather(target, endpoint, token.after, False, token.limit))
-            if found.more:
-                self._keep_everywhere(endpoint, target, found.leased)
-        except SnapshotMissingError as missing:
-            self.pages.remove(pages)
-            world.snapshot_gone(pages, missing)
-            return
-        except HistoryChangedError:
-            world.seen["history changed"] += 1
-            self.pages.remove(pages)
-            return
-        except IndexNotReadyError:
-            return
-        except (RetryableError, CallerError) as error:
-            world.seen[type(error).__name__] += 1
-            self.pages.remove(pages)
-            return
-        pages.rows.update(found.entries)
-        world.seen["pages"] += 1
-        if found.more:
-            pages.token = sign(replace(token, after=found.entries[-1][0]), SECRET)
-            pages.until = world.clock.now + LEASE_MS
-            return
+
+        def heard(answer: Answer, journey: Journey) -> None:
+            world.seen["pages"] += 1
+            pages.rows.update(_entries(answer))
+            if answer.page is None:
+                muted = world.repairs.unseen(pages.index, pages.number)
+                world.checkers.paged(pages.index, pages.rows, pages.at, muted)
+                return
+            pages.token = answer.page
+            pages.until = world.clock.now + SETTINGS.lease_s * 1_000
+            self.pages.append(pages)
+
+        def ask(_: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
+            request = ScanRequest(page=pages.token, timeout_ms=timeout_ms)
+            return endpoint.service.scan(pages.index, request, _stays)
+
+        self._ask_again(endpoint, pages, ask, heard)
+
+    # --- requests and answers -----------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        endpoint: Endpoint,
+        what: str,
+        session: Session,
+        ask: Callable[[str | None, int], Coroutine[Any, Any, WrittenAnswer]],
+        heard: Heard,
+        patient: bool = True,
+    ) -> bool:
+        """Ask within a session; whether it was answered at once."""
+        world = self.world
+        tokens, seen = session.tokens, session.seen
+
+        def told(answer: Answer, journey: Journey) -> None:
+            shown = list(journey.told.values()) if answer.snapshot is None else [_timestamp(answer)]
+            reached = Timestamp()
+            for at in shown:
+                for before in seen:
+                    world.checkers.monotonic(",".join(tokens), before, at)
+                reached = reached.merge_max(at)
+            heard(answer, journey)
+            # What came meanwhile this one does not cover.
+            session.tokens = [one for one in session.tokens if one not in tokens] + [answer.session]
+            session.seen = [one for one in session.seen if one not in seen] + [reached]
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, HistoryChangedError):
+                world.seen["history changed"] += 1
+                session.forget()
+            else:
+                world.seen[f"{what} {type(error).__name__}"] += 1
+
+        timeout_ms = world.chance.pick(PATIENCE_MS) if patient else AT_ONCE_MS
+        return self._send(endpoint, ask(",".join(tokens) or None, timeout_ms), told, failed, patient)
+
+    def _ask_again(
+        self,
+        endpoint: Endpoint,
+        pages: Pages,
+        ask: Callable[[str | None, int], Coroutine[Any, Any, WrittenAnswer]],
+        heard: Heard,
+    ) -> None:
+        """Read once more from a snapshot. One reader asks one thing after the other."""
+        world = self.world
         self.pages.remove(pages)
-        muted = world.repairs.unseen(pages.index, pages.number)
-        world.checkers.paged(pages.index, pages.rows, pages.at, muted)
 
-    def token_of(self, endpoint: Endpoint, pages: Pages) -> PageToken:
-        """What the token says."""
-        return verify(pages.token, PageToken, SECRET)
+        def failed(error: Exception) -> None:
+            match error:
+                case PageSnapshotGoneError():
+                    world.snapshot_gone(pages, error.message)
+                case HistoryChangedError():
+                    world.seen["history changed"] += 1
+                case IndexNotReadyError():
+                    self.pages.append(pages)
+                case _:
+                    world.seen[f"page {type(error).__name__}"] += 1
 
-    def _keep_everywhere(self, endpoint: Endpoint, target: Target, leased: set[int]) -> None:
-        wanted = target.by_node(sorted(target.nodes.keys() - leased))
-        for node, slices in wanted.items():
-            request = LeaseRequest(
-                target.index, target.number, target.incarnation, slices, target.lease_ms, target.in_use
-            )
-            missing = drive(endpoint.lease(node, request, 1.0)).missing
-            if missing:
-                raise SnapshotMissingError(missing[0], node, -1)
+        self._send(endpoint, ask(None, world.chance.pick(PATIENCE_MS)), heard, failed)
 
-    def _one_timestamp(self, index: Scannable, stamp: Timestamp, found: list[Timestamp]) -> Timestamp:
-        for one in found:
-            if one.offsets() != found[0].offsets():
-                self.world.broken("Untorn", f"a scan of {index.name} reads {one} and {found[0]}")
-        return found[0] if found else stamp
+    def _send(
+        self,
+        endpoint: Endpoint,
+        request: Coroutine[Any, Any, WrittenAnswer],
+        heard: Heard,
+        failed: Callable[[Exception], None],
+        patient: bool = True,
+    ) -> bool:
+        """Have a node answer a request; whether it has at once. A reader without patience goes away then."""
+        world = self.world
+        journey = Journey(Chance(world.chance.below(1 << 31)))
+        answered = []
+
+        def done(task: asyncio.Task[WrittenAnswer]) -> None:
+            if task.cancelled() or endpoint.dead:
+                return
+            try:
+                body = task.result().body
+            except (RetryableError, CallerError) as error:
+                failed(error)
+                return
+            heard(msgspec.json.decode(body, type=Answer), journey)
+            answered.append(True)
+
+        context = copy_context()
+        context.run(JOURNEY.set, journey)
+        task = world.loop.create_task(request, context=context)
+        task.add_done_callback(done)
+        world.loop.run()
+        if not patient and not task.done():
+            task.cancel()
+        return bool(answered)
+
+    def _stable(self, name: str, what: str, answer: Answer, journey: Journey) -> Timestamp:
+        """The one timestamp of a snapshot, with its topic."""
+        world, at = self.world, _timestamp(answer)
+        for one in journey.told.values():
+            if one.offsets() == at.offsets():
+                at = one
+        world.note(what, name, answer.snapshot, at.offsets(), len(answer.rows), answer.count)
+        return at
+
+    def _kept(
+        self,
+        name: str,
+        text: str,
+        token: PageToken | HeldToken,
+        at: Timestamp,
+        until: int,
+        rows: Rows,
+        reads: int = 0,
+    ) -> Pages:
+        nodes = self.world.nodes
+        runners = [
+            nodes[node].hosting.runners[token.index, number]
+            for node, slices in token.nodes
+            for number in slices
+        ]
+        return Pages(name, text, at, until, token.number, token.incarnation, runners, rows, reads)
+
+    def _unseen(self, name: str, answer: Answer) -> set[bytes]:
+        """Documents that the answer may show wrong."""
+        return self.world.repairs.unseen(name, -1 if answer.snapshot is None else answer.snapshot)
+
+
+def _offsets(answer: Answer) -> dict[int, int]:
+    return {partition: place["offset"] for partition, place in answer.timestamp.items()}
+
+
+def _timestamp(answer: Answer) -> Timestamp:
+    return Timestamp.of(_offsets(answer))
+
+
+def _entries(answer: Answer) -> Rows:
+    """The entries that rows stand for."""
+    return dict(_entry(row["key"][0], row["id"], row["include"].get("v")) for row in answer.rows)
+
+
+@lru_cache(1_024)
+def _entry(letter: str, docid: str, value: int | None) -> tuple[bytes, bytes]:
+    if value is None:  # of no document: something has spoilt it (`tests.simulation.repairs`)
+        return b"?" + letter.encode() + docid.encode(), b""
+    made = projection(docid.encode(), b'{"k":["%s"],"v":%d}' % (letter.encode(), value))
+    ((key, packed),) = [row for puts in made.puts for row in puts]
+    return key + docid.encode(), packed

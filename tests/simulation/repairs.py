@@ -20,6 +20,7 @@ from indexer.hosting.slice_runner import SliceKey
 from indexer.store.interface import UNNUMBERED, Applied, StoredDocument
 from indexer.store.memory.snapshot import MemoryState
 from indexer.store.memory.store import MemorySliceStore
+from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
 from keytide.wire.messages import Message, RepairEnd, RepairStatus, encode
@@ -36,6 +37,8 @@ _STRAYS = [
     for letter in (b"y", b"z")
 ]
 """By slice a key that no document has (and wherever it belongs: no two slices have one entry)."""
+_WRONG = pack_value(b"", b'{"v":99}')
+"""A value that no document has."""
 _KINDS = ("lose", "keep", "ghost", "value", "forget", "half")
 PATIENCE = 25
 """A round that got no further for so many steps begins again: its messages may be gone with a rollback."""
@@ -385,7 +388,7 @@ def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: bytes) -> Memory
     for key in mine if kind in ("lose", "half") else ():
         del entries[key]
     for key in mine if kind == "value" else ():
-        entries[key] = b"wrong"
+        entries[key] = _WRONG
     if kind in ("keep", "ghost"):
         entries[stray + docid] = b""
     return replace(state, entries=entries, back=back)

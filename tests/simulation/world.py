@@ -16,7 +16,6 @@ from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
 from coordinator.core.source_status import SourceStatus
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
-from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.history import History
@@ -35,7 +34,6 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
 from tests.simulation import nodes as node_parts
-from tests.simulation import readers as reader_parts
 from tests.simulation import scales, steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
@@ -49,6 +47,7 @@ from tests.simulation.nodes import Reopenable, SimNode
 from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
 from tests.simulation.repairs import Repairs
+from tests.simulation.scheduler import SimLoop
 from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, creation, definition
 from tests.simulation.story import story
 from tests.simulation.tables import Tables
@@ -90,11 +89,11 @@ class World:
 
     def __init__(self, plan: Plan, new_store: StoreFactory = memory_store) -> None:
         node_parts.install()
-        reader_parts.install()
         scales.install()
         self.plan = plan
         self.clock = Clock()
         self.note = self.clock.note
+        self.loop = SimLoop(self.clock)
         self.chance = Chance(plan.seed)
         self.storm, self.healed = True, False
         self.kafka = Kafka(Source(ranged=plan.ranged))
@@ -190,7 +189,7 @@ class World:
         """The scan endpoint of a node as it lives now."""
         known, sim = self._endpoints.get(node), self.nodes[node]
         if known is None or known.lives != sim.lives:
-            known = self._endpoints[node] = Endpoint(self, sim)
+            known = self._endpoints[node] = self.loop.within(lambda: Endpoint(self, sim))
         return known
 
     def valid_from(self, key: SliceKey, build: str) -> Timestamp | None:
@@ -309,7 +308,7 @@ class World:
             for name, node in self.nodes.items()
         )
 
-    def snapshot_gone(self, pages: Pages, missing: SnapshotMissingError) -> None:
+    def snapshot_gone(self, pages: Pages, story: str) -> None:
         """A later page found its snapshot gone: that needs a reason."""
         self.truth.read()
         index = self.truth.catalog.index_by_name(pages.index)
@@ -318,7 +317,7 @@ class World:
         alive = not void and all(self.runs(runner) for runner in pages.runners)
         alive = alive and not self.seen["clock jumped"]  # (leases go by the clocks of nodes)
         if alive and index is not None and index.state == "READY" and self.clock.now < pages.until:
-            raise BrokenError("Stable", f"slice {missing.slice} let go of a leased snapshot of {pages.index}")
+            raise BrokenError("Stable", f"a leased snapshot of {pages.index} was let go: {story}")
         self.seen["snapshot gone"] += 1
 
     def wrote(self, coordinator: SimCoordinator, records: Sequence[tuple[str, Record | None]]) -> None:

@@ -299,6 +299,9 @@ class World:
         node_count: nodes `n0`, `n1`, ...; slices go to them in turn.
         statements: CREATE INDEX statements on `users`.
         replicas: further copies of each slice.
+
+    Attributes:
+        now: the clock that leases go by, ms.
     """
 
     def __init__(
@@ -309,6 +312,7 @@ class World:
         partitions: int = 2,
         secret: str = SECRET,
     ) -> None:
+        self.now: Callable[[], int] = now_ms
         self.catalog = Catalog()
         self.stamps: dict[int, tuple[int, Timestamp, int]] = {}
         self.unleasable: set[tuple[str, int, int]] = set()
@@ -442,6 +446,7 @@ class World:
                 TASKS,
                 examined=self.examined,
                 client_leases=settings.max_client_leases,
+                now=lambda: self.now(),
             )
             for name, view in self.views.items()
         }

@@ -125,10 +125,8 @@ def test_a_hold_lasts_as_long_as_it_is_used_on_any_slice() -> None:
 
     async def test(services: ByNode) -> None:
         nonlocal clock
-        with (
-            mock.patch("indexer.scan.local.reader.now_ms", side_effect=lambda: clock),
-            mock.patch("indexer.scan.gather.holds.monotonic", side_effect=lambda: clock / 1000),
-        ):
+        world.now = lambda: clock
+        with mock.patch("indexer.scan.gather.holds.monotonic", side_effect=lambda: clock / 1000):
             held = await hold(services["n0"], lease_s=10)
             for _ in range(5):
                 clock += 9_000

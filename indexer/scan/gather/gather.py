@@ -28,10 +28,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import gt, itemgetter, lt
-from time import monotonic
 from typing import Final
 
-from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
+from indexer.scan.gather.scatter import SliceAnswers, Target, ask, monotonic, requests_of
 from indexer.scan.local.cursor import behind
 from indexer.scan.peer.messages import TIP, Entry, OutOfTimeError, SliceReader
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Final
 
 from indexer.scan.gather.gather import Gathered, count
@@ -27,6 +26,7 @@ from indexer.scan.gather.scatter import (
     AskedT,
     Target,
     keep_everywhere,
+    monotonic,
     with_timestamp,
 )
 from indexer.scan.peer.messages import TIP, LeaseRequest, SliceReader

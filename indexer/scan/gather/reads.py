@@ -16,17 +16,17 @@ Else `indexer.scan.plan.agreement` waits, and tries again.
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import msgspec
 
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
-from indexer.scan.gather.scatter import Agreed, AskedT, Target, with_timestamp
+from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic, with_timestamp
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
@@ -66,18 +66,27 @@ class Reads:
         local: its slices, and threads for long work.
         nodes: reads slices here and elsewhere.
         settings: limits and time-outs.
+        wall: the machine's clock, ms. Waits and time-outs go by the clock of the event loop.
+        choose: one of several replicas.
     """
 
     def __init__(
-        self, view: NodeView, local: LocalReader, nodes: SliceReader, settings: ScanSettings
+        self,
+        view: NodeView,
+        local: LocalReader,
+        nodes: SliceReader,
+        settings: ScanSettings,
+        wall: Callable[[], int] = wall_ms,
+        choose: Callable[[Sequence[str]], str] = random.choice,
     ) -> None:
         self.view = view
         self.local = local
         self.nodes = nodes
         self.settings = settings
-        self.directory = IndexDirectory(view)
+        self.directory = IndexDirectory(view, wall, choose)
         self.notifier = SnapshotNotifier()
         self.holds = HoldRegistry(nodes)
+        self._wall = wall
         self._timestamp: Timestamp | None = None
         self._timestamp_json = msgspec.Raw(b"{}")
         view.on_published(self.notifier.tell)
@@ -152,7 +161,7 @@ class Reads:
             "snapshot": None if stamp.number == TIP else stamp.number,
             "timestamp": self._timestamp_json,
             "session": sign(SessionToken(seen), self.directory.secret()),
-            "staleness_ms": max(0, wall_ms() - stamp.fresh_at) if stamp.fresh_at else None,
+            "staleness_ms": max(0, self._wall() - stamp.fresh_at) if stamp.fresh_at else None,
         }
 
     async def read(

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from time import monotonic
 from typing import Final, Generic, TypeVar
 
 from indexer.scan.peer.messages import (
@@ -36,6 +35,11 @@ from keytide.model.timestamp import Timestamp, smallest
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 """For whom the request that is being answered is: what is kept for it counts as this client's."""
+
+
+def monotonic() -> float:
+    """Seconds, by the clock of the event loop that answers the request: of no meaning but for waits."""
+    return asyncio.get_running_loop().time()
 
 
 @dataclass(frozen=True, slots=True)

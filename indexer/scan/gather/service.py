@@ -15,8 +15,8 @@ our bug.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Sequence
-from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +24,7 @@ import msgspec
 from indexer.scan.gather.gather import Gathered, count, examine, gather
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
-from indexer.scan.gather.scatter import Agreed, Target, keep_everywhere, with_timestamp
+from indexer.scan.gather.scatter import Agreed, Target, keep_everywhere, monotonic, with_timestamp
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import TIP, Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
@@ -39,6 +39,7 @@ from indexer.validation.service import Validation
 from indexer.view import NodeView
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.timestamp import Timestamp
+from keytide.process.clock import wall_ms
 from keytide.settings.settings import ScanSettings
 
 UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
@@ -54,6 +55,7 @@ class ScanService:
         nodes: reads slices here and elsewhere.
         settings: limits and time-outs.
         validation: compares rows with primaries; None where no primaries are set.
+        wall, choose: as in `Reads`.
 
     Attributes:
         shared: the parts, for other kinds of reads.
@@ -66,9 +68,12 @@ class ScanService:
         nodes: SliceReader,
         settings: ScanSettings,
         validation: Validation | None = None,
+        *,
+        wall: Callable[[], int] = wall_ms,
+        choose: Callable[[Sequence[str]], str] = random.choice,
     ) -> None:
         self._validation = validation or Validation(view, nodes, {})
-        self.shared = Reads(view, local, nodes, settings)
+        self.shared = Reads(view, local, nodes, settings, wall, choose)
         self._settings = settings
 
     @property

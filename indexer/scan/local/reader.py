@@ -19,7 +19,7 @@ is `gone` as well, and has the slice examined, which serves on.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -68,6 +68,7 @@ class LocalReader:
         tasks: what slices can work out, by name (`indexer.scan.local.tasks`).
         examined: see `EXAMINED`.
         long_readers: see `ReadThreads`.
+        now: the clock that leases go by, ms.
 
     Attributes:
         threads: the threads.
@@ -82,8 +83,10 @@ class LocalReader:
         longest_lease_s: int = LONGEST_LEASE_S,
         long_readers: int = 1,
         client_leases: int = 100,
+        now: Callable[[], int] = now_ms,
     ) -> None:
         self._view = view
+        self._now = now
         self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
         self._search = SliceSearch(view, tasks or {}, examined)
         self.threads = ReadThreads(long_readers)
@@ -303,9 +306,6 @@ class LocalReader:
     def _gone(self, index: str, slice_number: int, trouble: SliceTrouble) -> SliceReply:
         newest = self._view.newest(index, slice_number)
         return SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, newest, -1, *trouble)
-
-    def _now(self) -> int:
-        return now_ms()
 
 
 def _check_history(number: int, incarnation: int, history: History) -> None:

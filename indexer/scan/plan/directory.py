@@ -4,7 +4,7 @@ scan; the newest snapshot of one; where to read its slices."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from indexer.scan.peer.messages import TIP
@@ -112,10 +112,23 @@ class Scannable:
 
 
 class IndexDirectory:
-    """Indexes by name, as the node's catalog has them now."""
+    """Indexes by name, as the node's catalog has them now.
 
-    def __init__(self, view: NodeView) -> None:
+    Args:
+        view: the node.
+        wall: the machine's clock, ms.
+        choose: one of several replicas.
+    """
+
+    def __init__(
+        self,
+        view: NodeView,
+        wall: Callable[[], int] = wall_ms,
+        choose: Callable[[Sequence[str]], str] = random.choice,
+    ) -> None:
         self._view = view
+        self._wall = wall
+        self._choose = choose
         self._catalog: Catalog | None = None
         self._offset = -1
         self._by_name: dict[str, IndexRecord] = {}
@@ -193,14 +206,14 @@ class IndexDirectory:
         number = self._view.published(index.id)
         known = None if number is None else self._view.stamp(index.keyspace, number)
         stamp = None if number is None or known is None else Stamp(number, *known)
-        return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, wall_ms())
+        return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, self._wall())
 
     def replica(self, replicas: list[str], without: set[str] | None = None) -> str:
         """Where to read a slice: here if a replica is here, else at any that is known; at those to do without
         only if no other is left."""
         me = self._view.node_id
         candidates = self.candidates(replicas, without) or replicas
-        return me if me in candidates else random.choice(candidates)
+        return me if me in candidates else self._choose(candidates)
 
     def candidates(self, replicas: list[str], without: set[str] | None) -> list[str]:
         """The replicas that are known, but for those to do without."""

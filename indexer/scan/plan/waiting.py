@@ -21,7 +21,7 @@ class SnapshotNotifier:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listeners: set[asyncio.Future[None]] = set()
+        self._listeners: dict[asyncio.Future[None], None] = {}  # in the order in which they came
 
     @property
     def listeners(self) -> int:
@@ -39,11 +39,11 @@ class SnapshotNotifier:
     def listening(self) -> Iterator[asyncio.Future[None]]:
         """A future that is done at the next news. Listen, then look, then wait: so nothing is missed."""
         heard: asyncio.Future[None] = self._loop.create_future()
-        self._listeners.add(heard)
+        self._listeners[heard] = None
         try:
             yield heard
         finally:
-            self._listeners.discard(heard)
+            self._listeners.pop(heard, None)
 
     def _wake(self) -> None:
         for heard in self._listeners:
