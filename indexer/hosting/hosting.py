@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from indexer.hosting import slice_status as status
@@ -31,7 +32,7 @@ from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.scrubber import Scrubber
 from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
-from indexer.hosting.spool import ChunkSpool
+from indexer.hosting.spool import ChunkSpool, Spool
 from indexer.slice.limits import SliceLimits
 from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError
@@ -58,6 +59,9 @@ _LEAST_DOCUMENTS: Final = 10_000
 _LEAST_BYTES: Final = 1 << 20
 
 Acknowledge = Callable[[str, int, int, SliceKey], None]
+OpenStore = Callable[[Path, Applied, StoreSettings, FoldRunner], SliceStore]
+"""Opens what is in a slice's folder, or makes a store there in the given state."""
+OpenSpool = Callable[[Path], Spool]
 
 
 def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, IndexRecord]:
@@ -94,6 +98,9 @@ class _LostError(Exception):
 class Hosting:
     """The slices of a node. Used by the ingest thread.
 
+    Args:
+        open_store, open_spool: how the store of a slice, and its chunks that wait, lie in its folder.
+
     Attributes:
         runners: those that run, in order.
     """
@@ -107,6 +114,8 @@ class Hosting:
         acknowledge: Acknowledge,
         metrics: NodeMetrics,
         folds: FoldRunner,
+        open_store: OpenStore = LmdbSliceStore,
+        open_spool: OpenSpool = ChunkSpool,
     ) -> None:
         self.runners: dict[SliceKey, SliceRunner] = {}
         self._folder = folder
@@ -116,6 +125,8 @@ class Hosting:
         self._acknowledge = acknowledge
         self._metrics = metrics
         self._folds = folds
+        self._make_store = open_store
+        self._open_spool = open_spool
         self._broken: dict[SliceKey, str] = {}
         self._lost: dict[SliceKey, _Lost] = {}
         self._fillable: frozenset[SliceKey] = frozenset()
@@ -273,7 +284,7 @@ class Hosting:
             key,
             record.keyspace,
             store,
-            ChunkSpool(path / "chunks"),
+            self._open_spool(path / "chunks"),
             self._limits(),
             self._settings.snapshots_kept,
             self._reading,
@@ -306,20 +317,20 @@ class Hosting:
         """
         path = self._folder.slice_folder(key)
         try:
-            return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+            return self._make_store(path, initial, self._store_settings, self._folds)
         except StoreDamagedError as error:
             self._folder.set_aside(key)
             if key not in self._fillable:
                 raise _LostError(error.message) from error
             log.error("slice %s/%d begins anew: %s", *key, error)
-            return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+            return self._make_store(path, initial, self._store_settings, self._folds)
 
     def _begin_anew(self, key: SliceKey, old: SliceStore, initial: Applied) -> SliceStore:
         """An empty store in the place of a slice's."""
         self._scrubber.leave(key)
         old.destroy()
         path = self._folder.slice_folder(key)
-        return LmdbSliceStore(path, initial, self._store_settings, self._folds)
+        return self._make_store(path, initial, self._store_settings, self._folds)
 
     def _put_away(self, runner: SliceRunner) -> None:
         """A slice that runs is LOST: close it."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from indexer.hosting import hosting
 from indexer.hosting.hosting import Hosting
 from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
@@ -236,11 +235,6 @@ class SmallHosting(Hosting):
         return LIMITS
 
 
-def install() -> None:
-    """Have the real hosting open simulated stores, in this process."""
-    vars(hosting).update(LmdbSliceStore=open_store, ChunkSpool=MemorySpool)
-
-
 @dataclass(slots=True)
 class _Place:
     """Where a slice reads."""
@@ -290,6 +284,8 @@ class SimNode:
             self._acknowledge,
             METRICS,
             None,  # type: ignore[arg-type]
+            open_store,  # type: ignore[arg-type]
+            MemorySpool,  # type: ignore[arg-type]
         )
         self._catalog_changed()
 

@@ -22,6 +22,7 @@ from indexer.scan.gather.reads import WrittenAnswer
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import (
+    TIP,
     LeaseReply,
     LeaseRequest,
     NodeUnavailableError,
@@ -141,19 +142,25 @@ class Endpoint:
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
         self.check()
-        return _told(await self.reader.read(request))
+        return self._told(request, await self.reader.read(request))
 
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
         await self._reach(node, timeout_s)
         reply = await self.world.endpoint(node).reader.read(request)
         self.check()
-        return _told(reply)
+        return self._told(request, reply)
 
     async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
         self.check()
         if node != self.here:
             await self._reach(node, timeout_s)
         return self.world.endpoint(node).reader.lease(request)
+
+    def _told(self, request: ReadRequest, reply: ReadReply) -> ReadReply:
+        JOURNEY.get().told.update({one.slice: one.timestamp for one in reply.slices})
+        what = "tip" if request.consistency.number == TIP else "snapshot"
+        self.world.seen[f"{what} not held"] += any(one.gone for one in reply.slices)
+        return reply
 
     async def _reach(self, node: str, timeout_s: float) -> None:
         """What is asked arrives at another node."""
@@ -181,11 +188,6 @@ class Endpoint:
 
 def _choose(nodes: Sequence[str]) -> str:
     return JOURNEY.get().chance.pick(nodes)
-
-
-def _told(reply: ReadReply) -> ReadReply:
-    JOURNEY.get().told.update({one.slice: one.timestamp for one in reply.slices})
-    return reply
 
 
 async def _stays() -> None:
@@ -269,6 +271,7 @@ class Readers:
         world = self.world
 
         def heard(answer: Answer, journey: Journey) -> None:
+            world.seen["counts"] += 1
             at = self._stable(name, "count", answer, journey)
             if not self._unseen(name, answer):
                 world.checkers.counted(name, answer.count, at)
@@ -406,6 +409,7 @@ class Readers:
         """Have a node answer a request; whether it has at once. A reader without patience goes away then."""
         world = self.world
         journey = Journey(Chance(world.chance.below(1 << 31)))
+        began = world.clock.now
         answered = []
 
         def done(task: asyncio.Task[WrittenAnswer]) -> None:
@@ -416,6 +420,7 @@ class Readers:
             except (RetryableError, CallerError) as error:
                 failed(error)
                 return
+            world.seen["scan waited"] += world.clock.now > began
             heard(msgspec.json.decode(body, type=Answer), journey)
             answered.append(True)
 

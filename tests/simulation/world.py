@@ -33,7 +33,6 @@ from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
-from tests.simulation import nodes as node_parts
 from tests.simulation import scales, steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
@@ -88,7 +87,6 @@ class World:
     """
 
     def __init__(self, plan: Plan, new_store: StoreFactory = memory_store) -> None:
-        node_parts.install()
         scales.install()
         self.plan = plan
         self.clock = Clock()
