@@ -1,4 +1,4 @@
-"""Micro-batches of one build: what happens in `foreachBatch`.
+"""Micro-batches of one build: the order of their steps.
 
 Theory of operation: Spark has fixed in the checkpoint what it plans to read; the driver cuts it into the
 micro-batches of the build, one after the other (`streaming.core.sizing`). Both stages of one run as one Spark
@@ -9,56 +9,56 @@ then every slice gets its end: from there on it counts. A driver that dies after
 batch that is run again, whole, under the same number; slices that had it skip it. One that dies before
 leaves nothing. When all that Spark has planned is done, Spark commits it. The places where a crash test
 strikes are named by `reach`.
+
+Spark and Kafka are arguments (`streaming.backfill.spark_tasks` has the real ones). Steps are coroutines: what
+takes its time is awaited. The real ones block, so nothing ever waits there (`run_through`); in a simulation
+everything else goes on meanwhile.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
-import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-import numpy as np
+from typing import Any, Protocol, TypeVar
 
 from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
-from keytide.kafka.topics import producer
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
-from keytide.model.topics import Topics
 from keytide.process.sync_points import reach
-from keytide.settings.settings import SecuritySettings, Settings
-from keytide.wire.messages import BatchEnd, encode
-from streaming.backfill.table_origin import TableError, run_table
+from keytide.wire.messages import BatchEnd
+from streaming.backfill.table_origin import TableError
 from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.core.sizing import SizedBatch, Sizing, documents
-from streaming.core.versions import Offsets, Version, losers_of
+from streaming.core.versions import Offsets
 from streaming.drivers.progress import Status
-from streaming.drivers.rate_gate import RateClient, RateGate
-from streaming.spark.checkpoint import Checkpoint, Extent, Range
-from streaming.stages.tasks import VERSION_ROW, read_and_find_versions, read_and_project, settled
-from streaming.stages.work import BatchWork, DeliveryError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from streaming.spark.checkpoint import Range
 
 log = logging.getLogger(__name__)
 
-FLUSH_LIMIT_S = 60.0
 READINGS = 5
 """Of one micro-batch by one driver, while leaders change."""
 HISTORY_LIMIT_S = 10.0
 """For a leader that was replaced, and does not know it yet, to be out of the way."""
 HISTORY_PAUSE_S = 0.2
-UNCOUNTED = 1 << 62
-"""Documents of a table, at most."""
+
+Wait = Callable[[float], Awaitable[None]]
+"""Waits for so many seconds, or less."""
+_T = TypeVar("_T")
+
+
+def run_through(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: _T = done.value
+        return result
+    raise RuntimeError("a step of a build waits, where it should have blocked")
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,12 @@ class BuildPlan:
     """What does not change while a build runs.
 
     Attributes:
+        run: names this start of the driver.
         slices: index id -> the slices that the build fills.
     """
 
     build: str
+    run: str
     keyspace: str
     topic_id: str
     indexes: tuple[IndexRecord, ...]
@@ -80,81 +82,110 @@ class BuildPlan:
         return core.targets_of(self.slices)
 
 
+class BatchTasks(Protocol):
+    """Reads and projects what micro-batches cover, and sends it; `streaming.backfill.spark_tasks`."""
+
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
+        """Read a range of the source, project it, send all chunks.
+
+        Args:
+            losers: versions that another partition has a newer version of.
+        """
+        ...
+
+    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+        """The versions that documents with these hashes have a newer one of, in another partition."""
+        ...
+
+    async def read_table(self) -> core.SettledBatch:
+        """The same for the table that the build begins with, as micro-batch 0.
+
+        Raises:
+            TableError: the table is none.
+        """
+        ...
+
+    def settle(self, documents: int) -> None:
+        """So many were read: returns when the rate limit allows that many."""
+        ...
+
+    async def send(self, batch: int, ends: Sequence[BatchEnd]) -> None:
+        """Send slices the ends of a micro-batch; returns when all are acknowledged.
+
+        Raises:
+            DeliveryError: one is not.
+        """
+        ...
+
+
+class SourceLog(Protocol):
+    """What Kafka says of the source."""
+
+    def check(self) -> None:
+        """Raise when it is not the topic that the build began with."""
+        ...
+
+    def history(self, read: Timestamp) -> LogHistory:
+        """Its past, as far back as the places of what was `read` need it; raises when Kafka does not
+        answer."""
+        ...
+
+
 class Batches:
     """Runs the micro-batches of one driver.
 
     Args:
-        check_source: raises when the source is not the topic that the build began with.
-        read_history: asks for the source's past, as far back as the places of what was read need it; raises
-            when Kafka does not answer.
+        wait: for what Kafka does not know yet.
+        clock: seconds, of any clock that only goes on.
 
     Attributes:
-        run: names this start of the driver.
-        error: what a micro-batch failed with.
         rate: limit of the build, documents per second; 0 for none.
     """
 
     def __init__(
         self,
-        settings: Settings,
         plan: BuildPlan,
-        checkpoint: Checkpoint,
         status: Status,
-        *,
-        check_source: Callable[[], None],
-        read_history: Callable[[Timestamp], LogHistory],
+        sizing: Sizing,
+        tasks: BatchTasks,
+        source: SourceLog,
+        wait: Wait,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.run = uuid.uuid4().hex[:12]
-        self.error: BaseException | None = None
         self.rate = 0
-        self._settings = settings
-        own, size = settings.build, status.journal.size
-        self._sizing = Sizing(own.batch_documents, own.batch_least_documents, own.batch_seconds, size)
-        self._begun = False
         self._plan = plan
-        self._checkpoint = checkpoint
         self._status = status
-        self._check_source = check_source
-        self._read_history = read_history
+        self._sizing = sizing
+        self._tasks = tasks
+        self._source = source
+        self._wait = wait
+        self._clock = clock
+        self._begun = False
         self._history: LogHistory | None = None
-        self._gate: RateGate | None = None
-        self._end = threading.Event()
-        self._routes: tuple[int, ...] = ()
-        self._producer = producer(settings)
 
-    def prepare(self, partitions: int, gate: RateGate) -> None:
-        """Set how many partitions the shuffle has, and what tasks say to whom what they read."""
-        self._routes = tuple(core.exact_routes(partitions))
-        self._gate = gate
+    async def run(self, planned: Range) -> None:
+        """Run all micro-batches of what Spark has planned.
 
-    def close(self) -> None:
-        """End all waiting; the query is about to be stopped."""
-        self._end.set()
-
-    def on_batch(self, frame: DataFrame, batch: int) -> None:
-        """Spark's call for each micro-batch, numbered as the query does."""
-        try:
-            planned = self._checkpoint.range(self._checkpoint.first + batch)
-            while (sized := self._next(planned)) is not None:
-                self._status.begin_batch()
-                try:
-                    self._run_batch(frame, sized)
-                finally:
-                    self._status.end_batch()
-        except BaseException as error:
-            self.error = error
-            raise
+        Raises:
+            StoppedError: the build has passed, or is being stopped.
+            Exception: one failed.
+        """
+        while (sized := self._next(planned)) is not None:
+            self._status.begin_batch()
+            try:
+                await self._run_batch(sized)
+            finally:
+                self._status.end_batch()
 
     def _next(self, planned: Range) -> SizedBatch | None:
         """What is to be done next of what Spark has planned; None when all is done."""
         most = self._sizing.limited(self.rate)
         return self._status.next_batch(planned.start.offsets(), planned.end.offsets(), most)
 
-    def on_table(self, table: DataFrame, begin: Timestamp) -> None:
+    async def run_table(self, begin: Timestamp) -> None:
         """Run micro-batch 0 of a build that begins with a table.
 
         Args:
-            table: as `streaming.backfill.table_origin.read_table` gives it.
             begin: where reading the log begins, with leader epochs.
 
         Raises:
@@ -162,7 +193,7 @@ class Batches:
         """
         self._status.begin_batch()
         try:
-            self._history = self._checked_history(begin)
+            self._history = await self._checked_history(begin)
             if reason := log_identity.lost(begin, self._history):
                 raise TableError(
                     f"the table may hold records that the source has lost: {reason}",
@@ -170,11 +201,11 @@ class Batches:
                 )
             reach("driver-batch-begun")
             self._status.at_table = True
-            outcome = run_table(table, self._work(0), self._client(UNCOUNTED, 0))
+            outcome = await self._tasks.read_table()
             reach("driver-before-batch-end")
             end = log_identity.placed(begin, Timestamp(), self._history)
             self._status.settle_batch(end, None)
-            self.send_ends(0, begin, end, outcome.winners)
+            await self.send_ends(0, begin, end, outcome.winners)
             journal = self._status.journal
             journal.table_read, journal.table_documents = True, outcome.documents
             self._status.at_table = False
@@ -184,35 +215,33 @@ class Batches:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
 
-    def _run_batch(self, frame: DataFrame, sized: SizedBatch) -> None:
+    async def _run_batch(self, sized: SizedBatch) -> None:
         """Run a micro-batch and send its ends; how long it takes decides how large the next one is."""
-        began = time.monotonic()
+        began = self._clock()
         if not self._begun:
             self._begun = True
             self._status.note_size(self._sizing.struck())
         batch, topic_id = sized.number, self._plan.topic_id
         covered = Range(Timestamp.of(sized.start, topic_id), Timestamp.of(sized.end, topic_id))
-        work = self._work(batch)
         if self._history is None:
-            self._history = self._checked_history(covered.end)
+            self._history = await self._checked_history(covered.end)
         reach("driver-batch-begun")
-        outcome, end = self._read(frame, work, covered, self._history)
+        outcome, end = await self._read(batch, covered, self._history)
         reach("driver-before-batch-end")
         self._status.settle_batch(end, sized)
-        self.send_ends(batch, covered.start, end, outcome.winners)
+        await self.send_ends(batch, covered.start, end, outcome.winners)
         self._status.finish_batch(batch, end, self._plan.targets, outcome)
         reach("driver-batch-ended")
         log.info(
             "build %s: micro-batch %d done, %d documents, %d entries",
             *(self._plan.build, batch, outcome.documents, sum(outcome.entries)),
         )
-        if self._gate is not None:
-            self._gate.settle(outcome.documents)
-        self._sizing.finished(documents(sized.start, sized.end), time.monotonic() - began)
+        self._tasks.settle(outcome.documents)
+        self._sizing.finished(documents(sized.start, sized.end), self._clock() - began)
         self._status.note_size(self._sizing.size)
 
-    def _read(
-        self, frame: DataFrame, work: BatchWork, covered: Range, before: LogHistory
+    async def _read(
+        self, batch: int, covered: Range, before: LogHistory
     ) -> tuple[core.SettledBatch, Timestamp]:
         """Read a micro-batch, again while what was read may be of two logs; what it came to, and its end with
         leader epochs.
@@ -225,91 +254,44 @@ class Batches:
             RetryableError: leaders change all the time.
         """
         for _ in range(READINGS):
-            outcome = self._act(frame, work, covered)
+            outcome = await self._tasks.read(batch, covered, {})
             if outcome.foreign:
-                losers = self._losers(frame, work, covered, outcome.foreign)
-                outcome = self._act(frame, dataclasses.replace(work, losers=losers), covered)
+                losers = await self._tasks.losers(batch, covered, outcome.foreign)
+                outcome = await self._tasks.read(batch, covered, losers)
             reach("driver-chunks-sent")
-            self._check_source()
-            now = self._history = self._checked_history(covered.end, before)
+            self._source.check()
+            now = self._history = await self._checked_history(covered.end, before)
             mixed = log_identity.mixed(before, now, covered.start, covered.end)
             if not mixed:
                 return outcome, log_identity.placed(covered.end, self._status.journal.read, now)
             words = "build %s: micro-batch %d is read again: leaders of partitions %s have changed meanwhile"
-            log.warning(words, self._plan.build, work.batch, mixed)
+            log.warning(words, self._plan.build, batch, mixed)
             before = now
         raise RetryableError(f"leaders of {self._plan.keyspace} changed in each of {READINGS} readings")
 
-    def _checked_history(self, end: Timestamp, before: LogHistory | None = None) -> LogHistory:
+    async def _checked_history(self, end: Timestamp, before: LogHistory | None = None) -> LogHistory:
         """Look at the source's past; it must hold what was read, and what is to be read up to `end`.
 
         Raises:
             ReadLostError: it does not.
             RetryableError: Kafka does not answer, or with what it said before `before`.
         """
-        deadline = time.monotonic() + HISTORY_LIMIT_S
+        deadline = self._clock() + HISTORY_LIMIT_S
         read = self._status.journal.read
         while True:
-            now = self._read_history(read)
+            now = self._source.history(read)
             if now.topic_id != self._plan.topic_id:
                 raise RetryableError(f"topic {self._plan.keyspace} changes while it is read")
             if not log_identity.stale(before or LogHistory(), now):
                 break
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 raise RetryableError(f"a leader of {self._plan.keyspace} that was replaced still answers")
-            self._end.wait(HISTORY_PAUSE_S)
+            await self._wait(HISTORY_PAUSE_S)
         if reason := log_identity.lost(read, now) or log_identity.cut_short(end, now):
             raise log_identity.ReadLostError(f"the source lost records that the build has read: {reason}")
         return now
 
-    def _losers(self, frame: DataFrame, work: BatchWork, covered: Range, hashes: bytes) -> dict[int, Offsets]:
-        """The versions that documents with these hashes have a newer one of, in another partition."""
-        wanted = np.sort(np.frombuffer(hashes, np.uint64))
-        log.warning(
-            "build %s: %d documents lie in more than one partition of %s; micro-batch %d runs again with "
-            "their newest versions only (do its producers use different partitioners?)",
-            *(self._plan.build, len(wanted), self._plan.keyspace, work.batch),
-        )
-        extents = covered.extents
-        find: Any = functools.partial(
-            read_and_find_versions, work, wanted.tobytes(), self._plan.keyspace, extents
-        )
-        rows = _a_task_each(frame, extents).mapInArrow(find, VERSION_ROW).collect()
-        return losers_of(
-            (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
-        )
-
-    def _work(self, batch: int) -> BatchWork:
-        definitions = ((index.id, msgspec.json.encode(index.definition)) for index in self._plan.indexes)
-        return BatchWork(
-            build=self._plan.build,
-            run=self.run,
-            batch=batch,
-            targets=tuple(self._plan.targets),
-            definitions=tuple(definitions),
-            routes=self._routes,
-            heard=batch > 0,
-            settings=self._settings.model_copy(update={"security": SecuritySettings()}),
-            splits={index.id: index.splits for index in self._plan.indexes if index.splits},
-        )
-
-    def _act(self, frame: DataFrame, work: BatchWork, covered: Range) -> core.SettledBatch:
-        """The one Spark action of a micro-batch. The tasks read the source themselves
-        (`streaming.stages.source_reader`); `frame`, which Spark's own source would read, only says that its
-        offsets are planned."""
-        extents = covered.extents
-        client = self._client(covered.start.documents_to(covered.end), len(extents))
-        project: Any = functools.partial(read_and_project, work, client, self._plan.keyspace, extents)
-        return settled(work, _a_task_each(frame, extents), project, len(extents))
-
-    def _client(self, documents: int, extents: int) -> RateClient | None:
-        """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
-        if self._gate is None:
-            return None
-        self._gate.begin(documents, extents)
-        return self._gate.client
-
-    def send_ends(
+    async def send_ends(
         self, batch: int, start: Timestamp, end: Timestamp, winners: Sequence[dict[str, int]]
     ) -> None:
         """Send every slice the end of a micro-batch, and wait until all are acknowledged.
@@ -320,28 +302,6 @@ class Batches:
         Raises:
             DeliveryError: one is not.
         """
-        topics = Topics(self._settings.cluster)
-        errors: list[Any] = []
-
-        def delivered(error: Any, _message: Any) -> None:
-            if error is not None:
-                errors.append(error)
-
-        ends: list[BatchEnd] = core.batch_ends(
-            self._plan.build, self.run, batch, self._plan.targets, start, end, winners
-        )
-        try:
-            for message in ends:
-                topic = topics.backfill(message.index, self._plan.build)
-                self._producer.produce(topic, encode(message), partition=message.slice, on_delivery=delivered)
-            left = self._producer.flush(FLUSH_LIMIT_S)
-        finally:
-            self._producer.hand_over()  # a table, micro-batches and the last ends come from different threads
-        if left or errors:
-            reason = errors[0] if errors else f"no answer within {FLUSH_LIMIT_S:.0f} s"
-            raise DeliveryError(f"the ends of micro-batch {batch} were not delivered: {reason}")
-
-
-def _a_task_each(frame: DataFrame, extents: Sequence[Extent]) -> DataFrame:
-    """The numbers of extents, one in each partition."""
-    return frame.sparkSession.range(0, len(extents), 1, max(1, len(extents)))
+        plan = self._plan
+        ends = core.batch_ends(plan.build, plan.run, batch, plan.targets, start, end, winners)
+        await self._tasks.send(batch, ends)

@@ -1,37 +1,38 @@
-"""The Spark driver of a build: micro-batches, winning and losing attempts, zombies, restarts, reports.
+"""The Spark driver of a build: winning and losing attempts, zombies, restarts, reports.
 
-What it has done, what comes next and when it has passed is the real `streaming.drivers.progress.Status`, on a
-journal that outlives it, and the real `streaming.core.micro_batches`, `pieces` and `footing`. Made here are
-Spark (its plan, its tasks and their attempts), and the order of a micro-batch's steps
-(`streaming.backfill.batches`), between which the real one waits for Spark and Kafka, and this one for its
-next turn.
+The order of its steps is the real one, of `streaming.backfill.course` and `streaming.backfill.batches`, on
+the real `streaming.drivers.progress.Status` and `streaming.core`. Made here are Spark (its plan, its
+checkpoint, its tasks and their attempts) and Kafka: what takes its time there is done in turns, so that
+everything else goes on in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from coordinator.core.instructions import DriverTask
 from keytide.catalog.records import BuildRecord
+from keytide.catalog.table_origin import TableOrigin
+from keytide.errors import CallerError, RetryableError
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import BuildSampled, encode
-from streaming.backfill.table_origin import begins_at
-from streaming.core import log_identity as footing
+from keytide.wire.messages import BatchEnd, BuildSampled, encode
+from streaming.backfill.batches import Batches, BuildPlan
+from streaming.backfill.course import BuildCourse, take_up
 from streaming.core import micro_batches as core
-from streaming.core import sizing as pieces
-from streaming.core.micro_batches import (
-    EXIT_CHECKPOINT_LOST,
-    EXIT_NEVER,
-    EXIT_READ_LOST,
-    SettledBatch,
-    SliceTarget,
-)
+from streaming.core.log_identity import ReadLostError
+from streaming.core.micro_batches import SettledBatch, SliceTarget
 from streaming.core.sizing import SizedBatch, Sizing
-from streaming.drivers.progress import DriverTotals, Status
+from streaming.core.versions import Offsets
+from streaming.drivers.failures import diagnose, source_changed
+from streaming.drivers.lifecycle import Outage, exit_status
+from streaming.drivers.progress import DriverTotals, Status, StoppedError
+from streaming.spark.checkpoint import CheckpointLostError, Range
 from tests.simulation.kafka import Reader
 from tests.simulation.mishaps import machine_of
 from tests.simulation.packing import put_chunk, removal_chunk
@@ -48,6 +49,8 @@ LIVES = 24
 """Documents that a driver gets done before it is struck, in the heal of a plan that is `paced`."""
 LARGEST, SECOND = 60, 8
 """Documents of a micro-batch at most, and in the time that one should take."""
+ACTIVATION_S = 0.1
+AWAY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -55,15 +58,19 @@ class Checkpoint:
     """What survives a driver: what Spark has planned, and the driver's journal.
 
     Attributes:
-        begin: where reading began.
-        planned: what Spark has planned last, and may not have committed: offsets from, and to.
+        first: as in `streaming.spark.checkpoint.Checkpoint`.
+        began: where reading began.
+        planned: the newest batch that Spark has planned: its number in the build, and its offsets.
+        committed: number of the newest that is done.
         runs: starts so far.
         zombies: what tasks of drivers that died may still send.
         journal: as it was kept last.
     """
 
-    begin: Timestamp | None = None
-    planned: tuple[dict[int, int], dict[int, int]] | None = None
+    first: int = 0
+    began: Timestamp | None = None
+    planned: tuple[int, Range] | None = None
+    committed: int = -1
     runs: int = 0
     zombies: list[Message] = field(default_factory=list)
     attempts: int = 0
@@ -75,76 +82,79 @@ class Checkpoint:
     def keep(self, journal: DriverTotals) -> None:
         self.journal = msgspec.json.encode(journal)
 
+    def begin(self) -> Timestamp | None:
+        return self.began
 
-class Covered(NamedTuple):
-    """The micro-batch under way, until its ends are sent.
+    def newest(self) -> SizedBatch | None:
+        if self.planned is None:
+            return None
+        number, covered = self.planned
+        done = self.committed >= number
+        return SizedBatch(number, covered.start.offsets(), covered.end.offsets(), done=done)
+
+
+class Sending(NamedTuple):
+    """The micro-batch whose chunks are being sent.
 
     Attributes:
-        piece: what it covers; None for a table's.
-        winners, entries: of each slot.
+        winners: of each target.
         chunks: those of its winners.
     """
 
-    piece: SizedBatch | None
-    begin: Timestamp
-    end: Timestamp
+    number: int
+    covered: Range
+    table: bool
     winners: list[dict[str, int]]
-    entries: list[int]
     chunks: set[Message]
 
-    @property
-    def number(self) -> int:
-        return self.piece.number if self.piece is not None else 0
 
-    @property
-    def documents(self) -> int:
-        return pieces.documents(self.begin.offsets(), self.end.offsets())
+class Turn:
+    """Awaited: everything else goes on."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class StruckError(BaseException):
+    """The driver dies here, as by kill -9."""
+
+
+class SparkError(Exception):
+    """What Spark says of a query that failed."""
+
+
+FAILURES = (CallerError, RetryableError, ReadLostError, CheckpointLostError, SparkError)
+"""In which a driver may end; anything else is a bug."""
 
 
 class SimDriver:
-    """One start of the driver of one build, by the coordinator of a term."""
+    """One start of the driver of one build, by the coordinator of a term. Its process, to its course
+    (`DriverShell`); Spark, to its micro-batches (`BatchTasks`); and Kafka (`SourceLog`)."""
 
     task: DriverTask = "backfill"
+    build: BuildRecord
 
     def __init__(self, world: World, build: str, checkpoint: Checkpoint, term: int) -> None:
         self.world = world
         self.term = term
-        self.build = build
+        self.name = build
         self.checkpoint = checkpoint
         checkpoint.runs += 1
         self._run = str(checkpoint.runs)
         self._reader = Reader(world.kafka)
         self._reader.read()
-        self._todo: list[Message] | None = None
-        self._covered: Covered | None = None
-        self._settled: Covered | None = None
-        self._targets: list[SliceTarget] = []
-        self._looked: LogHistory | None = None
-        self.status = 0
-        self._passed = self._begun = False
+        self._status = Status(checkpoint)
+        self.status = core.EXIT_PASSED
+        self._left: list[Message] = []
+        self._sending: Sending | None = None
         self._lived = 0
-        self._progress = Status(checkpoint)
-        self._sizing = Sizing(LARGEST, 1, 1.0, self._progress.journal.size)
-        record = self._reader.catalog.build(build)
-        self._origin = record.origin if record is not None else None
-        if record is not None:
-            indexes = [(one, self._reader.catalog.index(one)) for one in record.indexes]
-            self._targets = core.targets_of({one: record.slices_of(index) for one, index in indexes if index})
-            self._take_up(record)
-
-    def _take_up(self, record: BuildRecord) -> None:
-        """As `streaming.backfill.driver` does: how far the build has come, by checkpoint and journal."""
-        checkpoint, journal, source = self.checkpoint, self._progress.journal, self.world.kafka.source
-        if core.forgotten(record, journal.first_read_at, checkpoint.begin is not None):
-            self.status = EXIT_CHECKPOINT_LOST
-            return
-        if checkpoint.begin is None:
-            offsets = self._origin.offsets if self._origin else dict.fromkeys(source.ends(), 0)
-            checkpoint.begin = Timestamp.of(offsets, source.topic_id)
-        begin = checkpoint.begin
-        position = Timestamp.of(journal.newest.reached, begin.topic_id) if journal.newest else begin
-        self._progress.resume(journal.finished, position, begin)
-        self._progress.begin_reading(self.now)
+        self._read = 0
+        self._readings: set[int] = set()
+        self._waits = self._idle = self._over = False
+        self._main: Coroutine[Any, Any, None] | None = None
+        self._query: Coroutine[Any, Any, None] | None = None
+        self._queried = False
+        self._error: Exception | None = None
 
     @property
     def now(self) -> int:
@@ -153,212 +163,270 @@ class SimDriver:
 
     def step(self) -> bool:
         """Send some messages; plan the next micro-batch when there is none. False when it has ended."""
-        world = self.world
-        self._reader.read(world.chance.below(6) if world.storm else 1 << 30)
-        record = self._reader.catalog.build(self.build)
-        keyspace = self._reader.catalog.keyspace(KEYSPACE)
-        if record is None or keyspace is None or core.unwanted(record, keyspace):
+        world, chance = self.world, self.world.chance
+        self._reader.read(chance.below(6) if world.storm else 1 << 30)
+        self._idle = False
+        try:
+            self._go_on()
+        except StoppedError:
+            self.status, self._over = core.EXIT_STOPPED, True
+        except StruckError:
+            self.status = -9
             return False
-        if self._passed or record.state == "QUEUED":
-            self._report()
-            return True
-        for _ in range(1 + world.chance.below(5) if world.storm else 1 << 30):
-            if self.status:
-                return False
-            if self._todo is None:
-                if self._closes(record, keyspace.partitions):
-                    if self._progress.finished < 0:
-                        self._pass_over_nothing()
-                        continue
-                    self._passed = True
-                    self._progress.enter("PASSED")
-                    world.note("driver passed", self.build, self._progress.finished + 1)
-                    break
-                if not self._plan():
-                    break
-            elif self.checkpoint.zombies and world.chance.happens(0.3):
+        except FAILURES as error:
+            failure = diagnose(error)
+            self.status, self._over = exit_status(error, failure), True
+            self._status.enter("FAILED" if failure.never else "RUNNING", failure.message)
+            world.seen["driver lost"] += self.status == core.EXIT_READ_LOST
+        self.tell()
+        return not self._over
+
+    def _go_on(self) -> None:
+        """Turns of the main thread, which follows and decides, and of Spark's."""
+        world, chance = self.world, self.world.chance
+        if self._waits:
+            self._follow_main()
+        for _ in range(1 + chance.below(5) if world.storm else 1 << 30):
+            if self._over:
+                break
+            if self._left and self.checkpoint.zombies and chance.happens(0.3):
                 self._append(*self.checkpoint.zombies.pop(0))
-            elif self._todo:
-                self._append(*self._todo.pop(0))
-            elif self._covered is not None:
-                self._settle(self._covered)
+            elif self._queried and not self._idle:
+                self._follow_query()
             else:
-                self._todo = None
-                self._finished()
-                if world.storm:
+                self._follow_main()
+                if self._waits and (self._idle or not self._queried):
                     break
-        self._report()
-        return True
 
-    @property
-    def _table_left(self) -> bool:
-        return self._origin is not None and not self._progress.journal.table_read
+    def _follow_main(self) -> None:
+        self._waits = False
+        self._main = self._main or self._work()
+        try:
+            self._main.send(None)
+        except StopIteration:
+            self._over = True
+            self.world.note("driver passed", self.name, self._status.finished + 1)
 
-    def _closes(self, record: BuildRecord, partitions: int) -> bool:
-        """Whether there is nothing (more) to do."""
-        if self._table_left:
-            return False
-        if self._progress.journal.nothing_to_read is not None:
-            return True
-        return self._progress.try_close(lambda position: core.passed(position, record, partitions))
+    def _follow_query(self) -> None:
+        self._query = self._query or self._stream()
+        try:
+            self._query.send(None)
+        except (StoppedError, *FAILURES) as error:
+            self._queried, self._error = False, error
 
-    def _pass_over_nothing(self) -> None:
-        """There was nothing to read: slices get an empty micro-batch."""
-        progress = self._progress
-        offsets = progress.journal.nothing_to_read or progress.position.offsets()
-        end = Timestamp.of(offsets, progress.position.topic_id)
-        progress.finish_empty(end)
-        self._todo = self._batch_ends(Covered(None, end, end, [{} for _ in self._targets], [], set()))
-
-    def _finished(self) -> None:
-        """The ends of a micro-batch are in the queues."""
-        covered, self._settled = self._settled, None
-        if covered is None:
-            return
-        outcome = SettledBatch(covered.winners, covered.entries, covered.documents, b"", {}, {})
-        if covered.piece is None:
-            self._progress.journal.table_read = True
-        self._progress.finish_batch(covered.number, covered.end, self._targets, outcome)
-        self._progress.end_batch()
-        self._lived += covered.documents
-        if covered.piece is not None:
-            self._sizing.finished(covered.documents, covered.documents / SECOND)
-            self._progress.note_size(self._sizing.size)
-
-    def _struck(self, piece: SizedBatch) -> bool:
-        """Whether it dies in a micro-batch: faults come at a pace."""
-        if not (self.world.healed and self.world.plan.paced):
-            return False
-        if self._lived + pieces.documents(piece.start, piece.end) <= LIVES:
-            return False
-        self.world.seen["driver struck"] += 1
-        self.status = -9
-        return True
+    async def _work(self) -> None:
+        """As `streaming.backfill.driver.BackfillDriver` does."""
+        self.follow()
+        catalog, checkpoint, source = self._reader.catalog, self.checkpoint, self.world.kafka.source
+        keyspace = catalog.keyspace(KEYSPACE)
+        assert keyspace is not None
+        self._expected = keyspace.topic_id, PARTITIONS
+        self.check()
+        indexes = [(name, catalog.index(name)) for name in self.build.indexes]
+        slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
+        checkpoint.first = 1 if self.build.origin else 0
+        beginning = dict.fromkeys(source.ends(), 0)
+        take_up(self.build, keyspace, self._status, checkpoint, lambda: beginning, Path(self.name))
+        self._plan = BuildPlan(self.name, self._run, KEYSPACE, keyspace.topic_id, (), slices)
+        sizing = Sizing(LARGEST, 1, 1.0, self._status.journal.size)
+        self._batches = Batches(self._plan, self._status, sizing, self, self, self.wait, self._pace)
+        course = BuildCourse(
+            self._plan, PARTITIONS, self._status, self._batches, self, Outage(AWAY_S), ACTIVATION_S
+        )
+        await course.run()
 
     def crash(self) -> None:
         """Of what was not sent some lands later; the next driver does the batch again. No real driver sends
         an end before its chunks, but slices do not rely on it (R22): one that lacks some may come."""
-        chance, covered, left = self.world.chance, self._covered, self._todo or []
+        chance, sending, left = self.world.chance, self._sending, self._left
         landing = [one for one in left[:6] if chance.happens(0.6)]
         self.checkpoint.zombies += landing
-        if covered is not None:
-            missing = {one[:2] for one in left if one in covered.chunks and one not in landing}
-            ends = [end for end in self._batch_ends(covered) if end[:2] in missing]
+        if sending is not None:
+            missing = {one[:2] for one in left if one in sending.chunks and one not in landing}
+            ends = [end for end in self._ends(sending) if end[:2] in missing]
             self.checkpoint.zombies += [end for end in ends if chance.happens(0.6)]
-            if covered.piece is not None:
-                self._progress.settle_batch(self._progress.journal.read, covered.piece)
-        self.world.note("driver died", self.build, self._run)
+            if not sending.table:
+                start, end = (at.offsets() for at in sending.covered)
+                self._status.settle_batch(self._status.journal.read, SizedBatch(sending.number, start, end))
+        self.world.note("driver died", self.name, self._run)
+
+    # --- its process --------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        catalog = self._reader.catalog
+        record = catalog.build(self.name)
+        if record is None or core.unwanted(record, catalog.keyspace(KEYSPACE)):
+            raise StoppedError
+        self.build = record
+
+    async def wait(self, seconds: float) -> None:
+        self._waits = True
+        await Turn()
+
+    def seconds(self) -> float:
+        return self.world.clock.now / 1000
+
+    def wall(self) -> int:
+        return self.now
+
+    def _pace(self) -> float:
+        """Seconds, as if documents took some time."""
+        return self._read / SECOND
+
+    def tell(self) -> None:
+        self.world.report(self._status.report(self.name, self._run, self.now))
+
+    async def begin_spark(self, table: bool) -> None:
+        await Turn()
+
+    def limit(self, rate: int) -> None:
+        """What tasks read takes no time here."""
+
+    async def run_table(
+        self, origin: TableOrigin, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
+    ) -> None:
+        self._table = origin
+        reading = work()
+        while True:
+            follow()
+            try:
+                reading.send(None)
+            except StopIteration:
+                return
+            await Turn()
+
+    async def start_query(self) -> None:
+        self._error, self._query, self._queried = None, None, True
+
+    def ended(self) -> BaseException | None:
+        return self._error
+
+    def stop_query(self) -> None:
+        self._queried = False
+
+    async def _stream(self) -> None:
+        """As Spark runs a query: what is planned is done again until it is committed; then the next."""
+        checkpoint = self.checkpoint
+        while True:
+            planned = self._planned()
+            if planned is None:
+                self._idle = True
+            else:
+                await self._batches.run(planned[1])
+                checkpoint.committed = planned[0]
+            await Turn()
+
+    def _planned(self) -> tuple[int, Range] | None:
+        """The batch to run, None when there is nothing to read."""
+        world, checkpoint, chance = self.world, self.checkpoint, self.world.chance
+        topic_id = self._plan.topic_id
+        if checkpoint.began is None:
+            origin = self.build.origin
+            offsets = origin.offsets if origin else dict.fromkeys(range(PARTITIONS), 0)
+            checkpoint.began = Timestamp.of(offsets, topic_id)
+        if checkpoint.planned is not None and checkpoint.committed < checkpoint.planned[0]:
+            return checkpoint.planned
+        number, start = checkpoint.first, checkpoint.began
+        if checkpoint.planned is not None:
+            number, start = checkpoint.planned[0] + 1, checkpoint.planned[1].end
+        ends, begin = world.kafka.source.ends(), start.offsets()
+        if any(ends[p] < begin[p] for p in ends):
+            raise SparkError("PARTITION_OFFSET_CHANGED")
+        if ends == begin:
+            return None
+        if not (world.plan.paced and world.healed):
+            most = 6 if world.storm else LARGEST
+            ends = {p: min(ends[p], begin[p] + 1 + chance.below(most)) for p in range(PARTITIONS)}
+        checkpoint.planned = number, Range(start, Timestamp.of(ends, topic_id))
+        return checkpoint.planned
+
+    # --- Kafka --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        error = source_changed(KEYSPACE, self._expected, (self.world.kafka.source.topic_id, PARTITIONS))
+        if error is not None:
+            raise error
+
+    def history(self, read: Timestamp) -> LogHistory:
+        return self.world.kafka.source.history()
+
+    async def send(self, batch: int, ends: Sequence[BatchEnd]) -> None:
+        self._left = [(TOPICS.backfill(one.index, self.name), one.slice, encode(one)) for one in ends]
+        await self._send_all()
+
+    async def _send_all(self) -> None:
+        while self._left:
+            await Turn()
+            self._append(*self._left.pop(0))
 
     def _append(self, topic: str, number: int, data: bytes) -> None:
         queue = self.world.kafka.queue(topic, number)
         if queue is not None:
             queue.append(data, self.world.clock.now)
 
-    def _report(self) -> None:
-        self.world.report(self._progress.report(self.build, self._run, self.now))
+    def _ends(self, sending: Sending) -> list[Message]:
+        plan, (start, end), number = self._plan, sending.covered, sending.number
+        ends = core.batch_ends(plan.build, plan.run, number, plan.targets, start, end, sending.winners)
+        return [(TOPICS.backfill(one.index, self.name), one.slice, encode(one)) for one in ends]
 
-    # --- micro-batches ------------------------------------------------------------------------------------
+    # --- Spark's tasks ------------------------------------------------------------------------------------
 
-    def _plan(self) -> bool:
-        """Begin the next micro-batch: Spark fixes offsets before they are first read, and the driver cuts
-        them. What it reads of them is read now."""
-        source, journal = self.world.kafka.source, self._progress.journal
-        begun = self._looked is None
-        self._looked = looked = self._looked or source.history()
-        if begun and footing.lost(journal.read, looked):
-            self._end_lost()
-            return False
-        if self._origin is not None and self._table_left:
-            if footing.lost(begins_at(self._origin), looked):
-                self.status = EXIT_NEVER
-                return False
-            rows = self.world.tables.rows(self._origin)
-            end = begins_at(self._origin)
-            self._read(None, end, end, [rows[share::TASKS] for share in range(TASKS)])
-            return True
-        piece = self._next_batch()
-        if piece is None or self._struck(piece):
-            return False
-        begin, end = (Timestamp.of(offsets, source.topic_id) for offsets in (piece.start, piece.end))
-        if begun and footing.cut_short(end, looked):
-            self._end_lost()
-            return False
-        logs = source.logs
-        versions = [logs[p].read(piece.start[p], min(piece.end[p], logs[p].end)) for p in range(PARTITIONS)]
-        self._read(piece, begin, end, versions)
-        return True
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> SettledBatch:
+        documents = covered.start.documents_to(covered.end)
+        if self.world.healed and self.world.plan.paced and self._lived + documents > LIVES:
+            self.world.seen["driver struck"] += 1  # faults come at a pace
+            raise StruckError
+        self.world.seen["batch again"] += batch in self._readings
+        self._readings.add(batch)
+        logs = self.world.kafka.source.logs
+        versions = [
+            logs[p].read(covered.start.offset(p), min(covered.end.offset(p), logs[p].end))
+            for p in range(PARTITIONS)
+        ]
+        return await self._run_tasks(batch, covered, False, versions, documents)
 
-    def _next_batch(self) -> SizedBatch | None:
-        """Of what Spark has planned, or plans now; None when there is nothing to read."""
-        world, checkpoint, status = self.world, self.checkpoint, self._progress
-        size = LARGEST
-        if world.plan.paced and world.healed:
-            size = self._sizing.size
-        piece = status.next_batch(*checkpoint.planned, size) if checkpoint.planned else None
-        if piece is None:
-            ends, begin = world.kafka.source.ends(), status.position.offsets()
-            if ends == begin:
-                return None
-            most = 6 if world.storm else LARGEST
-            if not (world.plan.paced and world.healed):
-                ends = {p: min(ends[p], begin[p] + 1 + world.chance.below(most)) for p in range(PARTITIONS)}
-            checkpoint.planned = (begin, ends)
-            piece = status.next_batch(begin, ends, size)
-        if piece is not None and not self._begun:
-            self._begun = True
-            status.note_size(self._sizing.struck())
-        return piece
+    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+        raise NotImplementedError("a document has one source partition here")
 
-    def _read(
-        self, piece: SizedBatch | None, begin: Timestamp, end: Timestamp, versions: list[list[Version]]
-    ) -> None:
+    async def read_table(self) -> SettledBatch:
+        rows = self.world.tables.rows(self._table)
+        begin = Timestamp.of(self._table.offsets, self._plan.topic_id)
+        shares = [rows[share::TASKS] for share in range(TASKS)]
+        return await self._run_tasks(0, Range(begin, begin), True, shares, len(rows))
+
+    def settle(self, documents: int) -> None:
+        self._lived += documents
+        self._read += documents
+
+    async def _run_tasks(
+        self, batch: int, covered: Range, table: bool, versions: list[list[Version]], documents: int
+    ) -> SettledBatch:
         """What tasks send of a micro-batch, attempts that lose included."""
-        world, chance = self.world, self.world.chance
-        self._progress.begin_batch()
-        places = {slot: place for place, slot in enumerate(self._targets)}
-        winners: list[dict[str, int]] = [{} for _ in self._targets]
-        entries = [0] * len(self._targets)
+        world, chance, targets = self.world, self.world.chance, self._plan.targets
+        places = {target: place for place, target in enumerate(targets)}
+        winners: list[dict[str, int]] = [{} for _ in targets]
         streams: list[list[Message]] = []
         chunks: set[Message] = set()
-        number = piece.number if piece is not None else 0
         for task in range(TASKS):
-            attempt, messages = self._task(number, versions[task::TASKS])
+            attempt, messages = self._task(batch, versions[task::TASKS])
             for topic, n, _ in messages:
                 won = winners[places[SliceTarget(topic.split(".")[2], n)]]
                 won[attempt] = won.get(attempt, 0) + 1
             streams.append(messages)
             chunks.update(messages)
             if world.fault("speculative", 0.4):
-                _, losing = self._task(number, versions[task::TASKS])
+                _, losing = self._task(batch, versions[task::TASKS])
                 kept = [one for one in losing if chance.happens(0.6)]
                 if chance.happens(0.5):
                     self.checkpoint.zombies += kept
                 else:
                     streams.append(kept)
-        self._todo = self._interleave(streams)
-        self._covered = Covered(piece, begin, end, winners, entries, chunks)
-
-    def _settle(self, covered: Covered) -> None:
-        """All is sent but the ends: is what was read of one log, and of the one that was read before?"""
-        status, now = self._progress, self.world.kafka.source.history()
-        before, self._looked, self._covered = self._looked, now, None
-        read = status.journal.read
-        if footing.lost(read, now) or footing.cut_short(covered.end, now):
-            self._end_lost()
-        elif before is None or footing.mixed(before, now, covered.begin, covered.end):
-            self.world.seen["batch again"] += 1
-            self._todo = None
-            status.end_batch()
-        else:
-            end = footing.placed(covered.end, read, now)
-            status.settle_batch(end, covered.piece)
-            self._settled = covered._replace(end=end)
-            self._todo = self._batch_ends(self._settled)
-
-    def _end_lost(self) -> None:
-        """The process ends: the build must begin again."""
-        self.world.seen["driver lost"] += 1
-        self.status = EXIT_READ_LOST
+        self._left = self._interleave(streams)
+        self._sending = Sending(batch, covered, table, winners, chunks)
+        await self._send_all()
+        await Turn()
+        self._sending = None
+        return SettledBatch(winners, [0] * len(targets), documents, b"", {}, {})
 
     def _task(self, batch: int, shares: list[list[Version]]) -> tuple[str, list[Message]]:
         """One attempt: the newest version per document of the task's share (its partitions), by slice."""
@@ -369,13 +437,13 @@ class SimDriver:
             for share in shares
         ]
         messages: list[Message] = []
-        for index, number in self._targets:
-            topic = TOPICS.backfill(index, self.build)
+        for index, number in self._plan.targets:
+            topic = TOPICS.backfill(index, self.name)
             sequence = 0
             for versions in heard:
                 if versions and (batch > 0 or any(version.made.skip[number] for version in versions)):
                     name = (self._run, batch, attempt, sequence)
-                    removal = removal_chunk(versions, self.build, index, number, name, heard=batch > 0)
+                    removal = removal_chunk(versions, self.name, index, number, name, heard=batch > 0)
                     messages.append((topic, number, encode(removal)))
                     sequence += 1
             rows = sorted(
@@ -387,7 +455,7 @@ class SimDriver:
             entries = [(key, value, version) for _, key, value, version in rows]
             for first in range(0, len(entries), 2):
                 name = (self._run, batch, attempt, sequence)
-                puts = put_chunk(entries[first : first + 2], self.build, index, number, name)
+                puts = put_chunk(entries[first : first + 2], self.name, index, number, name)
                 messages.append((topic, number, encode(puts)))
                 sequence += 1
         return attempt, messages
@@ -401,12 +469,6 @@ class SimDriver:
             mixed.append(stream.pop(0))
             left = [one for one in left if one]
         return mixed
-
-    def _batch_ends(self, covered: Covered) -> list[Message]:
-        ends = core.batch_ends(
-            self.build, self._run, covered.number, self._targets, covered.begin, covered.end, covered.winners
-        )
-        return [(TOPICS.backfill(one.index, self.build), one.slice, encode(one)) for one in ends]
 
 
 class SimSampler:

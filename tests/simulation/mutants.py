@@ -549,7 +549,8 @@ def begin_as_large_again(patches: Patches) -> None:
 def throw_away_what_is_done(patches: Patches) -> None:
     def begin(self: drivers.SimDriver, world: Any, build: str, checkpoint: Any, term: int) -> None:
         journal = checkpoint.load()
-        journal.newest = checkpoint.planned = None
+        journal.newest = checkpoint.planned = checkpoint.began = None
+        checkpoint.committed = -1
         checkpoint.keep(journal)
         _begin(self, world, build, checkpoint, term)
 

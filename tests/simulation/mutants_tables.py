@@ -7,7 +7,7 @@ from typing import Any
 from coordinator.builds import admission as starting
 from indexer.store.resolve import resolve
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
-from tests.simulation import drivers
+from streaming.backfill import course
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 
@@ -15,7 +15,7 @@ from tests.simulation.planting import Patches
 @mutant("tables", "a table is taken although records that it may hold were lost since")
 def take_any_table(patches: Patches) -> None:
     patches.put(starting, "refused", lambda origin, facts, rollbacks=(): "")
-    patches.put(drivers, "begins_at", lambda origin: Timestamp())
+    patches.put(course, "begins_at", lambda origin: Timestamp.of(origin.offsets, origin.topic_id))
 
 
 @mutant("tables", "a row of a table is newer than a record")

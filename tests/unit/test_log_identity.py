@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 from keytide.errors import RetryableError
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp
-from keytide.settings.settings import load_settings
 from streaming.backfill import batches
-from streaming.backfill.batches import Batches, BuildPlan
+from streaming.backfill.batches import Batches, BatchTasks, BuildPlan, run_through
 from streaming.core import log_identity
 from streaming.core import micro_batches as core
+from streaming.core.sizing import Sizing
+from streaming.core.versions import Offsets
 from streaming.drivers.progress import DriverTotals, Status
-from streaming.spark.checkpoint import Checkpoint, Range
-from streaming.stages.work import BatchWork
+from streaming.spark.checkpoint import Range
 
 
 def log(*branches: tuple[int, int], leader: int | None = None) -> LogHistory:
@@ -133,70 +134,72 @@ COVERED = Range(at(2), at(7))
 OUTCOME = core.SettledBatch([], [], 5, b"", {}, {})
 
 
-class _Batches(Batches):
-    """Reads nothing, and counts how often."""
+class Reading(Batches):
+    """Reads nothing, and counts how often; its clock goes on while it waits.
 
-    readings = 0
+    Args:
+        looks: what looks at the source show, the last one for ever.
+    """
 
-    def _act(self, frame: Any, work: BatchWork, covered: Range) -> core.SettledBatch:
+    def __init__(self, folder: Path, *looks: LogHistory) -> None:
+        self.readings = 0
+        self.status = Status(folder / "progress.json")
+        self._looks = list(looks)
+        self._time = 0.0
+        plan = BuildPlan("b", "r", "s", "T", (), {})
+        tasks = cast(BatchTasks, self)
+        super().__init__(plan, self.status, Sizing(9, 1, 1.0), tasks, self, self.wait, lambda: self._time)
+
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
         self.readings += 1
         return OUTCOME
 
+    def check(self) -> None:
+        """It is."""
 
-def reader(monkeypatch: pytest.MonkeyPatch, folder: Path, *looks: LogHistory) -> _Batches:
-    """Batches whose looks at the source show these histories, the last one for ever."""
-    monkeypatch.setattr(batches, "producer", lambda _: None)
-    monkeypatch.setattr(batches, "HISTORY_LIMIT_S", 0.05)
-    monkeypatch.setattr(batches, "HISTORY_PAUSE_S", 0.01)
-    left = list(looks)
-    return _Batches(
-        load_settings(),
-        BuildPlan("b", "s", "T", (), {}),
-        Checkpoint(folder, "s", "T"),
-        Status(folder / "progress.json"),
-        check_source=lambda: None,
-        read_history=lambda read: left.pop(0) if len(left) > 1 else left[0],
-    )
+    def history(self, read: Timestamp) -> LogHistory:
+        return self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
 
+    async def wait(self, seconds: float) -> None:
+        self._time += seconds
 
-WORK = cast(BatchWork, type("_Work", (), {"batch": 1}))
+    def batch(self, before: LogHistory) -> tuple[core.SettledBatch, Timestamp]:
+        return run_through(self._read(1, COVERED, before))
+
+    def look(self, before: LogHistory | None = None) -> LogHistory:
+        return run_through(self._checked_history(COVERED.end, before))
 
 
-def test_a_batch_is_read_again_when_its_leader_has_changed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    one = reader(monkeypatch, tmp_path, log((0, 3), (1, 9)))
-    assert one._read(cast(Any, None), WORK, COVERED, log((0, 9))) == (OUTCOME, at(7, 1))
+def test_a_batch_is_read_again_when_its_leader_has_changed(tmp_path: Path) -> None:
+    one = Reading(tmp_path, log((0, 3), (1, 9)))
+    assert one.batch(log((0, 9))) == (OUTCOME, at(7, 1))
     assert one.readings == 2
-    changing = [log((0, 3), (epoch, 9)) for epoch in range(1, 9)]
-    one = reader(monkeypatch, tmp_path, *changing)
+    one = Reading(tmp_path, *(log((0, 3), (epoch, 9)) for epoch in range(1, 9)))
     with pytest.raises(RetryableError, match="changed in each"):
-        one._read(cast(Any, None), WORK, COVERED, log((0, 9)))
+        one.batch(log((0, 9)))
     assert one.readings == batches.READINGS
 
 
-def test_a_batch_on_another_log_than_the_one_before_ends_the_driver(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    one = reader(monkeypatch, tmp_path, log((0, 3), (1, 9)))
-    one._status.settle_batch(at(5, 0), None)
+def test_a_batch_on_another_log_than_the_one_before_ends_the_driver(tmp_path: Path) -> None:
+    one = Reading(tmp_path, log((0, 3), (1, 9)))
+    one.status.settle_batch(at(5, 0), None)
     with pytest.raises(log_identity.ReadLostError, match="from 3 on"):
-        one._read(cast(Any, None), WORK, COVERED, log((0, 9)))
+        one.batch(log((0, 9)))
     with pytest.raises(log_identity.ReadLostError, match="from 3 on"):
-        one._checked_history(COVERED.end)  # the first look of the next driver
-    one = reader(monkeypatch, tmp_path / "other", log((0, 1), (1, 5)))
+        one.look()  # the first of the next driver
+    (tmp_path / "other").mkdir()
+    one = Reading(tmp_path / "other", log((0, 1), (1, 5)))
     with pytest.raises(log_identity.ReadLostError, match="ends at 5"):
-        one._read(cast(Any, None), WORK, COVERED, log((0, 9)))
+        one.batch(log((0, 9)))
 
 
-def test_a_leader_that_was_replaced_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_leader_that_was_replaced_is_asked_again(tmp_path: Path) -> None:
     old, new = log((0, 9)), log((0, 2), (1, 9))
-    one = reader(monkeypatch, tmp_path, old, old, new)
-    assert one._checked_history(COVERED.end, new) == new
+    assert Reading(tmp_path, old, old, new).look(new) == new
     with pytest.raises(RetryableError, match="replaced"):
-        reader(monkeypatch, tmp_path, old)._checked_history(COVERED.end, new)
+        Reading(tmp_path, old).look(new)
     with pytest.raises(RetryableError, match="changes while"):
-        reader(monkeypatch, tmp_path, LogHistory("U", new.partitions))._checked_history(COVERED.end, new)
+        Reading(tmp_path, LogHistory("U", new.partitions)).look(new)
 
 
 def test_where_it_stands_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from streaming.backfill import driver as driving
+from streaming.backfill.batches import run_through
+from streaming.backfill.course import BuildCourse
 from streaming.core.micro_batches import SettledBatch
 from streaming.core.rate import CREDIT_S, TokenBucket
 from streaming.drivers import rate_gate
@@ -125,26 +127,28 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
     """The driver of a build follows the metadata there, too."""
     made: Any = driving.BackfillDriver.__new__(driving.BackfillDriver)
     made._settings = load_settings()
-    made._build = BuildRecord("b8", "users", ["i-1"], "BACKFILL", Timestamp(), 0, rate_limit=10)
+    made.build = BuildRecord("b8", "users", ["i-1"], "BACKFILL", Timestamp(), 0, rate_limit=10)
     gate.begin(10_000, 1)
     gate.limit(10)
 
     def follow() -> None:
         if gate.documents:
-            made._build = replace_record(made._build, rate_limit=0)
+            made.build = replace_record(made.build, rate_limit=0)
         time.sleep(0.01)
 
-    def on_table(table: object, begin: Timestamp) -> None:
+    async def run_table() -> None:
         gate.client.read(10_000, 0)
 
-    made._follow = follow
+    made.follow = follow
     monkeypatch.setattr(driving, "read_table", lambda *_: None)
-    batches: Any = SimpleNamespace(on_table=on_table, error=None)
     engine: Any = SparkEngine.__new__(SparkEngine)
     engine.session, engine.gate = None, gate
     engine._stop, engine._threads = threading.Event(), ThreadPoolExecutor(1)
+    made._engine, made._tasks = engine, SimpleNamespace()
+    nothing: Any = SimpleNamespace()
+    course = BuildCourse(nothing, 1, nothing, nothing, made, nothing)
     began = time.monotonic()
-    made._read_table(engine, batches, TableOrigin("parquet", {0: 1}))
+    run_through(made.run_table(TableOrigin("parquet", {0: 1}), run_table, course._follow))
     assert gate.documents == 10_000
     assert time.monotonic() - began < LIMIT_S
 
