@@ -10,7 +10,7 @@ be the log that the table was taken of. Three things can be wrong that an ordina
 * The source was rolled back since: the table may hold what was lost. That is told by the rollbacks of later
   incarnations than the one in which the offsets were given.
   Where nobody but the table had read of what was lost, the driver finds it by leader epochs
-  (`Batches.on_table`).
+  (`Batches.run_table`).
 * The table changes between two reads of it. Nobody can see that here; docs/initial-state.md says so.
 
 Slices of an index that began with a table are rebuilt from the same table, by the same rules: when they do
