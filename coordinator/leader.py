@@ -71,7 +71,7 @@ class Leader:
         self._retirement = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
         self._bounds = Bounds(self.dictionary, self.stability)
-        self.rollbacks = Rollbacks(self.dictionary, self.stability, self.builds, self._lateness)
+        self.rollbacks = Rollbacks(self.dictionary, self.stability, self.builds, self._lateness, limits)
         self.commands = Commands(self.dictionary, self.builds, self._settle)
 
     # --- events ---------------------------------------------------------------------------------------------

@@ -28,13 +28,6 @@ from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
 
-CHECK_MS = 200
-"""Between looks at all slices."""
-PAUSE_MS = 10_000
-"""Before a failed rebuild is tried again; doubles each time."""
-LOST_GRACE_MS = 10_000
-"""A node that is told of a build may say for as long that its slice is LOST: then it means it."""
-
 Slice = tuple[str, int]
 """(index id, number)."""
 
@@ -63,7 +56,7 @@ class Rebuilds:
 
     def tick(self, now: int) -> list[Instruction]:
         """Look at all slices, now and then."""
-        if now - self._checked_at < CHECK_MS:
+        if now - self._checked_at < self._limits.rebuild_check_ms:
             return []
         self._checked_at = now
         slices = self._nodes.slices()
@@ -84,7 +77,7 @@ class Rebuilds:
                 if (index.id, number) in self._nodes.lost:
                     key = (record.id, index.id, number)
                     lost[key] = self._lost_in_build.get(key, now)
-            late = [key for key, since in lost.items() if key[0] == record.id and _late(since, now)]
+            late = [key for key, since in lost.items() if key[0] == record.id and self._late(since, now)]
             if late:
                 where = ", ".join(f"slice {number} of {index}" for _, index, number in late)
                 out += self._builds.begin_again(record, f"{where} lost what it had got", now)
@@ -132,7 +125,7 @@ class Rebuilds:
                 if not self._needed(index, number, last):
                     continue
                 since[key] = self._since.get(key, now)
-                if last is None or last.state == "READY" or now >= _again_at(last):
+                if last is None or last.state == "READY" or now >= self._again_at(last):
                     table = index.build if origin_of(self._registry.dictionary.catalog, index) else None
                     wanted.setdefault((index.keyspace, table or ""), {})[key] = last
         self._since = since
@@ -183,11 +176,9 @@ class Rebuilds:
         left = self._builds.leave_rebuilds(record, now)
         return [*left, *give_up(self._registry.dictionary, record, reason)]
 
+    def _late(self, since: int, now: int) -> bool:
+        return now - since >= self._limits.lost_grace_ms
 
-def _late(since: int, now: int) -> bool:
-    return now - since >= LOST_GRACE_MS
-
-
-def _again_at(last: BuildRecord) -> int:
-    """When a rebuild that was given up may be tried again."""
-    return last.finished_at + (PAUSE_MS << min(last.attempt, 6))
+    def _again_at(self, last: BuildRecord) -> int:
+        """When a rebuild that was given up may be tried again."""
+        return last.finished_at + (self._limits.rebuild_pause_ms << min(last.attempt, 6))

@@ -55,6 +55,10 @@ class BuildLimits:
         node_disk_bytes: free on the disk of every node that a build fills slices on, or it pauses.
         away_ms: a source that cannot be looked at for this long has its builds pause; drivers sit out less.
         batches_ahead: micro-batches that a driver may be ahead of the slowest slice.
+        rebuild_check_ms: between looks at all slices.
+        rebuild_pause_ms: before a failed rebuild is tried again; doubles with each time.
+        lost_grace_ms: a node that is told of a build may say for as long that its slice is LOST: then it
+            means it.
         verify: builds that do not say are READY only verified.
         jobs: settings of verifications and repairs.
     """
@@ -72,6 +76,9 @@ class BuildLimits:
     batches_ahead: int = 10
     away_ms: int = 60_000
     verify: bool = False
+    rebuild_check_ms: int = 200
+    rebuild_pause_ms: int = 10_000
+    lost_grace_ms: int = 10_000
     jobs: JobLimits = field(default_factory=JobLimits)
 
 

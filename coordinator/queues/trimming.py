@@ -12,7 +12,8 @@ A node that has been silent for longer than the queue's retention counts no long
 the retention goes, and when the node comes back its slices say that they are LOST, and are rebuilt.
 
 What a node said of an index that has been built again since means nothing for the new queue. So nothing is
-deleted until an index has been READY for `SETTLING_MS`, and then only words count that are younger than that.
+deleted until an index has been READY for `queue_settling_ms`, and then only words count that are younger than
+that.
 
 The order names what every copy that counts has durably read; who deletes holds it against that
 (`coordinator.queues.bounds`).
@@ -30,7 +31,6 @@ from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
 
-SETTLING_MS = 10_000
 ASLEEP_MS = 10_000
 """A leader whose ticks are further apart was asleep, or its clock was set."""
 TOLD_MS = 600_000
@@ -83,7 +83,7 @@ class Trimmer:
         self._ready_since = {key: self._ready_since.get(key, now) for key in ready}
         limits: list[QueueLimit] = []
         for key, index in ready.items():
-            since = self._ready_since[key] + SETTLING_MS
+            since = self._ready_since[key] + self._limits.queue_settling_ms
             if now >= since and index.keyspace not in self._registry.halted:
                 limits += self._limits_of(index, since, now)
         if not limits:

@@ -50,15 +50,10 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.rollback.unreached import begin_unreached
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import LatenessWatch
-from coordinator.stability.stream import StabilityStream
+from coordinator.stability.stream import StabilityLimits, StabilityStream
 from keytide.catalog.records import KeyspaceRecord, RollbackRecord
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import HistoryLost, Progress
-
-RETRY_MS = 1_000
-"""Between examinations that came to nothing."""
-PAUSE_MS = 1_000
-"""Between a rollback and the next examination of the same keyspace."""
 
 
 @dataclass(slots=True)
@@ -94,15 +89,22 @@ class Rollbacks:
         stability: told what to halt.
         builds: those under way begin again.
         lateness: begins anew with another history.
+        limits: settings.
     """
 
     def __init__(
-        self, dictionary: Dictionary, stability: TimestampIssuer, builds: Builds, lateness: LatenessWatch
+        self,
+        dictionary: Dictionary,
+        stability: TimestampIssuer,
+        builds: Builds,
+        lateness: LatenessWatch,
+        limits: StabilityLimits,
     ) -> None:
         self._dictionary = dictionary
         self._stability = stability
         self._builds = builds
         self._lateness = lateness
+        self._limits = limits
         self._cases: dict[str, _Case] = {}
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
         self._looked_at: dict[tuple[str, int], int] = {}
@@ -240,7 +242,8 @@ class Rollbacks:
     ) -> list[Instruction]:
         case = self._cases.get(keyspace)
         if case is None:
-            pause = self._rolled_back_at.get(keyspace, -PAUSE_MS) + PAUSE_MS
+            pause_ms = self._limits.examine_pause_ms
+            pause = self._rolled_back_at.get(keyspace, -pause_ms) + pause_ms
             case = self._cases[keyspace] = _Case(ask_at=max(now, pause))
             self._stability.halt(keyspace)
             self._builds.registry.halted.add(keyspace)
@@ -280,7 +283,7 @@ class Rollbacks:
         case, affected = self._cases.get(event.keyspace), self._affected(event.keyspace)
         if case is None or affected is None:
             return []
-        case.asked, case.ask_at = False, event.now + RETRY_MS
+        case.asked, case.ask_at = False, event.now + self._limits.examine_retry_ms
         keyspace, _ = affected
         waiting = event.error or ("" if event.topic_id else "the topic does not exist")
         if waiting:

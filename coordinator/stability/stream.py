@@ -29,6 +29,9 @@ class StabilityLimits:
         reserve: how far a bound is set ahead of what is acknowledged, in offsets of each partition.
         newest_held: how many of its newest numbers a slice keeps for certain.
         landmarks_held: how many of those before, by rank.
+        examine_retry_ms: between examinations of a history that came to nothing.
+        examine_pause_ms: between a rollback and the next examination of the same keyspace.
+        queue_settling_ms: nothing of a queue is deleted until its index has been READY for as long.
     """
 
     interval_ms: int = 10
@@ -43,6 +46,9 @@ class StabilityLimits:
     newest_held: int = 8
     landmarks_held: int = 32
     reserve: int = 262_144
+    examine_retry_ms: int = 1_000
+    examine_pause_ms: int = 1_000
+    queue_settling_ms: int = 10_000
 
 
 @dataclass(slots=True)

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 LOOKUP_TIMEOUT_S = 5.0
 JUDGE_TIMEOUT_S = 2.0
 """Others' partitions wait meanwhile: what has no answer so soon is asked again."""
-RETRY_S = 0.2
 _NEWEST = 1 << 31
 
 
@@ -45,6 +44,7 @@ class LookUps:
         committed: asks for the group's commits.
         handle: takes the events that come of it.
         clock: seconds, monotonic.
+        again_s: before what was asked in vain is asked again.
 
     Attributes:
         lows: first offset in the log by partition, where it may lie past the position: reading begins there,
@@ -60,8 +60,10 @@ class LookUps:
         committed: Callable[[list[Key]], dict[Key, Committed]],
         handle: Callable[[Event], None],
         clock: Callable[[], float],
+        again_s: float,
     ) -> None:
         self.lows: dict[Key, int] = {}
+        self._again_s = again_s
         self._transport = transport
         self._tracker = tracker
         self._catalog, self._committed, self._handle, self._clock = catalog, committed, handle, clock
@@ -102,7 +104,7 @@ class LookUps:
         now = self._clock()
         if now < self._next_try or not (self._to_take or self._to_check or self._to_locate):
             return
-        self._next_try = now + RETRY_S
+        self._next_try = now + self._again_s
         for task in (self._check, self._take_over, self._locate):
             try:
                 task()

@@ -43,11 +43,9 @@ from projector.progress.tracker import Tracker
 from projector.service.lookups import LOOKUP_TIMEOUT_S, LookUps
 from projector.service.source import GroupMember
 from projector.service.transport import Transport
+from projector.service.waits import Waits
 
 log = logging.getLogger(__name__)
-
-REVOKE_WAIT_S = 3.0
-"""How long a rebalance waits for what is in flight; the rest is sent again by the next owner."""
 
 _PASSING = frozenset(
     {
@@ -75,6 +73,7 @@ class Membership:
         wait: lets the producer's callbacks run, waiting at most so many seconds for the first.
         clock: seconds, monotonic.
         rewound: called when what was in flight is given up.
+        waits: how long it waits for what.
 
     Attributes:
         tracker: state of every partition of ours.
@@ -91,9 +90,10 @@ class Membership:
         wait: Callable[[float], None],
         clock: Callable[[], float],
         rewound: Callable[[int], None],
+        waits: Waits = Waits(),
     ) -> None:
         self.tracker = Tracker()
-        self._settings, self._transport = settings, transport
+        self._settings, self._transport, self._waits = settings, transport, waits
         self._catalog, self._wait, self._clock, self._rewound = catalog, wait, clock, rewound
         self._activations: list[Commit] = []
         self._commits: list[Commit] = []
@@ -106,6 +106,7 @@ class Membership:
             committed=lambda keys: self.source.committed(keys, LOOKUP_TIMEOUT_S),
             handle=self.handle,
             clock=clock,
+            again_s=waits.look_up_again,
         )
         self.source = self._join()
 
@@ -253,7 +254,7 @@ class Membership:
 
     def _given_back(self, keys: list[Key]) -> None:
         log.info("giving back %s", ", ".join(map(str, keys)))
-        deadline = self._clock() + REVOKE_WAIT_S
+        deadline = self._clock() + self._waits.revoke
         while not self.tracker.settled(keys) and self._clock() < deadline:
             self._wait(0.02)
         states = [self.tracker.partitions[key] for key in keys if key in self.tracker.partitions]

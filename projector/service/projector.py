@@ -42,6 +42,7 @@ from projector.service.membership import Membership
 from projector.service.record_columns import RecordColumns
 from projector.service.sender import QueueSender
 from projector.service.transport import KafkaTransport, Transport
+from projector.service.waits import Waits
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,6 @@ CATALOG_INTERVAL_S = 0.02
 BUSY, BUSY_LINGERS = 50, 3
 """A stream that brings this many documents in a batch is busy: it waits this many times as long for the next
 to fill, since every batch costs a millisecond or two whatever is in it."""
-HOLD_S = 1.0
-"""After this long without reading, the source is served without taking records, so that rebalances go on."""
-SEEK_LIMIT_S = 15.0
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
-"""Waits after a reset: doubled until something is delivered."""
 
 
 def projector(settings: Settings) -> Projector:
@@ -75,6 +71,7 @@ class Projector:
         pipeline: makes the messages, under this projector's name.
         clock: seconds, monotonic.
         now_ms: milliseconds since the epoch.
+        waits: how long it waits for what.
     """
 
     def __init__(
@@ -85,8 +82,9 @@ class Projector:
         *,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = now_ms,
+        waits: Waits = Waits(),
     ) -> None:
-        self._limits = settings.projector
+        self._limits, self._waits = settings.projector, waits
         self._clock, self._now_ms = clock, now_ms
         self._catalog = transport.catalog()
         self._identity = transport.identity()
@@ -100,6 +98,7 @@ class Projector:
             wait=self._sender.poll,
             clock=clock,
             rewound=self._rewound,
+            waits=waits,
         )
         self._tracker = self._members.tracker
         self._poll = 0
@@ -165,7 +164,7 @@ class Projector:
         self._identity.check()
         now = self._clock()
         self._sender.poll(0)
-        if self._members.source.seeking_for > SEEK_LIMIT_S:
+        if self._members.source.seeking_for > self._waits.seek_limit:
             log.warning("joining the group anew")
             self._members.rejoin()
         if now >= self._next_catalog:
@@ -219,7 +218,7 @@ class Projector:
         if self._blocked_since is None:
             self._blocked_since = now
         self._sender.poll(0.005)
-        if now - self._blocked_since > HOLD_S:
+        if now - self._blocked_since > self._waits.hold:
             if not self._held:
                 self._held = True
                 for state in self._tracker.running():
@@ -330,7 +329,8 @@ class Projector:
             self._members.handle(SendFailed(poll))
 
     def _rewound(self, polls: int) -> None:
-        self._backoff = min(LONGEST_BACKOFF_S, 2 * self._backoff) if self._backoff else FIRST_BACKOFF_S
+        doubled = min(self._waits.longest_backoff, 2 * self._backoff)
+        self._backoff = doubled or self._waits.first_backoff
         self._resume_at = self._clock() + self._backoff
         log.warning("%d polls are given up and will be sent again in %.1f s", polls, self._backoff)
         report.RESETS.inc()

@@ -68,8 +68,21 @@ LIMITS = StabilityLimits(
     newest_held=3,
     landmarks_held=16,
     reserve=6,
+    examine_retry_ms=60,
+    examine_pause_ms=60,
+    queue_settling_ms=150,
 )
-BUILD_LIMITS = BuildLimits(restarts=50, back_off_ms=20, rebuild_wait_ms=60, settle_ms=80, driver_disk_bytes=1)
+BUILD_LIMITS = BuildLimits(
+    restarts=50,
+    back_off_ms=20,
+    rebuild_wait_ms=60,
+    settle_ms=80,
+    driver_disk_bytes=1,
+    rebuild_check_ms=40,
+    rebuild_pause_ms=200,
+    lost_grace_ms=400,
+)
+"""Waits, like all here, are scaled to a world whose storm is over after three seconds."""
 SAMPLE_MS = 150
 
 

@@ -20,6 +20,7 @@ from keytide.wire.messages import Segment, SegmentBatch, encode, split
 from projector.core.pipeline import MessageLimits, Outgoing, Pipeline
 from projector.core.projection import KeyspacePlan, SourceBatch
 from projector.service.projector import Projector
+from projector.service.waits import Waits
 from tests.simulation.consumers import SimConsumer
 from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.packing import segments_of
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 _NEVER = 1 << 60
 PART_BYTES = 150
 INTERVAL_MS = 100
+WAITS = Waits(
+    hold=0.15, seek_limit=0.6, first_backoff=0.02, longest_backoff=0.2, revoke=0.06, look_up_again=0.1
+)
+"""Scaled to a world whose storm is over after three seconds."""
 """Between commits, and between heartbeats."""
 LIMITS = {
     "batch_documents": 64,
@@ -84,6 +89,7 @@ class SimProjector:
             kind(world, self.life.sender),
             clock=lambda: (world.clock.now + self.ahead) / 1000,
             now_ms=lambda: world.mishaps.now(self.name),
+            waits=WAITS,
         )
         self.shell.start(Flag())
 

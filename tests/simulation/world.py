@@ -33,7 +33,7 @@ from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
-from tests.simulation import scales, steering
+from tests.simulation import steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
@@ -87,7 +87,6 @@ class World:
     """
 
     def __init__(self, plan: Plan, new_store: StoreFactory = memory_store) -> None:
-        scales.install()
         self.plan = plan
         self.clock = Clock()
         self.note = self.clock.note
