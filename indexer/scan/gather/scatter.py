@@ -44,14 +44,14 @@ def monotonic() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to read, where, and for how long to wait.
+    """What to read, where, and for how long to wait. Made on the event loop, whose clock it goes by.
 
     Attributes:
         nodes: slice -> id of the node to ask.
         lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
         in_use: this is not the first page.
         timeout_s: how long all of it may take, from now on.
-        until: the end of that (`monotonic`).
+        until: the end of that (`monotonic`, which is also that of `time` on real event loops).
         filter: JSON of the predicate that entries must satisfy, b"" for none.
         distinct: one entry per key.
         hold: id of the held snapshot that this is, "" when it is none.
