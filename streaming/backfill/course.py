@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from keytide.catalog.catalog import BuildRecord, KeyspaceRecord, TableOrigin
+from keytide.catalog.records import BuildRecord, KeyspaceRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.process.sync_points import reach
 from streaming.backfill.batches import Batches, BuildPlan, Wait

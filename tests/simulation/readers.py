@@ -25,7 +25,6 @@ from indexer.scan.peer.messages import (
     TIP,
     LeaseReply,
     LeaseRequest,
-    NodeUnavailableError,
     ReadReply,
     ReadRequest,
 )
@@ -33,6 +32,7 @@ from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError
 from indexer.scan.plan.tokens import HeldToken, PageToken, verify
 from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
+from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import ScanSettings
 from tests.simulation.chance import Chance
