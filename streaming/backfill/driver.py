@@ -82,7 +82,7 @@ LOCK_LIMIT_S = 15.0
 HISTORY_TIMEOUT_S = 10.0
 
 
-class KafkaSource:
+class KafkaSourceLog:
     """What Kafka says of a build's source (`streaming.backfill.batches.SourceLog`), in any thread."""
 
     def __init__(
@@ -186,7 +186,7 @@ class BackfillDriver(Driver):
         keyspace = self._metadata.catalog().keyspace(self.build.keyspace)
         if keyspace is None:
             raise failures.BuildImpossibleError(f"keyspace {self.build.keyspace} is not in the metadata")
-        source = KafkaSource(self._settings, self._identity, self.build, keyspace)
+        source = KafkaSourceLog(self._settings, self._identity, self.build, keyspace)
         source.check()
         indexes = tuple(self._index(name) for name in sorted(self.build.indexes))
         slices = {index.id: self.build.slices_of(index) for index in indexes}
