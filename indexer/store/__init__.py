@@ -1,16 +1,16 @@
-"""A slice's store: entries, back index, skip ledger and state, on disk (LMDB) or in memory (simulation).
+"""A slice's store: entries, back index, skip ledger and state, on disk (LMDB). Tests and the simulation
+have one in dictionaries, `tests/memory_store`, which must do the same.
 
     interface    what a store is to the rest of the indexer: Applied, SliceStore, StoreSnapshot (start here)
     settings     limits and sizes, with their reasons
     environment  opening LMDB, room on disk, errors in our families
     lmdb         the real store: base, frozen delta, delta; reading, writing, loading, bulk, merge
-    memory       the same behaviour in dictionaries, without a disk
     resolve      documents + what is held -> what to write (pure): versions, moves, removals
     fold         merging a frozen delta into the base, in a process of its own, with the way back
     formats      bytes on disk: records, state, pages and their checksums
     integrity    whether a base is what was written; forward entries against the back index
 
-May be imported by the indexer's core (interface, settings, memory), its service and the tests; imports
+May be imported by the indexer's core (interface, settings), its service and the tests; imports
 `keytide`. This file imports nothing, so that the fold worker stays small.
 
 Not to be touched lightly: the order of steps in a fold (undo file, filter, base, checksums, delta dropped)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, SliceStore
-from indexer.store.memory.store import MemorySliceStore
 from keytide.model.timestamp import Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections
 from keytide.wire.messages import Corrections
 from tests import share
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, all_rows, key, lmdb_store, segments, state
 from tests.unit.test_repair_store import plant
 

@@ -18,10 +18,10 @@ from indexer.store.fold.worker import Folder, FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
 from indexer.store.lmdb import merge, snapshot
 from indexer.store.lmdb.store import LmdbSliceStore
-from indexer.store.memory.store import MemorySliceStore
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import TABLE_PARTITION
 from tests import share
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import (
     Model,
     Version,

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, SliceStore
-from indexer.store.memory.store import MemorySliceStore
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
 from keytide.collation import MISSING, decode_key, encode_key
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import StabilityTimestamp
 from tests import share
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, all_rows, lmdb_store, segments
 
 IDS = [b"d1", b"d2", b"d3", b"d10", b"e" * 250]

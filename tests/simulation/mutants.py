@@ -26,7 +26,6 @@ from indexer.slice.following import QueueFollower
 from indexer.slice.mutation_queue import PendingMutations, SegmentOutcome
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
-from indexer.store.memory import store as memory
 from keytide.model.timestamp import Timestamp
 from keytide.wire.columns import heard_ids
 from keytide.wire.messages import Assembler, Part, Segment, decode
@@ -40,6 +39,7 @@ from projector.service.reports import ProjectorReporter
 from projector.service.sender import QueueSender
 from streaming.core import micro_batches as streaming_core
 from streaming.core import sizing as pieces
+from tests.memory_store import store as memory
 from tests.simulation import coordinators, drivers, kafka, nodes
 from tests.simulation.planting import Mutant, Patches
 

@@ -20,7 +20,6 @@ from indexer.slice.events import DataLost, SteppedBack
 from indexer.slice.following import QueueFollower
 from indexer.slice.mutation_queue import PendingMutations
 from indexer.store.interface import UNNUMBERED
-from indexer.store.memory import store as memory
 from keytide.catalog.history import History
 from keytide.model.timestamp import Place, Timestamp
 from projector.progress.commits import Beginning, decode_metadata
@@ -30,6 +29,7 @@ from projector.service import lookups
 from projector.service import projector as service
 from projector.service.source import GroupMember
 from streaming.core import log_identity as footing
+from tests.memory_store import store as memory
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 

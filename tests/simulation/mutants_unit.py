@@ -41,7 +41,6 @@ from indexer.store.interface import UNNUMBERED, Applied
 from indexer.store.lmdb.base import Base
 from indexer.store.lmdb.folding import Folding
 from indexer.store.lmdb.levels import Level
-from indexer.store.memory import store as memory
 from indexer.store.resolve import resolve
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
@@ -53,6 +52,7 @@ from streaming.core import micro_batches
 from streaming.repair import corrections as composing
 from streaming.verify.core.comparing import Evidence
 from streaming.verify.core.difference import DifferenceClass
+from tests.memory_store import store as memory
 from tests.property import test_verify
 from tests.simulation.planting import Patches
 from tests.unit import (

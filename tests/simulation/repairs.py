@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.hosting.slice_runner import SliceKey
 from indexer.store.interface import UNNUMBERED, Applied, StoredDocument
-from indexer.store.memory.snapshot import MemoryState
-from indexer.store.memory.store import MemorySliceStore
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
 from keytide.wire.messages import Message, RepairEnd, RepairStatus, encode
+from tests.memory_store.snapshot import MemoryState
+from tests.memory_store.store import MemorySliceStore
 from tests.simulation.checkers import Rows
 from tests.simulation.kafka import Queue
 from tests.simulation.projectors import TOPICS

@@ -12,12 +12,12 @@ import pytest
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied
 from indexer.store.lmdb.bulk import NotInOrderError
-from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, KeyspaceRecord, record_key
 from keytide.wire.messages import SegmentBatch, encode
 from projector.core.pipeline import Columns, MessageLimits, Pipeline, batches_of
 from projector.progress.events import Key
+from tests.memory_store.store import MemorySliceStore
 from tests.simulation.all_mutants import MUTANTS
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.mutants_unit import UNIT_MUTANTS, UnitMutant

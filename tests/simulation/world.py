@@ -17,7 +17,6 @@ from coordinator.core.instructions import DriverTask
 from coordinator.core.source_status import SourceStatus
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
-from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.history import History
 from keytide.catalog.records import (
     BuildRecord,
@@ -33,6 +32,7 @@ from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
+from tests.memory_store.store import MemorySliceStore
 from tests.simulation import steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers

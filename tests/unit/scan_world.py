@@ -39,7 +39,6 @@ from indexer.scan.plan.selection import Selection
 from indexer.scan.tasks import TASKS
 from indexer.store.fold.worker import Folder
 from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
-from indexer.store.memory.store import MemorySliceStore
 from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
@@ -61,6 +60,7 @@ from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings
 from keytide.wire.messages import UniqueViolation
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, lmdb_store, segments
 
 KEPT = 2

@@ -25,7 +25,6 @@ from indexer.slice.limits import SliceLimits
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
 from indexer.store.lmdb.store import LmdbSliceStore
-from indexer.store.memory.store import MemorySliceStore
 from indexer.unique import watch as unique_watch
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
@@ -55,6 +54,7 @@ from keytide.wire.messages import (
     StabilityTimestamp,
     encode,
 )
+from tests.memory_store.store import MemorySliceStore
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, segment
 
 KEY = ("i-1", 0)

@@ -23,7 +23,6 @@ from coordinator.statements.origin_reach import OriginRefusedError, Reach, check
 from coordinator.views import views
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoredDocument
-from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.resolve import newer, step
 from keytide.catalog.records import RollbackRecord, decode_record, encode_record
 from keytide.catalog.table_origin import TableOrigin
@@ -33,6 +32,7 @@ from keytide.model.timestamp import TABLE_PARTITION, Place, Timestamp
 from streaming.backfill.table_origin import as_records, find_ids, starting_offsets
 from streaming.core.versions import repeated
 from streaming.spark.checkpoint import Checkpoint
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, segments, state
 from tests.unit.leader_world import MUTATIONS, World, facts, started
 from tests.unit.test_coordinator_rebuild import live

@@ -14,7 +14,6 @@ from indexer.slice.core import SliceCore
 from indexer.slice.events import Apply, Correct, Decide, Done, Event, MutationData, Stamped
 from indexer.slice.limits import SliceLimits
 from indexer.store.interface import Applied, StoredDocument
-from indexer.store.memory.store import MemorySliceStore
 from indexer.store.resolve.corrections import Moments, correct
 from indexer.store.resolve.resolve import step
 from keytide.catalog.records import IndexRecord
@@ -32,6 +31,7 @@ from streaming.verify.core.difference import Difference, DifferenceClass, Entry,
 from streaming.verify.core.difference import VersionPlace as Place
 from streaming.verify.documents import IndexOutcome, VerificationResult
 from streaming.verify.slices import Pin
+from tests.memory_store.store import MemorySliceStore
 from tests.simulation.wire import Version, batch, segment
 
 SLICES = 2

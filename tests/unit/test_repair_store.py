@@ -13,11 +13,11 @@ from indexer.store.formats.records import PUT
 from indexer.store.interface import Applied, Counts, SliceStore
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.lmdb.writing import long_table_key, long_value
-from indexer.store.memory.store import MemorySliceStore
 from keytide.model.entry import INLINE_LIMIT
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections, read_corrections
 from keytide.wire.messages import Corrections, decode, encode
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, all_rows, key, lmdb_store, segments, state
 
 A, B, C = key("a"), key("b"), key("c")

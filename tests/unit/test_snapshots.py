@@ -15,8 +15,6 @@ from indexer.hosting.spool import ChunkSpool
 from indexer.slice.events import ChunkKey
 from indexer.slice.freshness import newest_times
 from indexer.store.interface import UNNUMBERED, Applied, Row, StoreDamagedError, StoreSnapshot
-from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
-from indexer.store.memory.store import MemorySliceStore
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.catalog.records import NodeRecord, RollbackRecord, encode_record, record_key
@@ -24,6 +22,8 @@ from keytide.errors import RetryableError
 from keytide.model.landmarks import rank
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp
+from tests.memory_store.snapshot import MemorySnapshot, MemoryState
+from tests.memory_store.store import MemorySliceStore
 from tests.simulation.wire import Version, put_chunk, removal_chunk, segment
 
 

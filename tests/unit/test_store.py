@@ -10,9 +10,9 @@ import pytest
 
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore
-from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import InvariantViolationError, RetryableError
 from keytide.wire.messages import Skip
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import (
     Version,
     all_rows,

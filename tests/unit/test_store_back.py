@@ -15,9 +15,9 @@ import pytest
 from indexer.store.fold.fold import FoldJob, FoldOutcome
 from indexer.store.fold.worker import FoldTicket, FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, Counts, Row, SkipLine, SliceStore, StoredDocument
-from indexer.store.memory.store import MemorySliceStore
 from keytide.errors import RetryableError
 from keytide.wire.messages import Skip
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import (
     SMALL,
     Version,

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from indexer.store.interface import UNNUMBERED, Applied
-from indexer.store.memory.store import MemorySliceStore
 from indexer.unique import watch as unique_watch
 from indexer.unique.suspects import POINTS_KEPT, SettledNumbers, Suspects, UniqueLimits
 from indexer.unique.watch import SWEEP_AGAIN_MS, TOLD_KEYS, KeyShape, UniqueWatch, _gap
 from keytide.collation import MISSING, encode_key
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import DuplicateDocument, StabilityTimestamp
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, segment
 
 X, Y = encode_key(("x",)), encode_key(("y",))

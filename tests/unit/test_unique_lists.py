@@ -12,7 +12,6 @@ from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.serve.index_lists import page
 from indexer.store.interface import Applied
-from indexer.store.memory.store import MemorySliceStore
 from indexer.view import StoreDamagedError
 from keytide.cli import app
 from keytide.cli.output import out
@@ -20,6 +19,7 @@ from keytide.collation import encode_key
 from keytide.errors import RetryableError
 from keytide.wire.index_lists import ListAsk
 from keytide.wire.messages import DuplicateDocument, Skip, UniqueViolation
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, segment, state
 
 

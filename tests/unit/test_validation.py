@@ -21,8 +21,6 @@ import sqlalchemy as sql
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoredDocument
-from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
-from indexer.store.memory.store import MemorySliceStore
 from indexer.validation.executor import PrimaryThreads
 from indexer.validation.primary import (
     PrimaryAnswer,
@@ -45,6 +43,8 @@ from keytide.errors import ConfigurationError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import PrimarySettings, load_settings
 from projector.core.projection import KeyspacePlan, SourceBatch, project
+from tests.memory_store.snapshot import MemorySnapshot, MemoryState
+from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, lmdb_store, segments, state
 from tests.store_kit import key as kit_key
 from tests.unit.scan_world import definition_of

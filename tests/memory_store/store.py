@@ -16,13 +16,13 @@ import numpy as np
 from indexer.store.integrity.mirror import check_mirror
 from indexer.store.interface import Applied, ApplyResult, Counts, Row, SkipLine
 from indexer.store.lmdb.writing import skip_lines
-from indexer.store.memory.snapshot import MemorySnapshot, MemoryState
 from indexer.store.resolve.corrections import Corrected, Moments, correct
 from indexer.store.resolve.resolve import step
 from keytide.errors import invariant
 from keytide.wire.columns import heard_ids, heard_offsets, heard_times, puts_columns, unpack
 from keytide.wire.corrections import read_corrections
 from keytide.wire.messages import Corrections, Heard, PutChunk, Puts, RemovalChunk, Segment
+from tests.memory_store.snapshot import MemorySnapshot, MemoryState
 
 
 class MemorySliceStore:
