@@ -44,6 +44,7 @@ from keytide.collation import MISSING, Value, decode_key, to_json_value
 from keytide.definition.binding import Binding
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, RetryableError
+from keytide.query.parse.expressions import AggregateName
 
 CALL_ENTRIES: Final = 200_000
 """Entries that a node looks at in one call, over its slices: some hundred milliseconds. Not a setting: a
@@ -256,23 +257,28 @@ def _row(key: bytes, group: GrowingGroup, plan: AggregationPlan) -> GroupRow:
     values: list[Value] = []
     ignored: list[int] = []
     for function in plan.functions:
-        if function.operand < 0:
-            values.append(group.entries)
-            ignored.append(0)
-            continue
-        of = group.accumulators[function.operand]
-        match function.function:
-            case "count":
-                values.append(len(of.distinct) if function.distinct else of.count)
-                ignored.append(of.unordered if function.distinct else 0)
-            case "sum" | "avg":
-                values.append(of.total if function.function == "sum" else of.mean)
-                ignored.append(of.strangers)
-            case "min" | "max":
-                extreme = of.least if function.function == "min" else of.greatest
-                values.append(None if extreme is None else extreme.value())
-                ignored.append(of.unordered)
+        value: Value = group.entries
+        left_out = 0
+        if function.operand >= 0:
+            of = group.accumulators[function.operand]
+            value, left_out = _result(function.function, of, distinct=function.distinct)
+        values.append(value)
+        ignored.append(left_out)
     return GroupRow(decode_key(key, len(plan.groups), (), group.forms)[0], values, ignored)
+
+
+def _result(name: AggregateName, of: Accumulator, *, distinct: bool) -> tuple[Value, int]:
+    """What a function gives of the values of its operand, and how many of them it leaves out."""
+    match name:
+        case "count":
+            return (len(of.distinct), of.unordered) if distinct else (of.count, 0)
+        case "sum":
+            return of.total, of.strangers
+        case "avg":
+            return of.mean, of.strangers
+        case "min" | "max":
+            extreme = of.least if name == "min" else of.greatest
+            return None if extreme is None else extreme.value(), of.unordered
 
 
 # --- the endpoint -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +20,8 @@ from keytide.definition.expression import Expression, identity
 from keytide.definition.fragments import parse_expression
 from keytide.definition.render import render_expression
 from keytide.errors import CallerError
+from keytide.query.parse.expressions import FUNCTIONS, AggregateName
 
-FunctionName = Literal["count", "sum", "min", "max", "avg"]
 MAX_FUNCTIONS: Final = 64
 """Functions, and expressions to group by, in one request: above any report, below what would hurt."""
 
@@ -31,7 +31,7 @@ _BEGINNING: Final = re.compile(r"([a-z]++)\s*+(\(\s*+(distinct\b)?)?", re.IGNORE
 class AggregateFunction(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """One function of an aggregate request."""
 
-    function: Annotated[FunctionName, Meta(description="what to work out")]
+    function: Annotated[AggregateName, Meta(description="what to work out")]
     of: Annotated[
         str | None,
         Meta(
@@ -53,7 +53,7 @@ class AggregateRequest(Question, kw_only=True, frozen=True):
         Meta(
             min_length=1,
             max_length=MAX_FUNCTIONS,
-            description="count, sum, min, max, avg: objects, or as in SQL",
+            description=f"{', '.join(FUNCTIONS.values())}: objects, or as in SQL",
             examples=[["count", {"function": "max", "of": "id", "as": "last"}]],
         ),
     ]
@@ -77,7 +77,7 @@ class Function(msgspec.Struct, frozen=True, array_like=True):
         name: in the answer.
     """
 
-    function: FunctionName
+    function: AggregateName
     operand: int
     distinct: bool
     name: str
@@ -116,7 +116,7 @@ def plan_of(
 
 def planned(
     groups: tuple[Expression, ...],
-    functions: Sequence[tuple[FunctionName, Expression | None, bool, str | None]],
+    functions: Sequence[tuple[AggregateName, Expression | None, bool, str | None]],
     binding: Binding,
 ) -> AggregationPlan:
     """The plan of parsed expressions.
@@ -150,7 +150,7 @@ def planned(
     return AggregationPlan(groups, tuple(node for _, node in operands.values()), tuple(made))
 
 
-def _name(function: FunctionName, of: Expression | None, distinct: bool) -> str:
+def _name(function: AggregateName, of: Expression | None, distinct: bool) -> str:
     if of is None:
         return function
     return f"{function}({'distinct ' if distinct else ''}{render_expression(of)})"
@@ -160,20 +160,21 @@ def _written(text: str) -> AggregateFunction:
     """A function as SQL writes it: `count`, `count(*)`, `sum(a + b)`, `count(distinct a)`."""
     stripped = text.strip()
     match = _BEGINNING.match(stripped)
-    name = match[1].lower() if match else ""
+    name = FUNCTIONS.get(match[1].upper()) if match else None
     inside = stripped[match.end() :] if match else ""
     closed = inside.endswith(")") if match and match[2] else not inside
-    if match is None or not closed or name not in ("count", "sum", "min", "max", "avg"):
+    if match is None or name is None or not closed:
+        *others, last = FUNCTIONS.values()
         raise _refusal(
             f"{text[:100]!r} is no function",
-            "write one of count, sum, min, max and avg with an expression, as in sum(amount)",
+            f"write one of {', '.join(others)} and {last} with an expression, as in sum(amount)",
         )
     inside = inside.removesuffix(")").strip()
     if name == "count" and inside in ("", "*") and not match[3]:
         return AggregateFunction(function="count")
     if not inside:
         raise InvalidStatementError("an expression must stand in the parentheses", text, len(text) - 1)
-    return AggregateFunction(function=name, of=inside, distinct=bool(match[3]))  # type: ignore[arg-type]
+    return AggregateFunction(function=name, of=inside, distinct=bool(match[3]))
 
 
 def _refusal(message: str, next_step: str) -> CallerError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 from typing import Literal as OneOf
 
 import msgspec
@@ -16,20 +16,15 @@ from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import Constants, ExpressionReader
 from keytide.definition.tokens import Cursor
 
-AggregateFunction = OneOf["count", "sum", "min", "max", "avg"]
-FUNCTIONS: Final[dict[str, AggregateFunction]] = {
-    "COUNT": "count",
-    "SUM": "sum",
-    "MIN": "min",
-    "MAX": "max",
-    "AVG": "avg",
-}
+AggregateName = OneOf["count", "sum", "min", "max", "avg"]
+"""The aggregates there are, in SQL and in `POST /v1/indexes/{name}/aggregate`."""
+FUNCTIONS: Final[dict[str, AggregateName]] = {name.upper(): name for name in get_args(AggregateName)}
 
 
 class AggregateCall(msgspec.Struct, frozen=True):
     """A function of all rows of a group: `operand` is None for COUNT(*); `distinct` is COUNT's only."""
 
-    function: AggregateFunction
+    function: AggregateName
     operand: Expression | None = None
     distinct: bool = False
 
