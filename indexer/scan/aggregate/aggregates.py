@@ -84,7 +84,7 @@ class Aggregated(SliceAnswers):
 
     Attributes:
         groups: by the code words of what they are grouped by.
-        asked: slice -> the groups that it gave, of a slice that may stop early.
+        met: slice -> code words of the groups that it gave: one that has enough of them is asked no more.
     """
 
     groups: dict[bytes, GrowingGroup] = field(default_factory=dict)
