@@ -45,7 +45,8 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (
             504,
             "`timestamp-not-reached`: the wait for what was demanded ran out; `count-timeout`, "
-            "`query-timeout`: there is more to read than the request has time for",
+            "`aggregate-timeout`, `query-timeout`: there is more to read than the request has time for; "
+            "`node-unavailable`: a node did not answer in time",
         ),
     )
 }
