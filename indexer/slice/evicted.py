@@ -1,4 +1,7 @@
-"""What a full slice has let go of, and where its mutation queue has it (R4). Pure."""
+"""What a full slice has let go of, and where its mutation queue has it (R4, R6). Pure.
+
+It holds the slice's queue position, and so what may be deleted of the queue (R34), until it has come again.
+"""
 
 from __future__ import annotations
 

@@ -473,7 +473,8 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     skipped: int
     queue_documents: int
-    """Heard and not yet applied."""
+    """Heard and not yet applied. What a full slice has let go of (R4) is not among them, and still holds
+    `queue_position`."""
     queue_position: int
     """First queue offset that a restart would read again (durable, R6)."""
     gap_drops: int
