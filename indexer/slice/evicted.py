@@ -14,7 +14,8 @@ from keytide.wire.messages import Segment
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Of one source partition: what was held ends at `end`; the queue has it from `position` on."""
+    """Of one source partition: what was held, and what has come behind it, ends at `end`; the queue has it from
+    `position` on."""
 
     end: Place
     position: int
@@ -31,18 +32,27 @@ class EvictedMutations:
     def __contains__(self, partition: int) -> bool:
         return partition in self._spans
 
-    def evict(self, queue: PendingMutations) -> None:
-        """Let go of all that `queue` holds."""
-        for partition, (end, position) in queue.evict().items():
+    def evict(self, queue: PendingMutations) -> list[int]:
+        """Let go of all that `queue` holds; returns the source partitions of which it held anything."""
+        gone = queue.evict()
+        for partition, (end, position) in gone.items():
             known = self._spans.get(partition)
-            first = position if known is None else min(position, known.position)
-            self._spans[partition] = _Span(end, first)
+            if known is None:  # else that is a part of it, come again
+                self._spans[partition] = _Span(end, position)
+        return list(gone)
 
-    def heard(self, segment: Segment, until: int) -> None:
-        """Hearing has come to offset `until` by a segment: sent again, or a later leader's in its place."""
-        span = self._spans.get(segment.partition)
-        if span is not None and (until >= span.end.offset or segment.epoch > span.end.epoch):
-            del self._spans[segment.partition]
+    def dropped(self, partition: int, end: Place) -> None:
+        """A segment up to `end` continues what was let go of, and is dropped: nobody sends it again."""
+        span = self._spans.get(partition)
+        if span is not None and not _reaches(span.end, end):
+            self._spans[partition] = _Span(end, span.position)
+
+    def heard(self, partition: int, place: Place) -> None:
+        """Hearing has come to `place`: all of it was sent again, or a later leader's in its place. (What is of
+        an earlier leader is not it, however far it reaches.)"""
+        span = self._spans.get(partition)
+        if span is not None and _reaches(place, span.end):
+            del self._spans[partition]
 
     def wanted(self, timestamp: Timestamp, queue: PendingMutations) -> bool:
         """Whether a timestamp reaches what has not come another time."""
@@ -54,3 +64,10 @@ class EvictedMutations:
     def first_position(self) -> int | None:
         """Where the queue is to be read again, None when nothing was let go of (R6)."""
         return min((span.position for span in self._spans.values()), default=None)
+
+
+def _reaches(place: Place, other: Place) -> bool:
+    """Whether a place is of a later leader than another, or of the same and as far."""
+    if other.epoch < 0:
+        return place.offset >= other.offset
+    return (place.epoch, place.offset) >= (other.epoch, other.offset)

@@ -228,7 +228,8 @@ class QueueFollower:
             if self._commit is not None:
                 return [self._commit]
         if self._waits_in_vain():
-            self._evicted.evict(self.queue)
+            for partition in self._evicted.evict(self.queue):
+                self.gaps.forget(partition)  # it is known where that is
         full = self._full() or self.deaf > 0
         if full and not self.paused:
             self.paused, self._waited = True, 0
@@ -260,8 +261,8 @@ class QueueFollower:
         return Correct(judged.corrections, judged.spared, applied)
 
     def _make_room(self) -> Apply | None:
-        """R4."""
-        if not self._full():
+        """R4. (What was let go of may tell that something here is lost: it is read again before.)"""
+        if not self._full() or self.reads_again():
             return None
         target = self._stamps.make_room(self.applied.timestamp, self.queue)
         if target is None:
@@ -327,12 +328,17 @@ class QueueFollower:
             self.stale += 1
         elif outcome is SegmentOutcome.BEYOND:
             self.gap_drops += 1
-            if segment.partition not in self._evicted:
+            if segment.partition in self._evicted:
+                end = Place(segment.end, segment.epoch)
+                if limit is not None and limit.offset < segment.end:
+                    end = limit
+                self._evicted.dropped(segment.partition, end)
+            else:
                 self.gaps.dropped(segment)
         elif outcome in (SegmentOutcome.EXTENDED, SegmentOutcome.TRIMMED):
-            heard = self.queue.heard(segment.partition)
-            self.gaps.extended(segment.partition, heard)
-            self._evicted.heard(segment, heard)
+            place = self.queue.place(segment.partition)
+            self.gaps.extended(segment.partition, place.offset)
+            self._evicted.heard(segment.partition, place)
 
     def _limit(self, incarnation: int) -> Timestamp | None:
         """Up to where messages of an incarnation count; the present one's have no limit."""

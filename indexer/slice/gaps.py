@@ -38,6 +38,10 @@ class Gaps:
         """A segment lies beyond what was heard."""
         self._open.setdefault(segment.partition, _Gap(segment.start, segment.epoch))
 
+    def forget(self, partition: int) -> None:
+        """Nothing is known to be missing of a source partition."""
+        self._open.pop(partition, None)
+
     def extended(self, partition: int, heard: int) -> None:
         """Hearing has come to `heard`."""
         gap = self._open.get(partition)

@@ -309,6 +309,84 @@ def test_what_was_let_go_of_may_come_another_time(later: bool) -> None:
     assert core.applied.queue_position == 2
 
 
+def stamp_places(core: SliceCore, number: int, *places: Place) -> None:
+    timestamp = Timestamp(dict(enumerate(places)), TOPIC_ID)
+    core.handle(Stamped(number, StabilityTimestamp("ks", 1, 0, timestamp, 0, 0)))
+
+
+def test_a_part_of_what_was_let_go_of_that_is_let_go_of_again_does_not_stand_for_all_of_it() -> None:
+    core = full_in_vain()
+    hear(core, 1, seg(0, 10))
+    assert decide(core) == [PauseReading()]
+    for more in range(WAIT_LIMIT):
+        stamp(core, 100 + more, 0, 1)
+        out = decide(core)
+    assert out == [Resume()]
+    hear(core, 2, seg(0, 10), seg(0, 1, 1))
+    stamp(core, 200, 10, 1)
+    assert commits(decide(core))[-1][:2] == (200, {0: 10, 1: 1})
+    assert core.applied.queue_position == 0  # [10, 12) is only there
+    stamp(core, 201, 12, 1)
+    assert decide(core) == [ReadMutations(0)]
+
+
+def test_what_continued_what_was_let_go_of_is_not_passed_when_that_has_come_another_time() -> None:
+    """The copy was under way since before its owner was fenced off: what is behind it is not sent again."""
+    core = full_in_vain()
+    hear(core, 1, seg(12, 14), seg(0, 1, 1))
+    hear(core, 2, seg(0, 12))
+    stamp(core, 50, 12, 1)
+    assert commits(decide(core))[-1][:2] == (50, {0: 12, 1: 1})
+    assert core.applied.queue_position <= 1
+    stamp(core, 51, 14, 1)
+    [again] = decide(core)
+    assert isinstance(again, ReadMutations)
+    assert again.position <= 1
+
+
+@pytest.mark.parametrize("committing", [False, True])
+def test_a_lost_copy_does_not_take_the_place_of_what_was_let_go_of(committing: bool) -> None:
+    """[6, 12) is another leader's by now, and the slice has let go of that. What was sent of it before comes
+    late: were it applied to make room, nothing in the queue behind would contradict it."""
+    core = live(Applied(timestamp=at(0, 0), queue_position=0))
+    hear(core, 0, segment(0, 0, 6, versions(0, 6)))
+    hear(core, 1, segment(0, 6, 12, versions(6, 12), epoch=1))
+    assert decide(core) == [PauseReading()]
+    for more in range(WAIT_LIMIT):
+        stamp(core, 1 + more, 0, 1)
+        out = decide(core)
+    assert out == [Resume()]
+    under_way: list[Instruction] = []
+    if committing:
+        hear(core, 2, seg(0, 2, 1))
+        under_way = core.handle(Decide(0))
+        assert [one.number for one in map(_applied, under_way)] == [WAIT_LIMIT]
+    hear(core, 3, segment(0, 0, 12, versions(0, 12), epoch=0))
+    stamp_places(core, 50, Place(20, 1), Place(1, 0))
+    for one in under_way:
+        after = core.handle(Done(_applied(one)))
+        assert commits(after) == []
+    assert [one for one in decide(core) if not isinstance(one, PauseReading)] == [ReadMutations(0)]
+
+
+def _applied(instruction: Instruction) -> Applied:
+    assert isinstance(instruction, Apply)
+    return instruction.applied
+
+
+def test_a_gap_behind_what_was_let_go_of_is_none_while_that_is_not_read_again() -> None:
+    core = live(Applied(timestamp=at(0, 0), queue_position=0))
+    hear(core, 5, seg(0, 12), seg(14, 16))
+    assert decide(core) == [PauseReading()]
+    for more in range(WAIT_LIMIT):
+        stamp(core, more, 0, 1)
+        decide(core)
+    core.handle(CaughtUp(0))
+    assert decide(core, LIMITS.gap_ms * 2) == []
+    assert decide(core, LIMITS.gap_ms * 4) == []
+    assert state(core) == "CATCHUP"
+
+
 def test_what_comes_late_of_an_earlier_leader_does_not_take_the_place_of_what_was_let_go_of() -> None:
     core = full_in_vain(epoch=1)
     hear(core, 1, segment(0, 0, 2, versions(0, 2), epoch=0), seg(0, 1, 1))
