@@ -230,7 +230,7 @@ class SliceCore:
                 mode.data(event)
             case Decide(now=now):
                 if self._read_again(mode, now):
-                    self._mode = self._follow(mode.number)
+                    self._mode = mode.again()
                     return [ReadMutations(self.applied.queue_position)]
                 mode.watch(now)
                 return mode.decide()

@@ -109,6 +109,14 @@ class QueueFollower:
         self.correcting = Correcting(history, max(number, applied.number))
         self._news = True
 
+    def again(self) -> QueueFollower:
+        """Another one in its place, which hears the queue once more from the slice's position."""
+        other = QueueFollower(
+            self.index, self.slice, self.applied, self.limits, self._history, self.number, self._version
+        )
+        other._doubted = self._doubted
+        return other
+
     def set_limits(self, limits: SliceLimits) -> None:
         """Change the bounds; they hold from the next decision on."""
         self.limits = limits

@@ -374,6 +374,25 @@ def _applied(instruction: Instruction) -> Applied:
     return instruction.applied
 
 
+def test_reading_again_does_not_forget_what_was_applied_in_doubt() -> None:
+    """To make room [0, 4) was applied, and a timestamp says that another leader's follows."""
+    core = live(Applied(timestamp=at(0, 0), queue_position=0))
+    hear(core, 0, seg(0, 4))
+    hear(core, 1, seg(0, 12, 1))
+    stamp_places(core, 1, Place(20, 1), Place(0, 0))
+    assert commits(decide(core)) == [(UNNUMBERED, {0: 4, 1: 0}, [(0, 4)])]
+    for more in range(WAIT_LIMIT):
+        stamp_places(core, 2 + more, Place(20, 1), Place(0, 0))
+        out = decide(core)
+    assert out == [Resume()]
+    stamp_places(core, 50, Place(20, 1), Place(12, 0))
+    assert decide(core) == [ReadMutations(1)]
+    hear(core, 1, seg(0, 12, 1))
+    [lost] = hear(core, 2, segment(0, 2, 20, versions(2, 20), epoch=1))
+    assert isinstance(lost, Lose)
+    assert "an election has lost records below 4" in lost.reason
+
+
 def test_a_gap_behind_what_was_let_go_of_is_none_while_that_is_not_read_again() -> None:
     core = live(Applied(timestamp=at(0, 0), queue_position=0))
     hear(core, 5, seg(0, 12), seg(14, 16))
