@@ -306,6 +306,7 @@ class QueueFollower:
 
     def _apply(self, target: Timestamp, number: int) -> Apply:
         """Take everything below `target` out of the queue; the state after the commit is exactly there."""
+        self._waited = 0
         pieces = self.queue.take(self.applied.timestamp, target)
         applied = Applied(
             timestamp=Timestamp(target.places, target.topic_id or self._topic_id),

@@ -393,6 +393,16 @@ def test_reading_again_does_not_forget_what_was_applied_in_doubt() -> None:
     assert "an election has lost records below 4" in lost.reason
 
 
+def test_a_full_slice_lets_go_of_nothing_while_timestamps_make_room_bit_by_bit() -> None:
+    core = live(Applied(timestamp=at(0, 0), queue_position=0))
+    hear(core, 0, seg(0, 4 * WAIT_LIMIT))
+    assert decide(core) == [PauseReading()]
+    for number in range(2 * WAIT_LIMIT):
+        stamp(core, number, number + 1, 1)
+        assert [number for number, _, _ in commits(decide(core))] == [UNNUMBERED]
+        assert core.paused
+
+
 def test_a_gap_behind_what_was_let_go_of_is_none_while_that_is_not_read_again() -> None:
     core = live(Applied(timestamp=at(0, 0), queue_position=0))
     hear(core, 5, seg(0, 12), seg(14, 16))
