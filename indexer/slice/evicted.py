@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from indexer.slice.mutation_queue import PendingMutations
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.messages import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Of one source partition: what was held, and what has come behind it, ends at `end`; the queue has it from
+    """Of one source partition: what was held, and what came behind it, ends at `end`; the queue has it from
     `position` on."""
 
     end: Place
@@ -48,8 +47,8 @@ class EvictedMutations:
             self._spans[partition] = _Span(end, span.position)
 
     def heard(self, partition: int, place: Place) -> None:
-        """Hearing has come to `place`: all of it was sent again, or a later leader's in its place. (What is of
-        an earlier leader is not it, however far it reaches.)"""
+        """Hearing has come to `place`: all of it was sent again, or a later leader's came in its place. (What
+        is of an earlier leader does not count, however far it reaches.)"""
         span = self._spans.get(partition)
         if span is not None and _reaches(place, span.end):
             del self._spans[partition]
