@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from indexer.slice.mutation_queue import PendingMutations
 from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.messages import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,15 @@ class EvictedMutations:
                 self._spans[partition] = _Span(end, position)
         return list(gone)
 
-    def dropped(self, partition: int, end: Place) -> None:
-        """A segment up to `end` continues what was let go of, and is dropped: nobody sends it again."""
-        span = self._spans.get(partition)
-        if span is not None and not _reaches(span.end, end):
-            self._spans[partition] = _Span(end, span.position)
+    def dropped(self, segment: Segment, limit: Place | None) -> None:
+        """A segment, of which what lies below `limit` counts, continues what was let go of, and is dropped:
+        nobody sends it again."""
+        span = self._spans[segment.partition]
+        end = Place(segment.end, segment.epoch)
+        if limit is not None and limit.offset < end.offset:
+            end = limit
+        if not _reaches(span.end, end):
+            self._spans[segment.partition] = _Span(end, span.position)
 
     def heard(self, partition: int, place: Place) -> None:
         """Hearing has come to `place`: all of it was sent again, or a later leader's came in its place. (What

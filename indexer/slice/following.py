@@ -338,10 +338,7 @@ class QueueFollower:
         elif outcome is SegmentOutcome.BEYOND:
             self.gap_drops += 1
             if segment.partition in self._evicted:
-                end = Place(segment.end, segment.epoch)
-                if limit is not None and limit.offset < segment.end:
-                    end = limit
-                self._evicted.dropped(segment.partition, end)
+                self._evicted.dropped(segment, limit)
             else:
                 self.gaps.dropped(segment)
         elif outcome in (SegmentOutcome.EXTENDED, SegmentOutcome.TRIMMED):
