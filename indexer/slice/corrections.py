@@ -110,6 +110,13 @@ class Correcting:
         self._pending: deque[Corrections] = deque()
         self._making: Corrections | None = None
 
+    def again(self) -> Correcting:
+        """Another one, to hear the queue once more: what was corrected is made again then, changes nothing,
+        and is as durable as it was."""
+        other = Correcting(self._history, self._opened)
+        other._made = self._made
+        return other
+
     # --- messages --------------------------------------------------------------
 
     def message(self, message: RepairWatch | Corrections | RepairEnd, position: int) -> None:

@@ -114,7 +114,7 @@ class QueueFollower:
         other = QueueFollower(
             self.index, self.slice, self.applied, self.limits, self._history, self.number, self._version
         )
-        other._doubted = self._doubted
+        other._doubted, other.correcting = self._doubted, self.correcting.again()
         return other
 
     def set_limits(self, limits: SliceLimits) -> None:

@@ -11,12 +11,14 @@ from indexer.slice import corrections as correcting
 from indexer.slice.core import SliceCore
 from indexer.slice.events import (
     Apply,
+    CaughtUp,
     Correct,
     Decide,
     Done,
     Event,
     Instruction,
     MutationData,
+    ReadMutations,
     RolledBack,
     Stamped,
     SteppedBack,
@@ -218,6 +220,26 @@ def test_an_end_waits_for_corrections_that_are_still_to_be_made() -> None:
     assert one.made == [({0: 4}, set())]
     one.stamp(4)
     assert one.core.applied.queue_position == 4
+
+
+def test_corrections_do_not_become_durable_by_reading_the_queue_again() -> None:
+    """They are made again, and change nothing, for they are in the state."""
+    one = Slice()
+    one.send(watch(*IDS))
+    one.hear(seg(0, 2, IDS[0]))
+    one.stamp(2)
+    one.send(corrections(2, IDS[1]))
+    assert (one.status().corrected, one.status().durable) == (1, False)
+    one.hear(seg(5, 6))
+    one.feed(CaughtUp(0))
+    assert one.feed(Decide(LIMITS.gap_ms * 2)) == [ReadMutations(0)]  # for [2, 5)
+    one.send(watch(*IDS))
+    one.hear(seg(0, 2, IDS[0]))
+    one.core.handle(MutationData(encode(corrections(2, IDS[1])), one.position))
+    [again] = one.core.handle(Decide(0))
+    assert isinstance(again, Correct)
+    one.core.handle(Done(again.applied, corrected=0))
+    assert (one.status().sequences, one.status().durable) == (1, False)
 
 
 def test_corrections_are_durable_with_any_state_behind_them() -> None:
