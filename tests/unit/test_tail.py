@@ -10,21 +10,23 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.responses import Response
 
 from indexer.scan.gather.service import ScanService
 from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import ScanRequest
 from indexer.scan.tail import changes as tail_changes
+from indexer.scan.tail import events
 from indexer.scan.tail.moments import TailRequest
 from indexer.scan.tail.tails import OpenTail, Tails, TooManyTailsError
 from indexer.store.fold.worker import FoldWorker
@@ -569,3 +571,48 @@ def test_a_reader_that_goes_away_while_snapshots_are_compared() -> None:
         until(lambda: leases(world) == {1: 1})
         patch.undo()
         assert httpx.get(one + TAIL, params={"events": 1, "slices": "0"}).status_code == 200
+
+
+class SlowHead:
+    """A tail whose reader does not even take the head."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, str] = {}
+        self.media_type = "text/event-stream"
+        self.rows = 0
+        self.renewed = asyncio.Event()
+
+    def renew(self) -> None:
+        self.renewed.set()
+
+    async def close(self) -> None:
+        self.renewed.clear()
+
+
+def test_a_tail_is_kept_while_its_reader_does_not_take_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "RENEWALS", 3_000)
+    tail = SlowHead()
+
+    async def receive() -> dict[str, Any]:
+        await tail.renewed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    over: list[int] = []
+    limits = load_settings().scan.model_copy(update={"tail_lease_s": 3, "stream_stall_s": 5.0})
+    response = events.TailResponse(
+        cast(OpenTail, tail), limits, lambda _: Response(), lambda rows, _: over.append(rows)
+    )
+
+    async def answered() -> bool:
+        task = asyncio.ensure_future(response({"type": "http"}, receive, send))
+        kept = asyncio.ensure_future(tail.renewed.wait())
+        await asyncio.wait([task, kept], return_when=asyncio.FIRST_COMPLETED)
+        was_kept = kept.done()
+        await task
+        return was_kept
+
+    assert asyncio.run(answered())
+    assert over == [0]

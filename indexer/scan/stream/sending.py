@@ -78,6 +78,7 @@ class LongResponse(Response, Generic[OpenedT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
         gone = asyncio.ensure_future(reader_gone(receive))
+        keeping = asyncio.ensure_future(self._keep())
         try:
             sender = StreamSender(send, gone, self._settings.stream_stall_s)
             await sender.message(
@@ -89,6 +90,7 @@ class LongResponse(Response, Generic[OpenedT]):
             return
         finally:
             gone.cancel()
+            keeping.cancel()
             self._over(self._opened.rows, perf_counter() - began)
             await asyncio.shield(self._opened.close())
 
@@ -96,6 +98,9 @@ class LongResponse(Response, Generic[OpenedT]):
         """Send all of it, or what can be had; whether the body ends well. Without the last chunk the server
         breaks the connection off."""
         raise NotImplementedError
+
+    async def _keep(self) -> None:
+        """Runs until it is closed, from before its reader takes the head."""
 
     def _problem(self, error: Exception) -> dict[str, Any]:
         """The document of an error, counted and logged."""

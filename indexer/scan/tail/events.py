@@ -27,11 +27,7 @@ class TailResponse(LongResponse[OpenTail]):
     """Sends a tail for as long as its reader is there."""
 
     async def _send(self, sender: StreamSender) -> bool:
-        renewing = asyncio.ensure_future(self._renew())
-        try:
-            await self._events(sender)
-        finally:
-            renewing.cancel()
+        await self._events(sender)
         return True
 
     async def _events(self, sender: StreamSender) -> None:
@@ -65,7 +61,7 @@ class TailResponse(LongResponse[OpenTail]):
             named = isinstance(error, HistoryChangedError | PageSnapshotGoneError)
             await sender.bytes(problem_event(document["type"] if named else "error", document))
 
-    async def _renew(self) -> None:
+    async def _keep(self) -> None:
         """Keep what was told while the reader is slow, or nothing happens."""
         while True:
             await asyncio.sleep(self._settings.tail_lease_s / RENEWALS)
