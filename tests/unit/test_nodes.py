@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import aiohttp
 import httpx
@@ -307,6 +308,35 @@ def answering(security: SecuritySettings | None = None) -> Iterator[tuple[str, s
         server.should_exit = True
         thread.join(LIMIT_S)
         assert not thread.is_alive()
+
+
+def test_a_node_is_waited_for_as_long_as_is_said_and_no_longer() -> None:
+    """A request that says itself which node has not answered must end before the request is cut off."""
+
+    async def waits() -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        limit_s = 7.5 - now % 1  # ends half a second before the clock's next whole second
+        ends: list[float] = []
+        call_at = loop.call_at
+
+        def noted(when: float, *call: Any, **context: Any) -> asyncio.TimerHandle:
+            ends.append(when)
+            return call_at(when, *call, **context)
+
+        nodes = NodeClient()
+        with socket.create_server(("127.0.0.1", 0)) as silent, mock.patch.object(loop, "call_at", noted):
+            asked = asyncio.ensure_future(
+                nodes.ask(f"http://127.0.0.1:{silent.getsockname()[1]}", b"", SECRET, limit_s)
+            )
+            await asyncio.sleep(0.05)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            await nodes.close()
+        late = [end for end in ends if end > now + 5]
+        assert late and all(abs(end - now - limit_s) < 0.25 for end in late), (now, limit_s, ends)
+
+    asyncio.run(waits())
 
 
 def test_connections_are_kept_and_a_cluster_may_go_over_to_tls(tmp_path: Path) -> None:
