@@ -7,8 +7,8 @@ not answer the whole request fails: a page with holes that nobody sees would be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query
 
@@ -26,6 +26,9 @@ from keytide.wire.messages import SliceStatus
 Statuses = list[SliceStatus | None]
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the page, at most")]
 PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
+LOOK_S: Final = 2.0
+"""How often it is seen whether a node that has not answered yet is live: one that stands still is told of
+before whoever asks gives up, and takes the coordinator for silent."""
 
 
 def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
@@ -71,8 +74,15 @@ async def _gather(
     live = {one["id"]: one["url"] for one in known if one["live"]}
     asked = list_views.asks(index, what, page, limit, live)
     limit_s = float(access.service.settings.coordinator.request_timeout_s)
+
+    async def answer(node: str, ask: ListAsk) -> bytes:
+        if node not in urls:
+            raise NoAnswerError("it is not known where it is")
+        return await nodes.ask(urls[node] + LISTS_PATH, encoder.encode(ask), secret, limit_s)
+
     tasks = [
-        asyncio.ensure_future(_ask(nodes, node, urls.get(node), ask, secret, limit_s)) for node, ask in asked
+        asyncio.ensure_future(_page(node, _while_live(access, node, answer(node, ask))))
+        for node, ask in asked
     ]
     try:
         return index, await asyncio.gather(*tasks), statuses
@@ -81,18 +91,35 @@ async def _gather(
             task.cancel()
 
 
-async def _ask(
-    nodes: NodeClient, node: str, url: str | None, ask: ListAsk, secret: str, limit_s: float
-) -> ListPage:
+async def _while_live(access: LeaderAccess, node: str, answer: Coroutine[Any, Any, bytes]) -> bytes:
+    """What a node answers.
+
+    Raises:
+        NoAnswerError: nothing, and it is not live.
+        Others: as `answer`.
+    """
+
+    def live(leader: Leader, now: int) -> bool:
+        return any(one["live"] for one in views.nodes(leader, now) if one["id"] == node)
+
+    task = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+            if not await access.look(live):
+                raise NoAnswerError("it does not answer, and is not live")
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _page(node: str, answer: Coroutine[Any, Any, bytes]) -> ListPage:
     """A node's page.
 
     Raises:
         RetryableError: it does not answer, or not with a page.
     """
     try:
-        if url is None:
-            raise NoAnswerError("it is not known where it is")
-        return page_decoder.decode(await nodes.ask(url + LISTS_PATH, encoder.encode(ask), secret, limit_s))
+        return page_decoder.decode(await answer)
     except RefusedError as refused:
         if refused.type:
             raise RetryableError(

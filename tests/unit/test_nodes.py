@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from coordinator.http import list_routes
 from coordinator.http.leader_access import LeaderAccess
 from coordinator.http.list_routes import add_lists
 from coordinator.http.problems import add_error_handlers
@@ -34,7 +36,7 @@ from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.http.node_protocol import MESSAGE, NoAnswerError, NodeUnavailableError, RefusedError, opens
 from keytide.http.nodes import NodeClient
 from keytide.model.timestamp import Timestamp
-from keytide.process.clock import wall_ms
+from keytide.process.clock import now_ms, wall_ms
 from keytide.serving.server import server_of
 from keytide.settings.settings import SecuritySettings, load_settings
 from keytide.wire import digests
@@ -245,6 +247,33 @@ def test_the_coordinator_tells_which_node_it_misses() -> None:
         assert re.fullmatch(detail, told["detail"]), told
 
 
+def test_a_node_that_stands_still_is_not_waited_for_and_one_that_is_slow_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command gives up on the coordinator long before the coordinator would on a node."""
+    monkeypatch.setattr(list_routes, "LOOK_S", 0.05)
+    scene, answered = busy_day(), list_encoder.encode(ListPage())
+
+    async def post(url: str, body: bytes, headers: Mapping[str, str], s: float) -> tuple[int, bytes]:
+        await asyncio.sleep(0.3 if scene.leader.stability.nodes.by_id[NODES[0]].live else LIMIT_S)
+        return 200, answered
+
+    app = FastAPI()
+    add_error_handlers(app)
+    add_lists(app, LeaderAccess(cast(CoordinatorService, scene)), NodeClient(post=post))
+    with TestClient(app) as client:
+        assert client.get("/v1/indexes/by_carrier/skipped").status_code == 200
+        scene.pulsed_at = now_ms() + 60_000  # no heartbeat comes any more
+        scene.leader.stability.nodes.by_id[NODES[0]].live = False
+        began = time.monotonic()
+        told = client.get("/v1/indexes/by_carrier/skipped").json()
+    assert time.monotonic() - began < LIMIT_S / 2
+    assert told["type"] == "node-unavailable"
+    assert told["detail"].startswith(f"node {NODES[0]}, which holds slices of the index, cannot be asked: it")
+    assert told["detail"].endswith("it does not answer, and is not live")
+    assert told["next_step"] == "try again, or see `keytide node list`"
+
+
 def test_a_driver_tells_which_node_it_misses() -> None:
     """And asks once more when a connection broke, and never otherwise."""
     world = World("CREATE INDEX i ON users (city) WITH (slices=1)", node_count=1)
@@ -334,7 +363,8 @@ def test_a_node_is_waited_for_as_long_as_is_said_and_no_longer() -> None:
             await asyncio.gather(asked, return_exceptions=True)
             await nodes.close()
         late = [end for end in ends if end > now + 5]
-        assert late and all(abs(end - now - limit_s) < 0.25 for end in late), (now, limit_s, ends)
+        assert late
+        assert all(abs(end - now - limit_s) < 0.25 for end in late), (now, limit_s, ends)
 
     asyncio.run(waits())
 
