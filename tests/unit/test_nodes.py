@@ -180,11 +180,11 @@ def test_a_node_passes_on_what_another_answers() -> None:
         (problem(429, "busy"), (RetryableError, "busy", 429, "node n1: why", "")),
         (
             problem(401, "not-allowed", next_step="look"),
-            (NodeUnavailableError, "node-unavailable", 503, "node n1 answered 401 not-allowed: why", ""),
+            (NodeUnavailableError, "node-unavailable", 503, "node n1 answered 401 not-allowed: why", "look"),
         ),
         (
             (503, b"nonsense"),
-            (NodeUnavailableError, "node-unavailable", 503, "node n1 answered 503: nonsense", ""),
+            (NodeUnavailableError, "node-unavailable", 503, "node n1 answered 503: nonsense", see),
         ),
         (
             aiohttp.ClientConnectionError("refused"),

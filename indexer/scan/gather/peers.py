@@ -115,7 +115,9 @@ class Peers:
 def _passed_on(node: str, refused: RefusedError) -> RetryableError:
     """The error that a node answered with, under its own type if it is one that passes."""
     if not refused.type or refused.status not in (429, 503, 504):
-        return NodeUnavailableError(f"node {node} {refused}", node=node)
+        return NodeUnavailableError(
+            f"node {node} {refused}", node=node, next_step=refused.next_step or TRY_AGAIN
+        )
     return _PASSED_ON.get(refused.type, RetryableError)(
         f"node {node}: {refused.detail}",
         problem_type=refused.type,
