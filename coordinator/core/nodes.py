@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.instructions import Instruction, Note
@@ -12,6 +13,10 @@ _OUT_OF_SERVICE = {
     "STOPPED": ("slice-stopped", "has stopped"),
     "LOST": ("slice-lost", "has lost its data and serves nothing until it is rebuilt"),
 }
+
+
+_NOBODY: Final = ("node", "")
+"""Silent since the first look, as all are who were never heard."""
 
 
 def node_subject(name: str) -> tuple[str, str]:
@@ -50,6 +55,7 @@ class HeardNodes:
     Attributes:
         by_id: all of them.
         lost: (index id, slice) that are LOST on every live node that has them.
+        version: changes whenever `counts` says something else of somebody.
     """
 
     def __init__(self, timeout_ms: int, failure_detector: FailureDetector) -> None:
@@ -57,6 +63,8 @@ class HeardNodes:
         self._failure_detector = failure_detector
         self.by_id: dict[str, HeardNode] = {}
         self.lost: frozenset[tuple[str, int]] = frozenset()
+        self.version = 0
+        self._unheard_count = True
         self._live: list[str] = []
         self._live_slices: dict[tuple[str, str, int], int] = {}
 
@@ -76,6 +84,7 @@ class HeardNodes:
             notes.append(Note("warning", "node-restarted", message.node, text))
         notes += _stopped_slices(node, message)
         self._failure_detector.heard(node_subject(message.node))
+        self.version += node is None
         self.by_id[message.node] = HeardNode(message, now, live=True)
         self._changed()
         return restarted, notes
@@ -91,6 +100,9 @@ class HeardNodes:
                 notes.append(Note("warning", "node-lost", name, text))
         if notes:
             self._changed()
+        if self._unheard_count and self._failure_detector.silence(_NOBODY) > self._timeout_ms:
+            self._unheard_count = False
+            self.version += 1
         return notes
 
     def live(self) -> list[str]:
@@ -102,7 +114,15 @@ class HeardNodes:
         back as far as the keyspace is."""
         return self._live_slices.get((node, index, slice_number), -1) == incarnation
 
+    def counts(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
+        """Whether no number is published that this copy lacks, unless it lags (R37): it serves, or was not
+        heard in this term, which is not old enough to know that it is silent."""
+        if node not in self.by_id:
+            return self._unheard_count
+        return self.slice_serves(node, index, slice_number, incarnation)
+
     def _changed(self) -> None:
+        known = self._live_slices
         self._live = sorted(name for name, node in self.by_id.items() if node.live)
         self._live_slices = {
             (name, status.index, status.slice): status.incarnation
@@ -111,6 +131,7 @@ class HeardNodes:
             for status in node.heartbeat.slices
             if status.state == "LIVE" and status.number >= 0
         }
+        self.version += self._live_slices != known
         self.lost = frozenset(
             key for key, found in self.slices().items() if all(one.state == "LOST" for one in found)
         )

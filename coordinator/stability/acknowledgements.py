@@ -5,8 +5,8 @@ numbers are remembered, as far as it keeps them for certain (R5): the newest few
 landmarks (`keytide.model.landmarks`), fewer of both than a slice really keeps; nothing behind the number
 that is published.
 
-Beside them, for each index and number, a bit mask of the slices that hold it on some replica: an
-acknowledgement is one `or`, and a number is common when the mask is full. This runs for every slice at every
+Beside them, for each index and number, a bit mask of the copies that hold it: an acknowledgement is one `or`,
+and whether a number is common (`RequiredCopies`) is a few operations. This runs for every slice at every
 timestamp.
 """
 
@@ -14,8 +14,27 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from keytide.model.landmarks import rank
+
+Copy = tuple[int, str]
+"""(slice, node)."""
+
+
+class RequiredCopies(NamedTuple):
+    """Who must hold a number for it to be common (R37).
+
+    Attributes:
+        every: copies that all must: those that serve.
+        some: of slices that have no copy that serves: their copies, one of which must.
+        mask, masks: the same as bits, from `AcknowledgedNumbers.required`.
+    """
+
+    every: tuple[Copy, ...]
+    some: tuple[tuple[Copy, ...], ...]
+    mask: int
+    masks: tuple[int, ...]
 
 
 class AcknowledgedNumbers:
@@ -29,21 +48,24 @@ class AcknowledgedNumbers:
     def __init__(self, newest: int, landmarks: int) -> None:
         self._newest = newest
         self._landmarks = landmarks
-        self._held: dict[str, dict[tuple[int, str], list[int]]] = {}
+        self._held: dict[str, dict[Copy, list[int]]] = {}
         self._masks: dict[str, dict[int, int]] = {}
+        self._bits: dict[str, dict[Copy, int]] = {}
 
     def acknowledge(self, node: str, index: str, slices: Iterable[int], number: int) -> None:
         """Note that these slices on `node` hold `number`."""
         held = self._held.setdefault(index, {})
         masks = self._masks.setdefault(index, {})
+        bits = self._bits.setdefault(index, {})
         mask = masks.get(number, 0)
         for slice_number in slices:
-            numbers = held.setdefault((slice_number, node), [])
+            copy = slice_number, node
+            numbers = held.setdefault(copy, [])
             if not numbers or number > numbers[-1]:
                 numbers.append(number)
             elif number not in numbers:
                 insort(numbers, number)
-            mask |= 1 << slice_number
+            mask |= bits.setdefault(copy, 1 << len(bits))
         masks[number] = mask
         if len(masks) > 2 * (self._newest + self._landmarks):
             self._trim(index)
@@ -83,32 +105,37 @@ class AcknowledgedNumbers:
         """Forget an index that is gone."""
         self._held.pop(index, None)
         self._masks.pop(index, None)
+        self._bits.pop(index, None)
 
     def indexes(self) -> list[str]:
         """Ids of the indexes that something is known of, in order of first acknowledgement."""
         return list(self._held)
 
-    def holds(self, index: str, slices: int, number: int, out: int = 0) -> bool:
-        """Whether a replica of every one of the slices 0 to `slices` - 1 holds `number`.
+    def required(self, index: str, every: Iterable[Copy], some: Iterable[Iterable[Copy]]) -> RequiredCopies:
+        """`RequiredCopies`, with its bits."""
+        all_of, one_of = tuple(every), tuple(tuple(copies) for copies in some)
+        masks = tuple(self._mask_of(index, copies) for copies in one_of)
+        return RequiredCopies(all_of, one_of, self._mask_of(index, all_of), masks)
 
-        Args:
-            out: bit mask of slices that need not: they are out of service.
-        """
+    def holds(self, index: str, number: int, required: RequiredCopies) -> bool:
+        """Whether a number is common. It never is where nobody is asked."""
         mask = self._masks.get(index, {}).get(number, 0)
-        return mask & ~out != 0 and mask | out == (1 << slices) - 1
+        if mask & required.mask != required.mask or not all(mask & one for one in required.masks):
+            return False
+        return bool(required.every or required.some)
 
-    def newest_common(self, index: str, slices: int, out: int = 0) -> int:
-        """The newest number that every slice holds on some replica; -1 when there is none. `out` as in
-        `holds`."""
+    def newest_common(self, index: str, required: RequiredCopies) -> int:
+        """The newest number that is common; -1 when there is none."""
         masks = self._masks.get(index, {})
-        return max((number for number in masks if self.holds(index, slices, number, out)), default=-1)
+        return max((number for number in masks if self.holds(index, number, required)), default=-1)
 
-    def lacking(self, index: str, slices: int, number: int) -> list[int]:
-        """The slices of which no replica holds `number`, looked up replica by replica (to check the
+    def lacking(self, index: str, number: int, required: RequiredCopies) -> list[int]:
+        """The slices on account of which `number` is not common, looked up copy by copy (to check the
         masks)."""
         held = self._held.get(index, {})
-        having = {slice_number for (slice_number, _), numbers in held.items() if number in numbers}
-        return [slice_number for slice_number in range(slices) if slice_number not in having]
+        having = {copy for copy, numbers in held.items() if number in numbers}
+        lacking = {copy[0] for copy in required.every if copy not in having}
+        return sorted(lacking | {copies[0][0] for copies in required.some if not having.intersection(copies)})
 
     def _trim(self, index: str) -> None:
         """Keep of each replica the newest numbers, and the landmarks before them."""
@@ -119,7 +146,15 @@ class AcknowledgedNumbers:
 
     def _mask(self, index: str) -> None:
         masks: dict[int, int] = {}
-        for (slice_number, _), numbers in self._held[index].items():
+        bits = self._bits[index]
+        for copy, numbers in self._held[index].items():
             for number in numbers:
-                masks[number] = masks.get(number, 0) | 1 << slice_number
+                masks[number] = masks.get(number, 0) | bits[copy]
         self._masks[index] = masks
+
+    def _mask_of(self, index: str, copies: Iterable[Copy]) -> int:
+        bits = self._bits.setdefault(index, {})
+        mask = 0
+        for copy in copies:
+            mask |= bits.setdefault(copy, 1 << len(bits))
+        return mask

@@ -264,13 +264,16 @@ class TimestampIssuer:
 
     def _tick(self, now: int) -> list[Instruction | CommonSnapshot]:
         self.failure_detector.tick(now)
-        lost = self.nodes.lost
+        lost, version = self.nodes.lost, self.nodes.version
         out: list[Instruction | CommonSnapshot] = [*self.nodes.tick()]
         if self.nodes.lost != lost:
             self._publishing.slices_changed()
         streams = [stream for _, stream in sorted(self.streams.items())]
         for stream in streams:
+            lagging = frozenset(stream.lagging)
             out += self._pacing.tick(stream, now)
+            if self.nodes.version != version or stream.lagging != lagging:
+                out += self._publishing.newest(stream, now)
         return out + self._publishing.repeat(streams, now, 2 * self.limits.heartbeat_ms)
 
     # --- reports --------------------------------------------------------------------------------------------
@@ -284,7 +287,7 @@ class TimestampIssuer:
         return []
 
     def _heartbeat(self, message: NodeHeartbeat, now: int) -> list[Instruction | CommonSnapshot]:
-        lost = self.nodes.lost
+        lost, version = self.nodes.lost, self.nodes.version
         restarted, notes = self.nodes.heartbeat(message, now)
         if self.nodes.lost != lost:
             self._publishing.slices_changed()
@@ -299,6 +302,9 @@ class TimestampIssuer:
                 held.setdefault(status.number, []).append((status.index, status.slice))
         for number, slices in sorted(held.items()):
             out += self._hold(message.node, slices, number, now)
+        if self.nodes.version != version:
+            for _, stream in sorted(self.streams.items()):
+                out += self._publishing.newest(stream, now)
         return out
 
     def _of_this_history(self, status: SliceStatus) -> bool:

@@ -1,9 +1,11 @@
 """Which numbers the slices of an index have in common, and what is published of them. Pure.
 
-A READY index's newest number that every slice holds is `Published`, on change, and again from time to time
-for readers that started since. Slices whose data is lost, or that are being rebuilt, are left out: scans that
-need them are refused anyway, and the others would be held to an old snapshot for as long. For an index under
-build the same thing is told to the build, as `CommonSnapshot`; it waits for every slice.
+A READY index's newest number that every copy which serves holds (R37) is `Published`, on change, and again
+from time to time for readers that started since: the death of one copy takes away no number that readers may
+have seen. A copy that lags is not waited for, and where no copy of a slice serves, one that holds it is
+enough. Slices whose data is lost, or that are being rebuilt, are left out: scans that need them are refused
+anyway, and the others would be held to an old snapshot for as long. For an index under build the same thing
+is told to the build, as `CommonSnapshot`; it waits for every slice.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from coordinator.core.events import CommonSnapshot
 from coordinator.core.instructions import Broadcast, Instruction
 from coordinator.core.nodes import HeardNodes
-from coordinator.stability.acknowledgements import AcknowledgedNumbers
+from coordinator.stability.acknowledgements import AcknowledgedNumbers, Copy, RequiredCopies
 from coordinator.stability.stream import StabilityStream
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
@@ -41,6 +43,7 @@ class Publishing:
         self._term = term
         self._rebuilt: dict[str, int] = {}
         self._out: dict[str, int] = {}
+        self._known_required: dict[str, tuple[object, RequiredCopies]] = {}
 
     def catalog_changed(self, catalog: Catalog) -> None:
         """Take over what the dictionary says of indexes."""
@@ -62,6 +65,7 @@ class Publishing:
             out[id_] = out.get(id_, 0) | 1 << number
         ready = {index.id for index in self.indexes.values() if index.state == "READY"}
         self._out = {id_: mask for id_, mask in out.items() if id_ in ready}
+        self._known_required.clear()
 
     def common(
         self, stream: StabilityStream, indexes: Iterable[str], number: int, now: int
@@ -74,9 +78,7 @@ class Publishing:
         out: list[Instruction | CommonSnapshot] = []
         for index in indexes:
             record = self.indexes[index]
-            if not self._acknowledgements.holds(
-                index, len(record.placement), number, self._out.get(index, 0)
-            ):
+            if not self._acknowledgements.holds(index, number, self._required(stream, record)):
                 continue
             if record.state == "READY":
                 complete.append(index)
@@ -89,7 +91,7 @@ class Publishing:
         ready = {record.id for record in stream.ready}
         stream.published = {index: n for index, n in stream.published.items() if index in ready}
         common = {
-            one.id: self._acknowledgements.newest_common(one.id, len(one.placement), self._out.get(one.id, 0))
+            one.id: self._acknowledgements.newest_common(one.id, self._required(stream, one))
             for one in stream.ready
         }
         known = {index: number for index, number in common.items() if number in stream.stamps}
@@ -103,15 +105,38 @@ class Publishing:
             index: number for index, number in numbers.items() if number > stream.published.get(index, -1)
         }
         for index, number in newer.items():
-            lacking = [
-                one
-                for one in self._acknowledgements.lacking(index, len(self.indexes[index].placement), number)
-                if not self._out.get(index, 0) >> one & 1
-            ]
+            required = self._required(stream, self.indexes[index])
+            lacking = self._acknowledgements.lacking(index, number, required)
             invariant(not lacking, "Published", f"slices {lacking} of {index} do not hold {number}")
             stream.published[index] = number
             self._acknowledgements.passed(index, number)
         return [self._message(stream, now)] if newer else []
+
+    def _required(self, stream: StabilityStream, record: IndexRecord) -> RequiredCopies:
+        """Who must hold a number of an index; worked out again when somebody begins or ceases to serve."""
+        incarnation = stream.progress.keyspace.incarnation
+        state = self._nodes.version, incarnation, frozenset(stream.lagging)
+        known = self._known_required.get(record.id)
+        if known is not None and known[0] == state:
+            return known[1]
+        out = self._out.get(record.id, 0)
+        every: list[Copy] = []
+        some: list[list[Copy]] = []
+        for number, nodes in enumerate(record.placement):
+            if out >> number & 1:
+                continue
+            serving = [
+                (number, node)
+                for node in nodes
+                if self._nodes.counts(node, record.id, number, incarnation)
+                and (node, record.id, number) not in stream.lagging
+            ]
+            every += serving
+            if not serving:
+                some.append([(number, node) for node in nodes])
+        required = self._acknowledgements.required(record.id, every, some)
+        self._known_required[record.id] = state, required
+        return required
 
     def _message(self, stream: StabilityStream, now: int) -> Broadcast:
         stream.published_at = now

@@ -45,6 +45,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "end_early": (3, "Stuck"),
     "hand_over_early": (156, "Stuck"),
     "publish_the_maximum": (1, "Published"),
+    "answer_with_what_there_is": (18, "Stable"),
     "reuse_tokens": (3, "Stable"),
     "forget_the_tips": (39, "Monotonic"),
     "show_what_was_durable": (1, "Monotonic"),

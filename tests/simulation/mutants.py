@@ -13,7 +13,7 @@ from coordinator import leader
 from coordinator.builds import backfill as backfilling
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.stability import issuer
-from coordinator.stability.acknowledgements import AcknowledgedNumbers
+from coordinator.stability.acknowledgements import AcknowledgedNumbers, RequiredCopies
 from indexer.hosting import slice_runner as slices
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
@@ -483,11 +483,20 @@ def hand_over_early(patches: Patches) -> None:
 
 @mutant("Published, publish the maximum instead of the minimum", "a number counts when one slice holds it")
 def publish_the_maximum(patches: Patches) -> None:
-    def holds(self: AcknowledgedNumbers, index: str, count: int, number: int, out: int = 0) -> Any:
+    def holds(self: AcknowledgedNumbers, index: str, number: int, required: RequiredCopies) -> Any:
         return self._masks.get(index, {}).get(number, 0) > 0
 
     patches.put(AcknowledgedNumbers, "holds", holds)
     patches.put(AcknowledgedNumbers, "lacking", lambda self, *_: [])
+
+
+@mutant("R36", "a copy that lacks a number answers with what it has")
+def answer_with_what_there_is(patches: Patches) -> None:
+    def acquire(self: SnapshotRing, number: int) -> Any:
+        return _acquire(self, number) or self.tip()
+
+    _acquire = patches.put(SnapshotRing, "acquire", acquire)
+    patches.put(SnapshotRing, "lease", lambda self, *_: True)
 
 
 @mutant("Stable, reuse a page token on another snapshot", "a later page reads the newest snapshot")

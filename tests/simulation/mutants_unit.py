@@ -23,8 +23,10 @@ from coordinator.builds.builds import Builds
 from coordinator.builds.completion import BuildCompletion
 from coordinator.builds.retirement import Retirement
 from coordinator.core.events import BuildPrepared, SourceSampled
+from coordinator.core.nodes import HeardNodes
 from coordinator.stability import bounds
 from coordinator.stability.projector_lag import Lateness, LatenessWatch
+from coordinator.stability.publishing import Publishing
 from coordinator.stability.stream import StabilityStream
 from indexer.slice import mutation_queue
 from indexer.slice.building import Building
@@ -58,6 +60,7 @@ from tests.simulation.planting import Patches
 from tests.unit import (
     test_builds,
     test_coordinator_bounds,
+    test_coordinator_core,
     test_repair_rounds,
     test_repair_slice,
     test_silent_partitions,
@@ -151,6 +154,39 @@ def evict_for_good(patches: Patches) -> None:
 )
 def forget_where_it_lies(patches: Patches) -> None:
     patches.put(EvictedMutations, "first_position", lambda self: None)
+
+
+@unit_mutant(
+    "R37",
+    "a number is published when one copy of every slice holds it",
+    "whoever waits there for a number that died with its copy gets a newer one",
+    test_coordinator_core.test_every_copy_that_serves_must_hold_what_is_published,
+)
+def publish_what_one_copy_holds(patches: Patches) -> None:
+    patches.put(HeardNodes, "counts", lambda self, *_: False)
+
+
+@unit_mutant(
+    "R37 (not heard in its own term)",
+    "a new leader does not wait for a copy that it has not heard",
+    "whoever waits there for a number that died with its copy gets a newer one",
+    test_coordinator_core.test_a_new_leader_waits_for_copies_that_it_has_not_heard_until_they_are_silent,
+)
+def take_the_unheard_for_dead(patches: Patches) -> None:
+    patches.put(HeardNodes, "counts", HeardNodes.slice_serves)
+
+
+@unit_mutant(
+    "R37 (that lag)",
+    "a copy that lags is waited for",
+    "none lags there for longer than a history lasts",
+    test_coordinator_core.test_a_copy_that_lags_is_not_waited_for,
+)
+def wait_for_the_lagging(patches: Patches) -> None:
+    def required(self: Publishing, stream: Any, record: Any) -> Any:
+        return _required(self, dataclasses.replace(stream, lagging=set()), record)
+
+    _required = patches.put(Publishing, "_required", required)
 
 
 @unit_mutant(

@@ -343,11 +343,86 @@ def test_a_node_that_starts_again_on_a_clock_set_back_is_heard_when_its_last_sta
     assert core.nodes.by_id["a"].heartbeat.started_at == 99
 
 
-def test_any_replica_of_a_slice_will_do() -> None:
-    core = core_with(index_record(placement=[["a", "c"], ["b", "c"]]))
+TWO_COPIES = [["a", "c"], ["b", "c"]]
+
+
+def two_copies(core: TimestampIssuer, *nodes: str, now: int = 1_000) -> None:
+    """Heartbeats of nodes that hold snapshot 1 in all they have of the index."""
+    for node in nodes:
+        mine = [number for number, placed in enumerate(TWO_COPIES) if node in placed]
+        core.handle(heartbeat(now, node, *(("by_city-1", number, 1) for number in mine)))
+
+
+def test_every_copy_that_serves_must_hold_what_is_published() -> None:
+    """Else the death of the one that does takes it from readers that have seen it (R37)."""
+    core = core_with(index_record(placement=TWO_COPIES))
     issue(core, progress(1_000, 5, 7), 1)
-    assert published(core.handle(ack(1_001, "a", 1, ("by_city-1", 0)))) == []
-    (common,) = published(core.handle(ack(1_002, "c", 1, ("by_city-1", 1))))
+    two_copies(core, "a", "b", "c")
+    issue(core, progress(1_020, 6, 7), 2)
+    assert published(core.handle(ack(1_021, "a", 2, ("by_city-1", 0)))) == []
+    assert published(core.handle(ack(1_022, "b", 2, ("by_city-1", 1)))) == []
+    assert published(core.handle(ack(1_023, "c", 2, ("by_city-1", 0)))) == []
+    (common,) = published(core.handle(ack(1_024, "c", 2, ("by_city-1", 1))))
+    assert common.numbers == {"by_city-1": 2}
+
+
+def test_a_new_leader_waits_for_copies_that_it_has_not_heard_until_they_are_silent() -> None:
+    core = core_with(index_record(placement=TWO_COPIES))
+    issue(core, progress(1_000, 5, 7), 1)
+    two_copies(core, "a", "b")
+    assert core.streams["people"].published == {}
+    for now in range(1_100, 4_400, 100):
+        if now % 500 == 0:
+            two_copies(core, "a", "b", now=now)
+        core.handle(Tick(now))
+        assert core.streams["people"].published == {} or now > LIMITS.node_timeout_ms
+    assert core.streams["people"].published == {"by_city-1": 1}
+
+
+def test_a_copy_that_catches_up_or_is_dead_is_not_waited_for() -> None:
+    core = core_with(index_record(placement=TWO_COPIES))
+    issue(core, progress(1_000, 5, 7), 1)
+    two_copies(core, "a", "b")
+    (common,) = published(core.handle(heartbeat(1_001, "c", state="CATCHUP")))
+    assert common.numbers == {"by_city-1": 1}
+    two_copies(core, "c", now=1_002)  # it serves from now on
+    issue(core, progress(1_020, 6, 7), 2)
+    core.handle(ack(1_021, "a", 2, ("by_city-1", 0)))
+    assert published(core.handle(ack(1_022, "b", 2, ("by_city-1", 1)))) == []
+    for now in range(1_100, 4_600, 100):
+        if now % 500 == 0:
+            two_copies(core, "a", "b", now=now)
+        core.handle(Tick(now))
+    assert core.streams["people"].published == {"by_city-1": 2}
+
+
+def test_a_copy_that_lags_is_not_waited_for() -> None:
+    core = core_with(index_record(placement=TWO_COPIES))
+    issue(core, progress(1_000, 5, 7), 1)
+    two_copies(core, "a", "b", "c")
+    issue(core, progress(1_020, 6, 7), 2)
+    core.handle(ack(1_021, "a", 2, ("by_city-1", 0)))
+    core.handle(ack(1_022, "b", 2, ("by_city-1", 1)))
+    number = 3
+    for now in range(1_100, 12_000, 100):
+        if now % 500 == 0:
+            two_copies(core, "a", "b", "c", now=now)
+        for stamp in stamps(core.handle(Tick(now))):
+            core.handle(Issued(stamp, number, now))
+            core.handle(ack(now, "a", number, ("by_city-1", 0)))
+            core.handle(ack(now, "b", number, ("by_city-1", 1)))
+            number += 1
+    assert core.streams["people"].lagging == {("c", "by_city-1", 0), ("c", "by_city-1", 1)}
+    assert core.streams["people"].published["by_city-1"] > 2
+
+
+def test_where_no_copy_serves_one_that_holds_it_is_enough() -> None:
+    core = core_with(index_record(placement=TWO_COPIES))
+    issue(core, progress(1_000, 5, 7), 1)
+    for node in "abc":
+        core.handle(heartbeat(1_001, node, state="CATCHUP"))
+    assert published(core.handle(ack(1_002, "a", 1, ("by_city-1", 0)))) == []
+    (common,) = published(core.handle(ack(1_003, "c", 1, ("by_city-1", 1))))
     assert common.numbers == {"by_city-1": 1}
 
 
@@ -479,12 +554,13 @@ def test_a_replicas_oldest_numbers_are_forgotten_but_for_landmarks() -> None:
         acknowledged.acknowledge("a", "x", [0], number)
         if number % 7 == 0:
             acknowledged.acknowledge("b", "x", [1], number)
-    kept = [number for number in range(1_000) if not acknowledged.lacking("x", 1, number)]
+    one, both = (acknowledged.required("x", copies, []) for copies in ([(0, "a")], [(0, "a"), (1, "b")]))
+    kept = [number for number in range(1_000) if not acknowledged.lacking("x", number, one)]
     assert set(range(996, 1_000)) <= set(kept)
     assert len(kept) <= 3 * 8
     best = max(range(900), key=lambda number: (landmarks.rank(number), number))
     assert best in kept
-    common = acknowledged.newest_common("x", 2)
+    common = acknowledged.newest_common("x", both)
     assert common == -1 or (common in kept and common % 7 == 0)
     acknowledged.reset("a")
-    assert acknowledged.newest_common("x", 2) == -1
+    assert acknowledged.newest_common("x", both) == -1
