@@ -14,7 +14,9 @@ Theory of operation
 4. *The body*, as a whole, up to a limit, whether its length is told or not. The application finds it there.
 
 A refusal is a problem document. What is left of a refused body is thrown away as it comes, for as long as
-`http.body_timeout_s` (`keytide.serving.server`). A client that goes away in the middle is a line in the log.
+`http.body_timeout_s` (`keytide.serving.server`); before that a connection that ends with its answer is not
+closed, for the client's system would throw away an answer to what nobody reads any more. A client that goes
+away in the middle is a line in the log.
 
 It is on the way of every scan: it costs some microseconds.
 """
@@ -61,10 +63,15 @@ class WrongTypeError(CallerError):
 
 
 class TooLargeError(CallerError):
-    """A body above the limit."""
+    """A body above the limit.
+
+    Attributes:
+        read: all of it was read.
+    """
 
     problem_type = "request-too-large"
     status = 413
+    read = False
 
 
 class _GoneError(Exception):
@@ -106,7 +113,10 @@ class RequestGate:
             body = await self._admit(scope, receive)
         except KeytideError as error:
             self._refused(error.problem_type)
-            await of_error(error)(scope, receive, send)
+            unread = not (isinstance(error, TooLargeError) and error.read)
+            await of_error(error)(
+                scope, receive, _then_rest(receive, send) if unread and _ends(scope) else send
+            )
             return
         except _GoneError:
             client = scope.get("client") or ("?", 0)
@@ -250,10 +260,12 @@ async def _whole(headers: dict[bytes, bytes], receive: Receive, limit: int) -> b
             raise _GoneError
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > limit:
-            raise _too_large(limit)
-        chunks.append(chunk)
         more = message.get("more_body", False)
+        if size > limit:
+            error = _too_large(limit)
+            error.read = not more
+            raise error
+        chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -262,6 +274,29 @@ def _too_large(limit: int) -> TooLargeError:
         f"the request is larger than {limit} bytes",
         next_step="no key and no statement is that long; the limit is http.max_body_bytes",
     )
+
+
+def _ends(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request's connection is to be closed behind its answer."""
+    said = dict(scope["headers"]).get(b"connection", b"").lower().split(b",")
+    return scope.get("http_version") == "1.0" or b"close" in [one.strip() for one in said]
+
+
+def _then_rest(receive: Receive, send: Send) -> Send:
+    """Sends an answer at once, and ends it when what is left of the request's body was thrown away."""
+
+    async def send_on(message: Message) -> None:
+        if message["type"] != "http.response.body" or message.get("more_body", False):
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        more = True
+        while more:
+            thrown = await receive()
+            more = thrown["type"] == "http.request" and thrown.get("more_body", False)
+        await send({"type": "http.response.body", "body": b""})
+
+    return send_on
 
 
 class _Whole:

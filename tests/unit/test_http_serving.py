@@ -211,6 +211,33 @@ def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
         assert grown < 50_000, f"{grown} KiB"
 
 
+@pytest.mark.parametrize("protocol", [PatientProtocol, OneWriteProtocol])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("length", [0, 100, 1 << 20, (1 << 20) + 1, 8 << 20])
+@pytest.mark.parametrize("token", ["rules", "none"])
+def test_a_refused_upload_whose_connection_ends_with_it_is_answered(
+    length: int, version: str, token: str, protocol: type[PatientProtocol]
+) -> None:
+    """As urllib asks: it sends all, then reads. Closed in the middle, the connection would take the answer
+    with it."""
+    settings = load_settings(security={"tokens": {"rules": ["admin"]}})
+    gate = RequestGate(App(), settings, lambda _, __: "admin")
+    refused = 413 if length > settings.http.max_body_bytes else 200
+    with serving(gate, protocol, body_timeout_s=LIMIT_S) as port:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(
+                    f"POST /v1/x HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+                    f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n".encode()
+                )
+                connection.sendall(b" " * length)
+                connection.settimeout(LIMIT_S)
+                with connection.makefile("rb") as answer:
+                    told = answer.read()
+            assert int(told.split()[1]) == (refused if token == "rules" else 401), told
+            assert told.endswith((b"}", b"ok"))
+
+
 def test_an_upload_that_is_broken_off_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with serving(RequestGate(App(), load_settings(), lambda _, __: None)) as port:
