@@ -86,7 +86,7 @@ def test_the_verdict_of_health_tells_of_a_process_that_stands_still(
     with stopped(family(processes.services()[name])):
         # (That it takes three seconds is shown where time is counted: tests/unit/test_health.py.)
         # Before all of Kafka is suspected, one look at a topic may have failed, which is degraded.
-        wait_for(lambda: kind in told("failing"), f"{name} fails in the verdict", 30)
+        wait_for(lambda: kind in told("failing"), f"{name} fails in the verdict", 90)
         verdict = admin.health()
         assert verdict.status == "failing"
         assert all(one.next_step for one in verdict.reasons)
