@@ -135,7 +135,8 @@ spark.ui.showConsoleProgress false
 spark.local.dir           {folder}
 """
 PYTHON: Final = """
-import json, sys, traceback
+import json, signal, sys, traceback
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests in the background has it ignored
 names = {"__name__": "__main__"}
 for line in sys.stdin:
     status = 0
