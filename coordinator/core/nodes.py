@@ -15,13 +15,13 @@ _OUT_OF_SERVICE = {
 }
 
 
-_NOBODY: Final = ("node", "")
-"""Silent since the first look, as all are who were never heard."""
-
-
 def node_subject(name: str) -> tuple[str, str]:
     """A node, for the failure_detector."""
     return ("node", name)
+
+
+_NOBODY: Final = node_subject("")
+"""Silent since the first look, as all are who were never heard."""
 
 
 @dataclass(slots=True)
