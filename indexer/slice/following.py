@@ -103,8 +103,6 @@ class QueueFollower:
         self._incomplete: tuple[int, int] | None = None
         self._waited = 0
         self._evicted = EvictedMutations()
-        self._doubted: dict[int, Place] = {}
-        """By partition, how far what made room was applied that no timestamp vouches for."""
         self._commit: Apply | Correct | None = None
         self.correcting = Correcting(history, max(number, applied.number))
         self._news = True
@@ -114,7 +112,7 @@ class QueueFollower:
         other = QueueFollower(
             self.index, self.slice, self.applied, self.limits, self._history, self.number, self._version
         )
-        other._doubted, other.correcting = self._doubted, self.correcting.again()
+        other.correcting = self.correcting.again()
         return other
 
     def set_limits(self, limits: SliceLimits) -> None:
@@ -219,7 +217,6 @@ class QueueFollower:
             story = f"number {applied.number} after {self.number}"
             invariant(applied.number > self.number, "Monotonic", story)
             self.number = applied.number
-            self._doubted.clear()
         self.applied = applied
         self._commit = None
         self._news = True
@@ -275,11 +272,14 @@ class QueueFollower:
         target = self._stamps.make_room(self.applied.timestamp, self.queue)
         if target is None:
             return None
-        for partition, place in target.places.items():
-            new = place.offset > self.applied.timestamp.offset(partition)
-            if new and place.epoch >= 0 and not self._stamps.vouch_for(partition, place):
-                self._doubted[partition] = place
-        return self._apply(target, UNNUMBERED)
+        doubted = {
+            partition: place
+            for partition, place in target.places.items()
+            if place.offset > self.applied.timestamp.offset(partition)
+            and place.epoch >= 0
+            and not self._stamps.vouch_for(partition, place)
+        }
+        return self._apply(target, UNNUMBERED, self.applied.doubted | doubted)
 
     def _full(self) -> bool:
         """(What contradicts a timestamp is settled by what lies further on: then it reads on.)"""
@@ -304,7 +304,7 @@ class QueueFollower:
         newest = self._stamps.newest
         return newest is not None and self._evicted.wanted(newest, self.queue)
 
-    def _apply(self, target: Timestamp, number: int) -> Apply:
+    def _apply(self, target: Timestamp, number: int, doubted: dict[int, Place] | None = None) -> Apply:
         """Take everything below `target` out of the queue; the state after the commit is exactly there."""
         self._waited = 0
         pieces = self.queue.take(self.applied.timestamp, target)
@@ -316,6 +316,7 @@ class QueueFollower:
             build=self.applied.build,
             batch=self.applied.batch,
             backfill_position=self.applied.backfill_position,
+            doubted=doubted or {},
         )
         return Apply([_cut(piece) for piece in pieces if piece.segment.heard or piece.segment.skips], applied)
 
@@ -326,7 +327,8 @@ class QueueFollower:
         Raises:
             GoneError: it shows that an election has lost what is applied, which nobody else knows of.
         """
-        doubted = self._doubted.get(segment.partition)
+        state = self.applied if self._commit is None else self._commit.applied
+        doubted = state.doubted.get(segment.partition)
         if doubted and segment.epoch > doubted.epoch and segment.start < min(doubted.offset, segment.end):
             raise GoneError(
                 f"partition {segment.partition}: an election has lost records below {doubted.offset} (leader "

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from keytide.errors import KeytideError
-from keytide.model.timestamp import Timestamp
+from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import Corrections, PutChunk, RemovalChunk, Segment
 
 UNNUMBERED: Final = -1
@@ -52,6 +52,8 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
         backfill_position: first offset of the backfill queue with anything unapplied.
         building: whether the slice still reads its backfill queue.
         control: for the caller's own use.
+        doubted: by source partition, how far what made room (R4) was applied that no timestamp vouches for:
+            an election may have lost some of it (R30).
     """
 
     timestamp: Timestamp = Timestamp()
@@ -63,6 +65,7 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
     backfill_position: int = 0
     building: bool = False
     control: bytes = b""
+    doubted: dict[int, Place] = {}
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):

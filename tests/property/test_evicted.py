@@ -1,6 +1,6 @@
 """A slice that holds next to nothing, and so lets go of what it cannot apply again and again, on queues with
-what elections have lost, copies that come late, and timestamps that come another way: every number that it
-commits is the source at that moment, and it comes to the last one.
+what elections have lost, copies that come late, and timestamps that come another way, in a process that is
+killed now and then: every number that it commits is the source at that moment, and it comes to the last one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from indexer.slice import following
 from indexer.slice.core import SliceCore
 from indexer.slice.events import Apply, Decide, Done, Instruction, MutationData, ReadMutations, Stamped
 from indexer.slice.limits import SliceLimits
+from indexer.store.formats.state_bytes import decode_applied, encode_state
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.columns import heard_offsets
@@ -87,6 +88,19 @@ def merged(chance: Random, *streams: list[Segment]) -> list[Segment]:
     return out
 
 
+@dataclass(frozen=True)
+class Fold:
+    """What a killed process comes back with.
+
+    Attributes:
+        stamped: how many timestamps were read, as the store keeps with it.
+    """
+
+    applied: Applied
+    state: frozenset[bytes]
+    stamped: int
+
+
 @dataclass
 class World:
     """A slice, its queue, and the timestamps of the control topic."""
@@ -129,6 +143,16 @@ class World:
         self.core = SliceCore("i", 0, Applied(timestamp=zero), limits)
         self.cursor = 0
         self.numbers = 0
+        self.folded = Fold(self.core.applied, frozenset(), 0)
+        self.obey(self.core.start())
+
+    def fold(self) -> None:
+        self.folded = Fold(self.core.applied, frozenset(self.state), self.numbers)
+
+    def kill(self) -> None:
+        applied, state, self.numbers = self.folded.applied, self.folded.state, self.folded.stamped
+        self.state, self.committed = set(state), applied.number
+        self.core = self.core.anew(decode_applied(encode_state(applied)))
         self.obey(self.core.start())
 
     def stamp(self) -> None:
@@ -172,27 +196,31 @@ class World:
 
 
 @given(
-    seed=st.integers(0, 1 << 32), documents=st.sampled_from([1, 2, 3, 6]), wait=st.sampled_from([1, 2, 16])
+    seed=st.integers(0, 1 << 32),
+    documents=st.sampled_from([1, 2, 3, 6]),
+    wait=st.sampled_from([1, 2, 16]),
+    killed=st.booleans(),
 )
 @settings(max_examples=share.examples(200), deadline=None)
 def test_a_slice_that_lets_go_is_never_torn_and_comes_to_the_end(
-    seed: int, documents: int, wait: int
+    seed: int, documents: int, wait: int, killed: bool
 ) -> None:
-    history(seed, documents, wait)
+    history(seed, documents, wait, killed)
 
 
 def test_histories_that_are_kept() -> None:
     """Those that the planted faults need."""
     for seed in range(60):
-        history(seed, 1 + seed % 3, 1)
+        history(seed, 1 + seed % 3, 1, killed=False)
+        history(seed, 1 + seed % 3, 1, killed=True)
 
 
-def history(seed: int, documents: int, wait: int) -> None:
+def history(seed: int, documents: int, wait: int, killed: bool) -> None:
     """One slice from its start to the last timestamp."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(following, "WAIT_LIMIT", wait)
         world = World(Random(seed), documents)
-        steps = [world.stamp, world.hear, world.decide]
+        steps = [*(world.stamp, world.hear, world.decide) * 6, *[world.fold, world.kill] * killed]
         for _ in range(150):
             world.chance.choice(steps)()
         for _ in range(TURNS):

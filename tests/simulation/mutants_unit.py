@@ -549,6 +549,19 @@ def keep_what_made_room(patches: Patches) -> None:
 
 
 @unit_mutant(
+    "R30, what made room",
+    "a restart forgets what was applied in doubt",
+    RARE,
+    test_slice_core.test_a_restart_does_not_forget_what_was_applied_in_doubt,
+)
+def forget_doubt_at_a_restart(patches: Patches) -> None:
+    def begin(self: QueueFollower, index: str, number: int, applied: Applied, *rest: Any) -> None:
+        _begin(self, index, number, msgspec.structs.replace(applied, doubted={}), *rest)
+
+    _begin = patches.put(QueueFollower, "__init__", begin)
+
+
+@unit_mutant(
     "R30, an election's loss that a build has not read",
     "a slice does not know of which leader its build has read the last",
     RARE,

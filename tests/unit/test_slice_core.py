@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -38,6 +39,7 @@ from indexer.slice.events import (
     SwitchOver,
 )
 from indexer.slice.limits import WAIT_LIMIT, SliceLimits
+from indexer.store.formats.state_bytes import decode_applied, encode_state
 from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.history import History
 from keytide.catalog.records import RollbackRecord
@@ -391,6 +393,35 @@ def test_reading_again_does_not_forget_what_was_applied_in_doubt() -> None:
     [lost] = hear(core, 2, segment(0, 2, 20, versions(2, 20), epoch=1))
     assert isinstance(lost, Lose)
     assert "an election has lost records below 4" in lost.reason
+
+
+def test_a_restart_does_not_forget_what_was_applied_in_doubt() -> None:
+    """As before, and the process is killed when that lies on its disk."""
+    core = live(Applied(timestamp=at(0, 0), queue_position=0))
+    hear(core, 0, seg(0, 4))
+    hear(core, 1, seg(0, 12, 1))
+    stamp_places(core, 1, Place(20, 1), Place(0, 0))
+    [made_room, *_] = decide(core)
+    kept = encode_state(_applied(made_room))
+    core = live(decode_applied(kept))
+    hear(core, 2, segment(0, 2, 20, versions(2, 20), epoch=1))
+    assert state(core) == "LOST"
+    assert "an election has lost records below 4" in core.reason
+
+
+def test_what_was_applied_in_doubt_is_settled_by_a_number() -> None:
+    core = live(Applied(timestamp=at(4, 0), queue_position=0, doubted={0: Place(4, 0)}))
+    stamp_places(core, 1, Place(4, 0), Place(0, 0))
+    [commit, *_] = decide(core)
+    assert _applied(commit).number == 1
+    assert _applied(commit).doubted == {}
+
+
+def test_a_state_of_before_there_was_doubt_is_read() -> None:
+    """What releases wrote that kept none."""
+    old = Applied(timestamp=at(3, 1), number=7, queue_position=5, control=b"c")
+    written = msgspec.msgpack.encode(msgspec.msgpack.decode(encode_state(old))[:-1])
+    assert decode_applied(written) == old
 
 
 def test_a_full_slice_lets_go_of_nothing_while_timestamps_make_room_bit_by_bit() -> None:
