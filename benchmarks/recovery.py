@@ -20,6 +20,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from benchmarks import stress
 from benchmarks.documents import PARTITIONS, document, document_id, load
 from benchmarks.harness import Bench, Result, machine_state, say
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
@@ -121,6 +122,7 @@ class Faults:
         before = self._fresh.count()
         self._bench.cluster.kill(NODE)
         folder = min((self._bench.cluster.data_dir / NODE).glob("nodes/*/slices/*/0"))
+        stress.take_away(self._bench.cluster.data_dir, f"{folder.parent.name}/{folder.name}")
         shutil.rmtree(folder)
         began = time.monotonic()
         self._start(NODE)

@@ -25,6 +25,8 @@ TROUBLE: Final = re.compile(
     r"\bslice \S+ (is lost|stopped): |Fatal Python error|invariant \w+ does not hold|ended with status -"
 )
 """What must not be in the logs of a round."""
+TAKEN_AWAY: Final = "taken-away.txt"
+"""In a cluster's folder: slices, `index/number`, whose data the benchmark itself has deleted."""
 SHOWN: Final = 5
 """Lines of trouble that a failed round tells."""
 
@@ -36,10 +38,23 @@ class TroubleError(Exception):
 def troubles(folder: Path) -> list[str]:
     """Lines of trouble in the logs below a folder, with the name of their file."""
     found: list[str] = []
+    taken = folder / TAKEN_AWAY
+    away = taken.read_text().split() if taken.exists() else []
+    known = tuple(f"slice {one} is lost: the slice's data is not on this node" for one in away)
     for file in _logs(folder):
         with file.open(errors="replace") as lines:
-            found += [f"{file.name}: {line.strip()}" for line in lines if TROUBLE.search(line)]
+            found += [
+                f"{file.name}: {line.strip()}"
+                for line in lines
+                if TROUBLE.search(line) and not any(one in line for one in known)
+            ]
     return found
+
+
+def take_away(folder: Path, name: str) -> None:
+    """Say that a benchmark deletes the data of a slice, `index/number`: its loss is no trouble."""
+    with (folder / TAKEN_AWAY).open("a") as file:
+        file.write(f"{name}\n")
 
 
 def keep(folder: Path, into: Path) -> None:

@@ -30,6 +30,20 @@ def test_what_is_trouble(tmp_path: Path, line: str, trouble: bool) -> None:
     assert bool(stress.troubles(tmp_path)) is trouble
 
 
+def test_a_slice_that_the_benchmark_takes_away_is_no_trouble(tmp_path: Path) -> None:
+    stress.take_away(tmp_path, "by_city-3/0")
+    log = tmp_path / "node.log"
+    log.write_text("ERROR slice by_city-3/0 is lost: the slice's data is not on this node\n")
+    assert stress.troubles(tmp_path) == []
+    for line in (
+        "ERROR slice by_city-3/1 is lost: the slice's data is not on this node",
+        "ERROR slice by_city-3/0 is lost: offset 68 is not what was written",
+        "ERROR slice by_city-3/0 stopped: missing in the mutation queue",
+    ):
+        log.write_text(f"{line}\n")
+        assert stress.troubles(tmp_path) == [f"node.log: {line}"]
+
+
 def test_rounds_go_on_and_logs_of_failed_ones_are_kept(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
