@@ -21,6 +21,7 @@ from indexer.hosting.slice_runner import SliceRunner
 from indexer.scan.gather.reads import WrittenAnswer
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
     TIP,
     LeaseReply,
@@ -132,6 +133,7 @@ class Endpoint:
     def __init__(self, world: World, node: SimNode) -> None:
         self.world = world
         self.here = node.name
+        self.health = PeerHealth()
         self.lives = node.lives
 
         def now() -> int:

@@ -23,6 +23,7 @@ from indexer.scan.gather.scatter import Agreed, Target
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.cursor import EXAMINED
 from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
     LeaseReply,
     LeaseRequest,
@@ -266,6 +267,7 @@ class DirectNodes:
 
     def __init__(self, here: str, readers: dict[str, LocalReader]) -> None:
         self.here = here
+        self.health = PeerHealth()
         self.readers = readers
         self.down: set[str] = set()
         self.reads: list[tuple[str, ReadRequest]] = []

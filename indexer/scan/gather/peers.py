@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
     HistoryAheadError,
     LeaseReply,
@@ -46,11 +47,13 @@ class Peers:
 
     Attributes:
         here: id of this node.
+        health: what was seen of the others.
         read_here: reads this node's slices.
     """
 
     def __init__(self, view: NodeView, local: LocalReader, nodes: NodeClient) -> None:
         self.here = view.node_id
+        self.health = PeerHealth()
         self.read_here = local.read
         self._view = view
         self._local = local

@@ -26,7 +26,7 @@ import msgspec
 
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
-from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic, with_timestamp
+from indexer.scan.gather.scatter import Agreed, AskedT, Target, at_copies, monotonic, with_timestamp
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
@@ -67,7 +67,7 @@ class Reads:
         nodes: reads slices here and elsewhere.
         settings: limits and time-outs.
         wall: the machine's clock, ms. Waits and time-outs go by the clock of the event loop.
-        choose: one of several replicas.
+        choose: one of several replicas; the less busy one of two if it is not given.
     """
 
     def __init__(
@@ -77,19 +77,24 @@ class Reads:
         nodes: SliceReader,
         settings: ScanSettings,
         wall: Callable[[], int] = wall_ms,
-        choose: Callable[[Sequence[str]], str] = random.choice,
+        choose: Callable[[Sequence[str]], str] | None = None,
     ) -> None:
         self.view = view
         self.local = local
         self.nodes = nodes
         self.settings = settings
-        self.directory = IndexDirectory(view, wall, choose)
+        self.directory = IndexDirectory(view, wall, choose or self._less_busy)
         self.notifier = SnapshotNotifier()
         self.holds = HoldRegistry(nodes)
         self._wall = wall
         self._timestamp: Timestamp | None = None
         self._timestamp_json = msgspec.Raw(b"{}")
         view.on_published(self.notifier.tell)
+
+    def _less_busy(self, replicas: Sequence[str]) -> str:
+        """Of two on nodes that answer the one with less to do."""
+        healthy = self.nodes.health.answering(replicas, monotonic()) or replicas
+        return self.nodes.health.less_busy(*random.choices(healthy, k=2))
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone) -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was
@@ -221,6 +226,7 @@ class Reads:
                 selection.distinct,
                 in_order=selection.in_order,
                 saw=seen.get(index.keyspace, ()),
+                others=self.directory.others(index.placement, nodes),
             )
             gathered = await work(target)
             waited_ms = int((monotonic() - began) * 1000)
@@ -251,7 +257,7 @@ class Reads:
         *,
         kind: str = "",
         timeout_s: float | None = None,
-        nodes: Mapping[int, str] | None = None,
+        copies: Mapping[int, Sequence[str]] | None = None,
     ) -> SnapshotHold:
         """Hold the newest snapshot that satisfies a moment. Of the tip nothing is held: the answer says where
         to read it.
@@ -259,7 +265,7 @@ class Reads:
         Args:
             kind: how its id begins.
             timeout_s: longest wait; that of the moment if it is not given.
-            nodes: slice -> the node that is to hold it; any if it is not given.
+            copies: slice -> nodes that may hold it, the first one first; any if it is not given.
 
         Raises:
             TooManyLeasesError: a node keeps too many.
@@ -269,13 +275,15 @@ class Reads:
         timeout_s = self.timeout_s(moment) if timeout_s is None else timeout_s
 
         async def take(target: Target) -> Gathered:
-            there = {number: nodes[number] for number in target.nodes} if nodes else target.nodes
-            return await self.holds.take(replace(target, spans=(), nodes=there, hold=hold))
+            if copies is not None:
+                target = at_copies(target, copies)
+            return await self.holds.take(replace(target, spans=(), hold=hold))
 
         selection = Selection((), slices)
         agreed = await self._agree(index, selection, moment, seen, gone, timeout_s, take, lease_ms)
-        places, saw = nodes or agreed.target.nodes, seen.get(index.keyspace, ())
-        return SnapshotHold(index.id, hold, agreed.stamp, places, lease_ms, seen, saw, own=True)
+        held = agreed.gathered.kept(agreed.target)
+        saw = seen.get(index.keyspace, ())
+        return SnapshotHold(index.id, hold, agreed.stamp, held, lease_ms, seen, saw, own=True)
 
     def named_hold(self, index: Scannable, at: str, seen: Seen) -> SnapshotHold:
         """The held snapshot that a token names.
@@ -316,12 +324,12 @@ def explain(agreed: Agreed[AskedT], slices: int) -> dict[str, Any]:
         "slices": [
             {
                 "slice": number,
-                "node": node,
+                "node": agreed.target.node_of(number),
                 "newest": _numbered(gathered.replies[number].newest),
                 "snapshot": _numbered(gathered.replies[number].number),
                 "rows_read": gathered.read.get(number, 0),
             }
-            for number, node in sorted(agreed.target.nodes.items())
+            for number in sorted(agreed.target.nodes)
             if number in gathered.replies  # slices in the order of entries are read as far as they are needed
         ],
     }

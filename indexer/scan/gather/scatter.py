@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Final, Generic, TypeVar
 
+from indexer.scan.gather.failover import Round
 from indexer.scan.peer.messages import (
     TIP,
-    LeaseRequest,
     ReadConsistency,
     ReadPaging,
     ReadReply,
@@ -27,7 +27,7 @@ from indexer.scan.peer.messages import (
 )
 from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.scan.plan.selection import Shape, Stamp, slices_ahead
-from indexer.scan.plan.tokens import PageToken, Saw, Seen, tip_of
+from indexer.scan.plan.tokens import PageToken, Saw, Seen, by_node, copies_of, tip_of
 from keytide.collation import Span
 from keytide.errors import invariant
 from keytide.http.node_protocol import NodeUnavailableError
@@ -48,6 +48,7 @@ class Target:
 
     Attributes:
         nodes: slice -> id of the node to ask.
+        others: slice -> nodes with further copies of it, to ask when that one does not do.
         lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
         in_use: this is not the first page.
         timeout_s: how long all of it may take, from now on.
@@ -58,6 +59,8 @@ class Target:
         in_order: how the order of slices is that of their entries: 1 the same, -1 the other way round, 0 not.
         saw: of newest states: what the reader's session has seen of the keyspace, which they must not be
             behind.
+        elsewhere: slices that another copy has answered for, and goes on answering for: shared by all reads
+            of this target, and noted by them.
     """
 
     index: str
@@ -74,6 +77,8 @@ class Target:
     in_order: int = 0
     until: float = 0.0
     saw: Saw = ()
+    others: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    elsewhere: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.until:
@@ -88,7 +93,8 @@ class Target:
             saw: what the session has seen of its keyspace, the token's pages included.
             lease_ms: how long its snapshot is kept, unless it is a held one.
         """
-        nodes = {number: node for node, slices in token.nodes for number in slices}
+        copies = copies_of(token.nodes)
+        nodes = {number: there[0] for number, there in copies.items()}
         if token.in_order:
             ahead = slices_ahead(shape, token.after, token.reverse)
             # A token means that there is more: when none of its slices lies ahead, the splits are not those
@@ -109,12 +115,14 @@ class Target:
             token.hold,
             token.in_order,
             saw=saw,
+            others={number: there[1:] for number, there in copies.items() if there[1:]},
         )
 
     def page_token(
         self,
         stamp: Stamp,
         seen: Seen,
+        kept: Mapping[int, Sequence[str]],
         *,
         after: bytes,
         reverse: bool,
@@ -127,6 +135,7 @@ class Target:
 
         Args:
             seen: what the session has seen with the first page.
+            kept: slice -> the copies that keep the snapshot.
             after, offset: where it goes on, and what of the offset is left.
         """
         return PageToken(
@@ -135,7 +144,7 @@ class Target:
             stamp.incarnation,
             stamp.fresh_at,
             [(span.low, span.high) for span in self.spans],
-            list(self.by_node().items()),
+            by_node(kept),
             after,
             reverse,
             limit,
@@ -156,11 +165,20 @@ class Target:
         from what was not asked."""
         return max(0.001, min(self.timeout_s, self.until - monotonic()))
 
+    def node_of(self, number: int) -> str:
+        """Where a slice is read now."""
+        return self.elsewhere.get(number) or self.nodes[number]
+
+    def copies(self, number: int) -> list[str]:
+        """All copies of a slice that may be asked, the one that is read now first."""
+        first, there = self.node_of(number), [self.nodes[number], *self.others.get(number, ())]
+        return [first, *(node for node in there if node != first)]
+
     def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
-        """Node -> its slices, of `slices` or all."""
+        """Node -> the slices that are read there, of `slices` or all."""
         grouped: dict[str, list[int]] = {}
         for number in self.nodes if slices is None else slices:
-            grouped.setdefault(self.nodes[number], []).append(number)
+            grouped.setdefault(self.node_of(number), []).append(number)
         return grouped
 
 
@@ -171,14 +189,32 @@ class SliceAnswers:
     Attributes:
         read: slice -> entries read there.
         replies: slice -> its last reply, without entries of use.
-        leased: slices whose snapshot is kept under the target's lease.
+        leased: slice -> the nodes that keep the snapshot under the target's lease.
         rounds: how often slices were asked.
     """
 
     read: dict[int, int] = field(default_factory=dict)
     replies: dict[int, SliceReply] = field(default_factory=dict)
-    leased: set[int] = field(default_factory=set)
+    leased: dict[int, set[str]] = field(default_factory=dict)
     rounds: int = 0
+
+    def kept_everywhere(self, target: Target) -> bool:
+        """Whether every slice keeps the snapshot, and has no other copy."""
+        return not target.others and len(self.leased) == len(target.nodes)
+
+    def kept(self, target: Target) -> dict[int, list[str]]:
+        """Slice -> the copies that keep the snapshot, the one that is read first, of all of a target's."""
+        return {
+            number: [one for one in target.copies(number) if one in self.leased.get(number, ())]
+            or [target.node_of(number)]
+            for number in target.nodes
+        }
+
+    def take(self, node: str, reply: SliceReply, *, leased: bool) -> None:
+        """A slice has answered."""
+        self.replies[reply.slice] = reply
+        if leased:
+            self.leased.setdefault(reply.slice, set()).add(node)
 
 
 AskedT = TypeVar("AskedT", bound=SliceAnswers)
@@ -195,10 +231,39 @@ class Agreed(Generic[AskedT]):
     waited_for: list[str]
 
 
+def check_reply(target: Target, node: str, reply: SliceReply) -> None:
+    """Raise unless a slice has answered from the target's snapshot.
+
+    Raises:
+        SnapshotMissingError: it does not hold that.
+        NodeUnavailableError: the node has answered from another one.
+    """
+    if reply.gone:
+        raise SnapshotMissingError(reply.slice, node, reply.newest, reply.state, reply.reason)
+    if reply.incarnation != target.incarnation or (reply.number != target.number != TIP):
+        raise NodeUnavailableError(
+            f"node {node} answered from snapshot {reply.number} of incarnation {reply.incarnation}, "
+            f"and was asked for {target.number} of {target.incarnation}",
+            node=node,
+            next_step="run the same release on every node",
+        )
+
+
+def at_copies(target: Target, copies: Mapping[int, Sequence[str]]) -> Target:
+    """The target, read at these copies."""
+    return replace(
+        target,
+        nodes={number: copies[number][0] for number in target.nodes},
+        others={number: copies[number][1:] for number in target.nodes if len(copies[number]) > 1},
+        elsewhere={},
+    )
+
+
 async def ask(
     target: Target, nodes: SliceReader, requests: Mapping[str, ReadRequest], asked: SliceAnswers
 ) -> list[SliceReply]:
-    """Send every node its request, and note in `asked` what came.
+    """Send every node its request, and note in `asked` what came. Of a slice with several copies another one
+    is asked when one does not answer, or does not hold the snapshot (R36).
 
     Args:
         requests: node -> what to ask it, all of the target's snapshot.
@@ -208,22 +273,23 @@ async def ask(
         RetryableError: a node did not answer.
     """
     asked.rounds += 1
+    if target.others:
+        # Of newest states a slice that has answered already stays: another copy may be behind what was shown.
+        stay = asked.replies if target.number == TIP else ()
+        further = {number: target.copies(number)[1:] for number in target.nodes if number not in stay}
+        check = partial(check_reply, target)
+        answers = await Round(nodes, requests, further, check, target.until).run()
+    else:
+        replies = await _ask_all(nodes, requests, target.left_s)
+        answers = [(node, reply.leased, one) for node, reply in replies.items() for one in reply.slices]
     found: list[SliceReply] = []
-    for node, reply in (await _ask_all(nodes, requests, target.left_s)).items():
-        if reply.leased:
-            asked.leased.update(requests[node].span.slices)
-        for one in reply.slices:
-            if one.gone:
-                raise SnapshotMissingError(one.slice, node, one.newest, one.state, one.reason)
-            if one.incarnation != target.incarnation or (one.number != target.number != TIP):
-                raise NodeUnavailableError(
-                    f"node {node} answered from snapshot {one.number} of incarnation {one.incarnation}, "
-                    f"and was asked for {target.number} of {target.incarnation}",
-                    node=node,
-                    next_step="run the same release on every node",
-                )
-            asked.replies[one.slice] = one
-            found.append(one)
+    for node, leased, one in answers:
+        if not target.others:
+            check_reply(target, node, one)
+        elif node != target.node_of(one.slice):
+            target.elsewhere[one.slice] = node
+        asked.take(node, one, leased=leased)
+        found.append(one)
     return found
 
 
@@ -338,37 +404,3 @@ def with_timestamp(stamp: Stamp, gathered: SliceAnswers) -> Stamp:
 
 def _same_cut(one: Timestamp, other: Timestamp) -> bool:
     return one is other or (one.covers(other) and other.covers(one))
-
-
-async def keep_everywhere(target: Target, nodes: SliceReader, held: Iterable[int]) -> None:
-    """Keep the target's snapshot on every slice that is not `held` already.
-
-    Raises:
-        SnapshotMissingError: a slice does not have it.
-        RetryableError: a node does not answer, or keeps too many.
-    """
-    if target.number == TIP:
-        return
-    wanted = target.by_node(sorted(target.nodes.keys() - set(held)))
-    replies = await asyncio.gather(
-        *(
-            nodes.lease(
-                node,
-                LeaseRequest(
-                    target.index,
-                    target.number,
-                    target.incarnation,
-                    slices,
-                    target.lease_ms,
-                    target.in_use,
-                    target.hold,
-                    CLIENT.get(),
-                ),
-                target.timeout_s,
-            )
-            for node, slices in wanted.items()
-        )
-    )
-    for node, reply in zip(wanted, replies, strict=True):
-        if reply.missing:
-            raise SnapshotMissingError(reply.missing[0], node, -1)

@@ -15,7 +15,6 @@ our bug.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -24,13 +23,22 @@ import msgspec
 from indexer.scan.gather.gather import Gathered, count, examine, gather
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
-from indexer.scan.gather.scatter import Agreed, Target, keep_everywhere, monotonic, with_timestamp
+from indexer.scan.gather.scatter import Agreed, Target, monotonic, with_timestamp
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import TIP, Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up
 from indexer.scan.plan.selection import Stamp
-from indexer.scan.plan.tokens import HeldToken, PageToken, Seen, newest, sign, verify
+from indexer.scan.plan.tokens import (
+    HeldToken,
+    PageToken,
+    Seen,
+    by_node,
+    copies_of,
+    newest,
+    sign,
+    verify,
+)
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import CountRequest, HoldRequest, Moment, ScanRequest
 from indexer.scan.shape.rows import RowMaker, encode
@@ -70,7 +78,7 @@ class ScanService:
         validation: Validation | None = None,
         *,
         wall: Callable[[], int] = wall_ms,
-        choose: Callable[[Sequence[str]], str] = random.choice,
+        choose: Callable[[Sequence[str]], str] | None = None,
     ) -> None:
         self._validation = validation or Validation(view, nodes, {})
         self.shared = Reads(view, local, nodes, settings, wall, choose)
@@ -117,6 +125,7 @@ class ScanService:
             onward = agreed.target.page_token(
                 agreed.stamp,
                 seen,
+                agreed.gathered.kept(agreed.target),
                 after=agreed.gathered.reached,
                 reverse=request.reverse,
                 limit=limit,
@@ -143,7 +152,11 @@ class ScanService:
         onward = None
         if agreed.gathered.more:
             onward = msgspec.structs.replace(
-                token, after=agreed.gathered.reached, offset=agreed.gathered.offset_left, seen=seen
+                token,
+                nodes=onward_nodes(token, agreed.target),
+                after=agreed.gathered.reached,
+                offset=agreed.gathered.offset_left,
+                seen=seen,
             )
         return await self._answer(index, request, agreed, seen, onward, maker, check, ends_at)
 
@@ -309,12 +322,12 @@ async def page_of(
         gathered = await gather(target, shared.nodes, after, reverse, limit, offset)
         entries = gathered.entries
         gathered.rows = await _encoded(shared, len(entries), lambda: rows(entries))
-    except UNREADABLE:
+    except UNREADABLE:  # (each slice at the copy that has answered)
         await examine(target, shared.nodes, after, reverse, limit + offset)
         raise
     gathered.more = gathered.more and (most is None or len(entries) < most)
-    if gathered.more and target.lease_ms:
-        await keep_everywhere(target, shared.nodes, gathered.leased)
+    if gathered.more and target.lease_ms and not gathered.kept_everywhere(target):
+        await shared.holds.keep(target, gathered.leased)
     return gathered
 
 
@@ -354,6 +367,7 @@ async def next_page(
     except SnapshotMissingError as missing:
         if token.number == TIP:
             raise catching_up(missing) from missing
+        missing.raise_if_passing()
         raise PageSnapshotGoneError(
             f"slice {missing.slice} no longer holds snapshot {token.number}"
             + (f": {missing.reason}" if missing.reason else ""),
@@ -363,6 +377,14 @@ async def next_page(
         ) from missing
     stamp = with_timestamp(Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at), gathered)
     return Agreed(stamp, target, gathered, 0, []), shared.seen_too(seen, index, stamp)
+
+
+def onward_nodes(token: PageToken, target: Target) -> list[tuple[str, list[int]]]:
+    """What a token names: the same copies, of each slice the one first that has answered."""
+    copies = copies_of(token.nodes)
+    for number, node in target.elsewhere.items():
+        copies[number].sort(key=lambda one, node=node: one != node)  # type: ignore[misc]
+    return by_node(copies) if target.elsewhere else token.nodes
 
 
 def first_lease_ms(shared: Reads) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
+from indexer.scan.peer.health import PeerHealth
 from keytide.errors import CallerError, RetryableError
 from keytide.model.timestamp import Timestamp
 
@@ -285,6 +286,11 @@ class SliceReader(Protocol):
     @property
     def here(self) -> str:
         """Id of this node, whose slices are read without HTTP."""
+        ...
+
+    @property
+    def health(self) -> PeerHealth:
+        """What was seen of the other nodes."""
         ...
 
     async def read_here(self, request: ReadRequest) -> ReadReply: ...

@@ -152,7 +152,8 @@ class Agreement:
                 if not self._deadline.left or not self._untried(index, there):
                     raise hindrance
                 self._note(f"other replicas than those on {down}")
-                return
+                if there:
+                    return
         await self._deadline.wait(at_most=self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 

@@ -4,7 +4,7 @@ scan; the newest snapshot of one; where to read its slices."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer.scan.peer.messages import TIP
@@ -214,6 +214,14 @@ class IndexDirectory:
         me = self._view.node_id
         candidates = self.candidates(replicas, without) or replicas
         return me if me in candidates else self._choose(candidates)
+
+    def others(self, placement: Sequence[list[str]], nodes: Mapping[int, str]) -> dict[int, list[str]]:
+        """Slice -> its replicas beside those where slices are read, of slices that have any."""
+        return {
+            number: [one for one in placement[number] if one != node]
+            for number, node in nodes.items()
+            if len(placement[number]) > 1
+        }
 
     def candidates(self, replicas: list[str], without: set[str] | None) -> list[str]:
         """The replicas that are known, but for those to do without."""

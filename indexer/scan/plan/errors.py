@@ -39,7 +39,11 @@ class RollingBackError(IndexNotReadyError):
 
 
 class SnapshotMissingError(Exception):
-    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error."""
+    """A slice does not hold the snapshot. Internal: the endpoint turns it into a new try or a typed error.
+
+    Attributes:
+        elsewhere: why other copies of the slice have not answered in its place.
+    """
 
     def __init__(self, slice_number: int, node: str, newest: int, state: str = "", reason: str = "") -> None:
         super().__init__(slice_number, node, newest, state, reason)
@@ -48,6 +52,13 @@ class SnapshotMissingError(Exception):
         self.newest = newest
         self.state = state
         self.reason = reason
+        self.elsewhere: list[Exception] = []
+
+    def raise_if_passing(self) -> None:
+        """Raise what hinders another copy, which may hold the snapshot, and answer again soon."""
+        for error in self.elsewhere:
+            if isinstance(error, RetryableError):
+                raise error from self
 
 
 def catching_up(missing: SnapshotMissingError) -> RetryableError:

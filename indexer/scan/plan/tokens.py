@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -66,7 +66,8 @@ class PageToken(Token, frozen=True, tag="p"):
         number, incarnation: the snapshot that all pages come from.
         fresh_at: from when its staleness counts (ms), 0 when unknown.
         spans: (low, high) entry-key spans of the whole scan.
-        nodes: (node id, its slices): the replicas that keep the snapshot.
+        nodes: (node id, its slices): the copies that keep the snapshot; of a slice with several the one
+            that is asked first comes first.
         after: entry key of the last row given; the next page begins behind it in the scan's direction.
         seen: what the session had seen with the first page.
         filter, distinct: as `Target` has them.
@@ -102,7 +103,7 @@ class HeldToken(Token, frozen=True, tag="h"):
         index: index id.
         hold: under which id its lease goes.
         number, incarnation, fresh_at: the snapshot, as in `PageToken`.
-        nodes: (node id, its slices): the replicas that hold it, of all slices.
+        nodes: (node id, its slices): the copies that hold it, of all slices, as in `PageToken`.
         lease_ms: how long it is held after its last use.
         seen: what the session had seen when it was taken.
     """
@@ -115,6 +116,25 @@ class HeldToken(Token, frozen=True, tag="h"):
     nodes: list[tuple[str, list[int]]]
     lease_ms: int
     seen: Seen
+
+
+def copies_of(nodes: Sequence[tuple[str, Sequence[int]]]) -> dict[int, list[str]]:
+    """Slice -> the nodes that a token names for it."""
+    copies: dict[int, list[str]] = {}
+    for node, slices in nodes:
+        for number in slices:
+            copies.setdefault(number, []).append(node)
+    return copies
+
+
+def by_node(copies: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
+    """What a token names for slices with these copies: the first of each, then the second of each, and so on.
+    (Releases that know of one copy take the last one that is named, which keeps the snapshot, too.)"""
+    ranks: dict[tuple[int, str], list[int]] = {}
+    for number, nodes in copies.items():
+        for rank, node in enumerate(nodes):
+            ranks.setdefault((rank, node), []).append(number)
+    return [(node, slices) for (_, node), slices in sorted(ranks.items(), key=lambda one: one[0][0])]
 
 
 TokenT = TypeVar("TokenT", bound=Token)

@@ -20,7 +20,7 @@ import msgspec
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
 from indexer.scan.gather.scatter import Agreed, AskedT, Target
-from indexer.scan.gather.service import first_lease_ms, next_page, page_bounds, page_of
+from indexer.scan.gather.service import first_lease_ms, next_page, onward_nodes, page_bounds, page_of
 from indexer.scan.peer.messages import TIP, OutOfTimeError
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError
@@ -149,6 +149,7 @@ class _PlannedQuery:
         token = agreed.target.page_token(
             agreed.stamp,
             self.seen,
+            agreed.gathered.kept(agreed.target),
             after=b"",
             reverse=plan.reverse,
             limit=self.request.limit or 0,
@@ -199,7 +200,12 @@ class _PlannedQuery:
         gathered = agreed.gathered
         page = None
         if gathered.more:
-            onward = msgspec.structs.replace(token, after=gathered.reached, offset=gathered.offset_left)
+            onward = msgspec.structs.replace(
+                token,
+                nodes=onward_nodes(token, agreed.target),
+                after=gathered.reached,
+                offset=gathered.offset_left,
+            )
             still = None if left is None else left - len(gathered.entries)
             page = sign(QueryToken(onward, self.plan.select.text, still), self.shared.directory.secret())
         return self._answer(agreed, msgspec.Raw(gathered.rows or b"[]"), len(gathered.entries), page)

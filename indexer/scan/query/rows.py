@@ -155,5 +155,6 @@ def _note(result: Sorted, page: Gathered) -> None:
     for number, count in page.read.items():
         result.read[number] = result.read.get(number, 0) + count
     result.replies.update(page.replies)
-    result.leased |= page.leased
+    for number, nodes in page.leased.items():
+        result.leased.setdefault(number, set()).update(nodes)
     result.rounds += page.rounds

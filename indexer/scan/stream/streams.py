@@ -114,7 +114,7 @@ class RowStream:
         pause = held.lease_ms / 1000 / RENEWALS
         while held.hold:
             await asyncio.sleep(pause)
-            self._shared.holds.renew(held, (), pause)
+            self._shared.holds.renew(held, {}, pause)
 
 
 class OpenLimit:

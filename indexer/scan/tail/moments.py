@@ -18,7 +18,6 @@ from msgspec import Meta
 from indexer.scan.gather.gather import count
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads
-from indexer.scan.gather.scatter import keep_everywhere
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError
 from indexer.scan.plan.leases import TAIL
@@ -119,12 +118,15 @@ async def resumed_moment(
         )
     told = SnapshotHold.of(token.held)
     index.check_snapshot(told.index, told.stamp.number, told.stamp.incarnation, seen)
-    slices, timeout_s = sorted(told.nodes), shared.timeout_s(request)
+    slices, timeout_s = sorted(told.copies), shared.timeout_s(request)
     own = replace(told, hold=TAIL + secrets.token_hex(8), own=True)
     try:
-        await keep_everywhere(told.target(Selection((), slices), timeout_s), shared.nodes, ())
-        first_use = replace(own.target(Selection((), slices), timeout_s), in_use=False)
-        await keep_everywhere(first_use, shared.nodes, ())
+        still: dict[int, set[str]] = {}
+        await shared.holds.keep(told.target(Selection((), slices), timeout_s), still)
+        own = own.at(still)
+        first: dict[int, set[str]] = {}
+        await shared.holds.keep(replace(own.target(Selection((), slices), timeout_s), in_use=False), first)
+        own = own.at(first)
     except BaseException as error:
         await asyncio.shield(shared.holds.give_back(own, timeout_s))
         if isinstance(error, SnapshotMissingError):
@@ -136,7 +138,8 @@ async def resumed_moment(
 async def later_moment(
     shared: Reads, index: Scannable, before: Told, gone: Gone, timeout_s: float
 ) -> Told | None:
-    """The newest common snapshot, held where the one before is; None when it is that one.
+    """The newest common snapshot, held where the one before is, and on further copies; None when it is that
+    one.
 
     Raises:
         HistoryChangedError: the one before was rolled back.
@@ -146,14 +149,17 @@ async def later_moment(
     index.check_snapshot(was.index, was.stamp.number, was.stamp.incarnation, before.seen)
     held = await shared.hold(
         index,
-        sorted(was.nodes),
+        sorted(was.copies),
         Moment(),
         before.seen,
         gone,
         was.lease_ms,
         kind=TAIL,
         timeout_s=timeout_s,
-        nodes=was.nodes,
+        copies={
+            number: [*there, *(node for node in index.placement[number] if node not in there)]
+            for number, there in was.copies.items()
+        },
     )
     if held.stamp.number == was.stamp.number:
         await shared.holds.give_back(held, timeout_s)

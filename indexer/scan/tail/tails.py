@@ -169,7 +169,7 @@ class OpenTail:
         told by the next comparison."""
         for told in (self._before, self._told, self._quiet, self._telling):
             if told is not None:
-                self._shared.holds.renew(told.held, (), self._timeout_s)
+                self._shared.holds.renew(told.held, {}, self._timeout_s)
 
     async def close(self) -> None:
         """The tail is over: it keeps nobody's place any more. What it told last can be gone on from for as
@@ -282,6 +282,7 @@ class OpenTail:
             side,
         )
         body = encode_wanted(wanted)
+        held = told.held.where_held(older)
         after = dict.fromkeys(self._selection.slices, b"")
         while after:
             selection = replace(self._selection, slices=tuple(after))
@@ -292,7 +293,7 @@ class OpenTail:
                 await ask(target, self._shared.nodes, requests, asked)
                 return asked
 
-            agreed = await self._shared.holds.read(told.held, selection, self._timeout_s, work)
+            agreed = await self._shared.holds.read(held, selection, self._timeout_s, work)
             further: dict[int, bytes] = {}
             for number in after:
                 changes = decode_changes(agreed.gathered.replies[number].result)

@@ -1,0 +1,246 @@
+"""One round of requests to slices that have several copies: whoever does not answer, or does not hold the
+snapshot, has another copy asked in its place, at the same number (R36).
+
+Theory of operation
+===================
+Every slice is asked at one copy at first. It is asked at its next one
+
+* when that copy answers that it does not hold the snapshot, or its node refuses or cannot be reached;
+* when the node has not answered for longer than most of its answers take (`PeerHealth.hedge_s`): then both
+  are waited for, and the first answer counts.
+
+A slice is answered by one copy only; whoever asks goes on with that one (`Target.elsewhere`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from indexer.scan.peer.health import PeerHealth
+from indexer.scan.peer.messages import (
+    HistoryAheadError,
+    OutOfTimeError,
+    ReadReply,
+    ReadRequest,
+    SliceReader,
+    SliceReply,
+)
+from indexer.scan.plan.errors import SnapshotMissingError
+from keytide.errors import RetryableError
+from keytide.http.node_protocol import NodeUnavailableError
+
+OWN_FAULT = ("too-many-leases",)
+"""Problem types of refusals that another copy would give as well, or should not be asked to make good for."""
+
+Answer = tuple[str, bool, SliceReply]
+"""(node that has answered, whether it keeps the snapshot, the slice's reply)."""
+Failure = RetryableError | SnapshotMissingError
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request under way."""
+
+    node: str
+    request: ReadRequest
+    since: float
+    hedge_at: float
+
+
+class Round:
+    """One round.
+
+    Args:
+        requests: node -> what to ask it, as `ask` has them.
+        further: slice -> its further copies, if it may be asked elsewhere.
+        check: raises when a node's reply for a slice is not what was asked for.
+        until: the end of the time for it, by the clock of the event loop, s.
+    """
+
+    def __init__(
+        self,
+        nodes: SliceReader,
+        requests: Mapping[str, ReadRequest],
+        further: Mapping[int, Sequence[str]],
+        check: Callable[[str, SliceReply], None],
+        until: float,
+    ) -> None:
+        self._nodes = nodes
+        self._requests = requests
+        self._check = check
+        self._until = until
+        self._now = asyncio.get_running_loop().time
+        self._found: list[Answer] = []
+        self._after: dict[int, bytes] = {}
+        self._untried: dict[int, list[str]] = {}
+        self._failures: dict[int, Failure] = {}
+        self._running: dict[asyncio.Task[ReadReply], _Asked] = {}
+        for request in requests.values():
+            for number, after in zip(request.span.slices, request.span.after, strict=True):
+                self._after[number] = after
+                copies = () if request.shape.examine else further.get(number, ())
+                self._untried[number] = nodes.health.order(copies, self._now())
+
+    async def run(self) -> list[Answer]:
+        """The answer of every slice. Raises as `ask`: what the copy that was asked first has said, and of a
+        snapshot that is missing there, what hindered the others (`SnapshotMissingError.elsewhere`)."""
+        try:
+            for node, request in self._requests.items():
+                if node != self._nodes.here:
+                    self._ask(node, request)
+            if self._nodes.here in self._requests:
+                if self._running:
+                    await asyncio.sleep(0)  # let the requests go out first
+                await self._ask_here(self._requests[self._nodes.here])
+            while self._after:
+                now = self._now()
+                hedge_at = min((one.hedge_at for one in self._hedgeable()), default=None)
+                within = None if hedge_at is None else max(0.0, hedge_at - now)
+                done, _ = await asyncio.wait(
+                    self._running, timeout=within, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    self._done(task, self._running.pop(task))
+                if not done:
+                    self._hedge()
+            return self._found
+        finally:
+            for task, one in self._running.items():
+                if any(number not in self._after for number in one.request.span.slices):
+                    self._nodes.health.silent(one.node, self._now())  # another one was faster by far
+                task.cancel()
+
+    def _left_s(self) -> float:
+        return max(0.001, self._until - self._now())
+
+    # --- asking ---------------------------------------------------------------------------------------------
+
+    def _ask(self, node: str, request: ReadRequest) -> None:
+        health, now = self._nodes.health, self._now()
+        health.asked(node)
+        if node == self._nodes.here:
+            task = asyncio.ensure_future(self._nodes.read_here(request))
+        else:
+            task = asyncio.ensure_future(self._nodes.read(node, request, self._left_s()))
+        task.add_done_callback(partial(_ended, health, node))
+        hedge_s = health.hedge_s(node, short=_is_short(request))
+        self._running[task] = _Asked(node, request, now, now + hedge_s)
+
+    async def _ask_here(self, request: ReadRequest) -> None:
+        try:
+            reply = await self._nodes.read_here(request)
+        except RetryableError as error:
+            self._failed(self._nodes.here, request.span.slices, error)
+        else:
+            self._take(self._nodes.here, reply)
+
+    def _ask_elsewhere(self, slices: Iterable[int], like: ReadRequest) -> None:
+        """Ask the next copy of each of these slices, all that are on one node at once."""
+        left_s = self._left_s()
+        grouped: dict[str, list[int]] = {}
+        for number in slices:
+            grouped.setdefault(self._untried[number].pop(0), []).append(number)
+        for node, numbers in grouped.items():
+            span = msgspec.structs.replace(
+                like.span, slices=numbers, after=[self._after[number] for number in numbers]
+            )
+            within_ms = max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
+            paging = msgspec.structs.replace(like.paging, within_ms=within_ms)
+            self._ask(node, msgspec.structs.replace(like, span=span, paging=paging))
+
+    def _hedgeable(self) -> list[_Asked]:
+        """Requests with a slice that has another copy to ask."""
+        return [one for one in self._running.values() if one.hedge_at and self._open(one)]
+
+    def _open(self, one: _Asked) -> list[int]:
+        return [
+            number for number in one.request.span.slices if number in self._after and self._untried[number]
+        ]
+
+    def _hedge(self) -> None:
+        now = self._now()
+        for one in self._hedgeable():
+            if one.hedge_at <= now:
+                one.hedge_at = 0.0
+                if self._nodes.health.may_hedge():
+                    self._ask_elsewhere(self._open(one), one.request)
+
+    # --- answers --------------------------------------------------------------------------------------------
+
+    def _done(self, task: asyncio.Task[ReadReply], one: _Asked) -> None:
+        try:
+            reply = task.result()
+        except RetryableError as error:
+            if isinstance(error, NodeUnavailableError):
+                self._nodes.health.silent(one.node, self._now())
+            self._failed(one.node, one.request.span.slices, error)
+            return
+        if _is_short(one.request):
+            self._nodes.health.answered(one.node, self._now() - one.since)
+        self._take(one.node, reply)
+
+    def _take(self, node: str, reply: ReadReply) -> None:
+        missing: list[int] = []
+        for one in reply.slices:
+            if one.slice not in self._after:
+                continue  # another copy was faster
+            try:
+                self._check(node, one)
+            except (SnapshotMissingError, RetryableError) as error:
+                self._note(one.slice, error)
+                missing.append(one.slice)
+                continue
+            del self._after[one.slice]
+            self._found.append((node, reply.leased, one))
+        self._go_on(missing)
+
+    def _failed(self, node: str, slices: Iterable[int], error: RetryableError) -> None:
+        """
+        Raises:
+            RetryableError: it is not the node's fault.
+        """
+        if isinstance(error, OutOfTimeError | HistoryAheadError) or error.problem_type in OWN_FAULT:
+            raise error
+        left = [number for number in slices if number in self._after]
+        for number in left:
+            self._note(number, error)
+        self._go_on(left)
+
+    def _note(self, number: int, error: Failure) -> None:
+        first = self._failures.setdefault(number, error)
+        if first is not error and isinstance(first, SnapshotMissingError):
+            first.elsewhere.append(error)
+
+    def _go_on(self, slices: list[int]) -> None:
+        """Ask further copies of slices that one has failed for.
+
+        Raises:
+            Failure: there is none, and nobody else is being asked.
+        """
+        under_way = {number for one in self._running.values() for number in one.request.span.slices}
+        further = []
+        for number in slices:
+            if self._untried[number]:
+                further.append(number)
+            elif number not in under_way:
+                raise self._failures[number]
+        if further:
+            self._ask_elsewhere(further, next(iter(self._requests.values())))
+
+
+def _is_short(request: ReadRequest) -> bool:
+    """Whether it takes about as long as others like it."""
+    shape = request.shape
+    return bool(request.paging.limit) and not (shape.task or shape.filter or shape.distinct or shape.examine)
+
+
+def _ended(health: PeerHealth, node: str, task: asyncio.Task[ReadReply]) -> None:
+    """It is over; nobody may be there any more to hear how."""
+    health.ended(node)
+    if not task.cancelled():
+        task.exception()

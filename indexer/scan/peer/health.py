@@ -1,0 +1,103 @@
+"""What this node has lately seen of the others: who answers, and how fast. Pure; times are the caller's.
+
+A copy on a node that was silent is asked last for a while, and a copy that takes longer than most of its
+node's answers is *hedged*: another one is asked, too, and the first answer counts. (Dean and Barroso, "The
+Tail at Scale", 2013; the budget keeps a slow cluster from being asked twice as much.) Of two copies the one
+with less to do is asked (power of two choices).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+SUSPECT_S: Final = 1.0
+LONGEST_SUSPECT_S: Final = 8.0
+"""For how long a node that did not answer is asked last; doubled from the first to the longest."""
+REMEMBERED: Final = 64
+LEAST_HEDGE_S: Final = 0.02
+FIRST_HEDGE_S: Final = 0.1
+"""A request is hedged after the 95th percentile of so many answers, not before the least; the first ones
+after this."""
+LONG_HEDGE_S: Final = 1.0
+"""One whose answer takes as long as there is to do."""
+BUDGET: Final = 10.0
+HEDGED_SHARE: Final = 0.05
+"""At most this share of requests is hedged, and so many at once."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One node: requests under way, seconds that the last answers took, and since when it is silent."""
+
+    under_way: int = 0
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    suspect_until: float = 0.0
+    suspect_s: float = 0.0
+    hedge_s: float = FIRST_HEDGE_S
+
+
+class PeerHealth:
+    """Of all nodes, as one of them sees it."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Peer] = {}
+        self._budget = BUDGET
+
+    def asked(self, node: str) -> None:
+        """A request goes to a node; `answered` or `ended` follows."""
+        self._peer(node).under_way += 1
+        self._budget = min(BUDGET, self._budget + HEDGED_SHARE)
+
+    def ended(self, node: str) -> None:
+        """It was answered, has failed, or is not waited for any more."""
+        self._peer(node).under_way -= 1
+
+    def answered(self, node: str, took_s: float) -> None:
+        """A short request was answered."""
+        peer = self._peer(node)
+        peer.suspect_until = peer.suspect_s = 0.0
+        peer.took.append(took_s)
+        if len(peer.took) == 1 or len(peer.took) % 8 == 0 or took_s > peer.hedge_s:
+            ordered = sorted(peer.took)
+            few = len(ordered) < 8
+            peer.hedge_s = max(
+                FIRST_HEDGE_S if few else LEAST_HEDGE_S, ordered[int(0.95 * (len(ordered) - 1))]
+            )
+
+    def silent(self, node: str, now: float) -> None:
+        """It did not answer, or not while another one did."""
+        peer = self._peer(node)
+        if now >= peer.suspect_until:
+            peer.suspect_s = min(LONGEST_SUSPECT_S, 2 * peer.suspect_s or SUSPECT_S)
+            peer.suspect_until = now + peer.suspect_s
+
+    def order(self, copies: Sequence[str], now: float) -> list[str]:
+        """The copies with those on suspected nodes last."""
+        return sorted(copies, key=lambda node: self._peer(node).suspect_until > now)
+
+    def answering(self, copies: Sequence[str], now: float) -> list[str]:
+        """The copies on nodes that are not suspected."""
+        return [node for node in copies if self._peer(node).suspect_until <= now]
+
+    def less_busy(self, one: str, other: str) -> str:
+        """Of two nodes the one with less to do."""
+        return min(one, other, key=lambda node: self._peer(node).under_way)
+
+    def hedge_s(self, node: str, short: bool) -> float:
+        """After how long without an answer another copy is asked."""
+        peer = self._peers.get(node)
+        usual = peer.hedge_s if peer is not None else FIRST_HEDGE_S
+        return usual if short else max(LONG_HEDGE_S, usual)
+
+    def may_hedge(self) -> bool:
+        """Take one from the budget, if there is one."""
+        if self._budget < 1:
+            return False
+        self._budget -= 1
+        return True
+
+    def _peer(self, node: str) -> _Peer:
+        return self._peers.setdefault(node, _Peer())
