@@ -6,6 +6,7 @@ like a real one. Entries go to slices by the rule of the router, written down he
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -263,13 +264,19 @@ def _taken(snapshot: FakeSnapshot | None) -> FakeSnapshot | None:
 
 
 class DirectNodes:
-    """Asks the world's nodes without HTTP, but through the bytes that HTTP would carry."""
+    """Asks the world's nodes without HTTP, but through the bytes that HTTP would carry.
+
+    Attributes:
+        down: nodes that cannot be reached.
+        silent: nodes that do not answer.
+    """
 
     def __init__(self, here: str, readers: dict[str, LocalReader]) -> None:
         self.here = here
         self.health = PeerHealth()
         self.readers = readers
         self.down: set[str] = set()
+        self.silent: set[str] = set()
         self.reads: list[tuple[str, ReadRequest]] = []
         self.leases: list[tuple[str, LeaseRequest]] = []
 
@@ -277,20 +284,22 @@ class DirectNodes:
         return await self.read(self.here, request, 0.0)
 
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
-        self._check(node)
+        await self._reach(node, timeout_s)
         self.reads.append((node, request))
         message = read_decoder.decode(encoder.encode(ReadMessage.of(request)))
         reply = await self.readers[node].read(message.request())
         return read_reply_decoder.decode(encoder.encode(reply))
 
     async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
-        self._check(node)
+        await self._reach(node, timeout_s)
         self.leases.append((node, request))
         reply = self.readers[node].lease(lease_decoder.decode(encoder.encode(request)))
         return lease_reply_decoder.decode(encoder.encode(reply))
 
-    def _check(self, node: str) -> None:
-        if node in self.down:
+    async def _reach(self, node: str, timeout_s: float) -> None:
+        if node in self.silent:
+            await asyncio.sleep(timeout_s)
+        if node in self.down | self.silent:
             raise NodeUnavailableError(f"node {node} is down", node=node)
 
 

@@ -203,7 +203,10 @@ class SliceAnswers:
         return not target.others and len(self.leased) == len(target.nodes)
 
     def kept(self, target: Target) -> dict[int, list[str]]:
-        """Slice -> the copies that keep the snapshot, the one that is read first, of all of a target's."""
+        """Slice -> the copies that keep the snapshot, the one that is read first, of all of a target's. (Those
+        of a snapshot that was kept before do.)"""
+        if target.in_use:
+            return {number: target.copies(number) for number in target.nodes}
         return {
             number: [one for one in target.copies(number) if one in self.leased.get(number, ())]
             or [target.node_of(number)]

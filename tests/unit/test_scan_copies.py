@@ -1,0 +1,216 @@
+"""Slices with two copies: a scan goes on at the same number when either dies, in the middle of it, and so do
+its pages, held snapshots and tails (R36, R38)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from indexer.scan.gather.service import ScanService
+from indexer.scan.peer.health import BUDGET, LONG_HEDGE_S, PeerHealth
+from indexer.scan.plan.errors import PageSnapshotGoneError
+from indexer.scan.plan.tokens import HeldToken, PageToken, by_node, copies_of, verify
+from keytide.http.node_protocol import NodeUnavailableError
+from tests.unit.scan_world import SECRET, World
+from tests.unit.test_scan_held import hold, leases
+from tests.unit.test_scan_service import BY_CITY, ByNode, ask, ask_count, ids, never, people, raises, run
+
+ALL = [f"u{at}" for at in range(40)]
+NODES = ("n0", "n1", "n2")
+
+
+def of_two_copies() -> World:
+    """Slice k is on nodes k and k + 1 of three."""
+    world = World(BY_CITY, node_count=3, replicas=1)
+    world.commit(10, {"by_city": people(40)})
+    return world
+
+
+def go_on(world: World) -> None:
+    """Newer snapshots than a slice keeps of itself."""
+    for number in range(11, 20):
+        world.commit(number, {"by_city": people(7, tag=f"v{number}-")})
+
+
+def kill(world: World, *nodes: str) -> None:
+    """They are away, and have lost what lies in memory."""
+    restart(world, *nodes)
+    for asking in world.nodes.values():
+        asking.down.update(nodes)
+
+
+def restart(world: World, *nodes: str) -> None:
+    for node in nodes:
+        for held in world.views[node].slices.values():
+            held.restart()
+
+
+def back(world: World) -> None:
+    for asking in world.nodes.values():
+        asking.down.clear()
+
+
+async def rest_of(service: ScanService, page: dict[str, Any]) -> list[str]:
+    """The ids of all pages behind one."""
+    found: list[str] = []
+    while page["page"]:
+        page = await ask(service, page=page["page"])
+        found += ids(page)
+    return found
+
+
+@pytest.mark.parametrize("dead", NODES)
+def test_pages_live_through_the_death_of_any_one_copy(dead: str) -> None:
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        alive = next(name for name in NODES if name != dead)
+        first = await ask(services[alive], limit=6)
+        named = copies_of(verify(first["page"], PageToken, bytes.fromhex(SECRET)).nodes)
+        assert {number: len(set(there)) for number, there in named.items()} == dict.fromkeys(range(4), 2)
+        go_on(world)
+        kill(world, dead)
+        second = await ask(services[alive], page=first["page"])
+        assert second["snapshot"] == 10
+        assert ids(first) + ids(second) + await rest_of(services[alive], second) == ALL
+
+    run(test, world)
+
+
+def test_pages_live_while_each_copy_is_away_in_turn() -> None:
+    """One that was only cut off still has the snapshot when it comes back."""
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        page = await ask(services["n0"], limit=4)
+        go_on(world)
+        found = ids(page)
+        for away in NODES[1:] * 4:
+            for asking in world.nodes.values():
+                asking.down = {away}
+            page = await ask(services["n0"], page=page["page"])
+            found += ids(page)
+        assert found == ALL[: len(found)]
+        assert len(found) == 36
+
+    run(test, world)
+
+
+def test_a_page_is_gone_only_when_all_its_copies_are() -> None:
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        first = await ask(services["n0"], limit=6)
+        go_on(world)
+        restart(world, "n0")
+        kill(world, "n1")  # slice 0 is on both
+        error = await raises(NodeUnavailableError, ask(services["n2"], page=first["page"], timeout_ms=50))
+        assert error.extra["node"] == "n1"
+        back(world)
+        gone = await raises(PageSnapshotGoneError, ask(services["n2"], page=first["page"]))
+        assert "no longer holds snapshot 10" in gone.message
+
+    run(test, world)
+
+
+def test_a_first_page_is_given_though_the_second_copy_cannot_keep_its_snapshot() -> None:
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        for asking in world.nodes.values():
+            asking.silent = {"n1"}
+        began = time.monotonic()
+        first = await ask(services["n0"], limit=6)
+        assert time.monotonic() - began < 5
+        named = copies_of(verify(first["page"], PageToken, bytes.fromhex(SECRET)).nodes)
+        assert all("n1" not in there for there in named.values())
+        assert ids(first) + await rest_of(services["n0"], first) == ALL
+
+    run(test, world)
+
+
+def test_a_read_goes_on_at_another_copy_at_the_same_number() -> None:
+    """Copies that lack the number, or do not answer, whichever is asked first."""
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        for dead in NODES:
+            restart(world, dead)
+            for name in NODES:
+                answer = await ask(services[name], explain=True)
+                assert (answer["snapshot"], ids(answer)) == (10, ALL)
+                asked = {one["slice"]: one["node"] for one in answer["explain"]["slices"]}
+                assert dead not in asked.values()
+                assert (await ask_count(services[name]))["count"] == 40
+            world.commit(10, {"by_city": people(40)})
+
+    run(test, world)
+
+
+def test_a_node_that_stands_still_is_waited_for_no_longer_than_is_usual() -> None:
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        for asking in world.nodes.values():
+            asking.silent = {"n1"}
+        for at in range(8):
+            began = time.monotonic()
+            assert ids(await ask(services["n0"], timeout_ms=20_000)) == ALL
+            took = time.monotonic() - began
+            assert took < 4 * LONG_HEDGE_S, f"scan {at} took {took:.2f} s"
+        asked = [node for node, _ in world.nodes["n0"].reads]
+        assert "n1" not in asked, "it has not answered"
+
+    run(test, world)
+
+
+@pytest.mark.parametrize("dead", NODES)
+def test_a_held_snapshot_lives_through_the_death_of_any_one_copy(dead: str) -> None:
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        alive = next(name for name in NODES if name != dead)
+        held = await hold(services[alive])
+        named = copies_of(verify(held["at"], HeldToken, bytes.fromhex(SECRET)).nodes)
+        assert {number: len(set(there)) for number, there in named.items()} == dict.fromkeys(range(4), 2)
+        go_on(world)
+        kill(world, dead)
+        answer = await ask(services[alive], at=held["at"])
+        assert (answer["snapshot"], ids(answer)) == (10, ALL)
+        first = await ask(services[alive], at=held["at"], limit=6)
+        assert ids(first) + await rest_of(services[alive], first) == ALL
+        back(world)
+        await services[alive].give_back("by_city", held["at"], never)
+        assert leases(world) <= {"pages"}
+
+    run(test, world)
+
+
+def test_copies_in_a_token_are_read_as_they_were_written() -> None:
+    copies = {0: ["a", "b"], 1: ["b", "c"], 2: ["a"], 3: ["c", "a", "b"]}
+    written = by_node(copies)
+    assert copies_of(written) == copies
+    # What a release that knows of one copy takes keeps the snapshot as well.
+    assert {number: node for node, slices in written for number in slices} == {0: "b", 1: "c", 2: "a", 3: "b"}
+
+
+def test_the_slow_are_hedged_within_a_budget_and_the_silent_asked_last() -> None:
+    health = PeerHealth()
+    for _ in range(100):
+        health.asked("a")
+        health.answered("a", 0.004)
+        health.ended("a")
+    assert health.hedge_s("a", short=True) == 0.02
+    assert health.hedge_s("a", short=False) == LONG_HEDGE_S
+    assert [health.may_hedge() for _ in range(int(BUDGET) + 1)] == [True] * int(BUDGET) + [False]
+    health.silent("a", 100.0)
+    assert health.order(["a", "b"], 100.5) == ["b", "a"]
+    assert health.order(["a", "b"], 101.5) == ["a", "b"]
+    health.silent("a", 102.0)
+    assert health.answering(["a", "b"], 103.5) == ["b"], "for twice as long"
+    health.answered("a", 0.004)
+    assert health.answering(["a", "b"], 103.5) == ["a", "b"]
+    health.asked("a")
+    assert health.less_busy("a", "b") == "b"
