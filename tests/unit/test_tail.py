@@ -230,6 +230,40 @@ def test_the_last_two_moments_are_held_and_no_more() -> None:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_tail_lives_through_the_death_of_one_copy_after_the_other(seed: int) -> None:
+    """Slices have two copies each on three nodes; now one is away, now one was restarted."""
+    chance = random.Random(seed)
+    world = World(STATEMENT, node_count=3, replicas=1)
+
+    def state() -> list[Doc]:
+        return [doc(at, chance.choice(CITIES), at, chance.randint(0, 2)) for at in range(12)]
+
+    async def check() -> None:
+        services = world.services()
+        tails = Tails(services["n0"].shared)
+        world.commit(1, {"by_city": state()})
+        tail = await tails.open("by_city", TailRequest(initial=True), None, nobody_leaves)
+        token, _, event = await event_of(tail.first())
+        rows = applied(Counter(), {**event, "removed": []})
+        for number in range(2, 14):
+            hit = chance.choice(sorted(world.views)) if number % 2 else ""  # then all hold the next moment
+            away = {hit} - {"", "n0"} if chance.random() < 0.6 else set()
+            for asking in world.nodes.values():
+                asking.down = away
+            if hit and (not away or chance.random() < 0.5):
+                for held in world.views[hit].slices.values():
+                    held.restart()
+            world.commit(number, {"by_city": state()})
+            if chance.random() < 0.3:
+                tail = await tails.open("by_city", TailRequest(), token, nobody_leaves)
+            token, _, event = await event_of(await news(tail))
+            rows = applied(rows, event)
+            assert rows == await scanned(services["n0"], {}, number)
+
+    asyncio.run(asyncio.wait_for(check(), 20))
+
+
 def test_tails_that_ended_take_nobodys_place_and_can_be_resumed_meanwhile() -> None:
     """They kept their holds for a minute, and every paged scan of the index was refused."""
     world = world_of()

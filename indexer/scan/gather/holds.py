@@ -94,6 +94,11 @@ class SnapshotHold:
         """The hold on copies that hold another snapshot of the same slices, too, where there are any."""
         return self.at(other.copies)
 
+    def without(self, number: int, node: str) -> SnapshotHold:
+        """The hold without one copy of a slice."""
+        left = [one for one in self.copies[number] if one != node]
+        return replace(self, copies={**self.copies, number: left})
+
     def target(self, selection: Selection, timeout_s: float) -> Target:
         """What to read for a selection. Of one that can have nothing a slice is asked all the same: it tells
         the timestamp, and whether the hold lasts."""

@@ -203,8 +203,8 @@ class SliceAnswers:
         return not target.others and len(self.leased) == len(target.nodes)
 
     def kept(self, target: Target) -> dict[int, list[str]]:
-        """Slice -> the copies that keep the snapshot, the one that is read first, of all of a target's. (Those
-        of a snapshot that was kept before do.)"""
+        """Slice -> the copies that keep the snapshot, the one that is read first: all that are known of one
+        that was kept before."""
         if target.in_use:
             return {number: target.copies(number) for number in target.nodes}
         return {

@@ -297,8 +297,12 @@ class OpenTail:
             further: dict[int, bytes] = {}
             for number in after:
                 changes = decode_changes(agreed.gathered.replies[number].result)
-                if changes.gone:
-                    raise gone_by(number, older)
+                if changes.gone:  # (a copy that restarted meanwhile has the newer one only)
+                    held = held.without(number, agreed.target.node_of(number))
+                    if not held.copies[number]:
+                        raise gone_by(number, older)
+                    further[number] = after[number]
+                    continue
                 if changes.more:
                     further[number] = changes.reached
                 yield changes
