@@ -28,6 +28,9 @@ from coordinator.stability import bounds
 from coordinator.stability.projector_lag import Lateness, LatenessWatch
 from coordinator.stability.publishing import Publishing
 from coordinator.stability.stream import StabilityStream
+from indexer.scan.gather import holds
+from indexer.scan.gather.failover import CopyRequests
+from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.slice import mutation_queue
 from indexer.slice.building import Building
 from indexer.slice.core import SliceCore
@@ -63,6 +66,7 @@ from tests.unit import (
     test_coordinator_core,
     test_repair_rounds,
     test_repair_slice,
+    test_scan_copies,
     test_silent_partitions,
     test_slice_core,
     test_store,
@@ -187,6 +191,37 @@ def wait_for_the_lagging(patches: Patches) -> None:
         return _required(self, dataclasses.replace(stream, lagging=set()), record)
 
     _required = patches.put(Publishing, "_required", required)
+
+
+@unit_mutant(
+    "R36 (in the middle of a read)",
+    "a slice is asked at one copy only",
+    "a read that failed is asked again there",
+    test_scan_copies.test_pages_live_while_each_copy_is_away_in_turn,
+)
+def stay_with_one_copy(patches: Patches) -> None:
+    patches.put(CopyRequests, "_untried_of", lambda self, request, further: [])
+
+
+@unit_mutant(
+    "R38",
+    "one copy only keeps the snapshot of pages and holds",
+    "a page whose copy has died may be gone there",
+    test_scan_copies.test_pages_live_through_the_death_of_any_one_copy,
+    dead="n1",
+)
+def keep_on_one_copy(patches: Patches) -> None:
+    patches.put(holds, "COPIES", 1)
+
+
+@unit_mutant(
+    "R38 (gone)",
+    "a page is gone when one copy of a slice has lost it and the other does not answer",
+    "a page that was told to be gone is not asked for again there",
+    test_scan_copies.test_a_page_is_gone_only_when_all_its_copies_are,
+)
+def gone_by_one_copy(patches: Patches) -> None:
+    patches.put(SnapshotMissingError, "raise_if_passing", lambda self: None)
 
 
 @unit_mutant(

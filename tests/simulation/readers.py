@@ -30,7 +30,7 @@ from indexer.scan.peer.messages import (
     ReadRequest,
 )
 from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError
-from indexer.scan.plan.tokens import HeldToken, PageToken, verify
+from indexer.scan.plan.tokens import HeldToken, PageToken, copies_of, verify
 from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
@@ -108,7 +108,7 @@ class Pages:
         rows: of the pages so far.
         token: of the next page, or of the hold.
         until: its snapshot is leased until then.
-        runners: the slices that hold it.
+        copies: slice -> those of its copies that keep it.
         reads: of a hold, how many are left.
     """
 
@@ -118,7 +118,7 @@ class Pages:
     until: int
     number: int
     incarnation: int
-    runners: list[SliceRunner]
+    copies: dict[int, list[SliceRunner]]
     rows: Rows = field(default_factory=dict)
     reads: int = 0
 
@@ -455,12 +455,12 @@ class Readers:
         reads: int = 0,
     ) -> Pages:
         nodes = self.world.nodes
-        runners = [
-            nodes[node].hosting.runners[token.index, number]
-            for node, slices in token.nodes
-            for number in slices
-        ]
-        return Pages(name, text, at, until, token.number, token.incarnation, runners, rows, reads)
+        copies = {
+            number: [nodes[node].hosting.runners[token.index, number] for node in there]
+            for number, there in copies_of(token.nodes).items()
+        }
+        self.world.seen["kept on two copies"] += all(len(there) > 1 for there in copies.values())
+        return Pages(name, text, at, until, token.number, token.incarnation, copies, rows, reads)
 
     def _unseen(self, name: str, answer: Answer) -> set[bytes]:
         """Documents that the answer may show wrong."""

@@ -306,12 +306,12 @@ class World:
         )
 
     def snapshot_gone(self, pages: Pages, story: str) -> None:
-        """A later page found its snapshot gone: that needs a reason."""
+        """A later page found its snapshot gone: that needs a reason on every copy that its token names."""
         self.truth.read()
         index = self.truth.catalog.index_by_name(pages.index)
         history = History.of(self.truth.catalog, KEYSPACE)
         void = not history.number_holds(pages.number, pages.incarnation)
-        alive = not void and all(self.runs(runner) for runner in pages.runners)
+        alive = not void and all(any(map(self.runs, copies)) for copies in pages.copies.values())
         alive = alive and not self.seen["clock jumped"]  # (leases go by the clocks of nodes)
         if alive and index is not None and index.state == "READY" and self.clock.now < pages.until:
             raise BrokenError("Stable", f"a leased snapshot of {pages.index} was let go: {story}")

@@ -15,7 +15,7 @@ A slice is answered by one copy only; whoever asks goes on with that one (`Targe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ import msgspec
 
 from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
+    TIP,
     HistoryAheadError,
     OutOfTimeError,
     ReadReply,
@@ -52,13 +53,13 @@ class _Asked:
     hedge_at: float
 
 
-class Round:
+class CopyRequests:
     """One round.
 
     Args:
         requests: node -> what to ask it, as `ask` has them.
         further: slice -> its further copies, if it may be asked elsewhere.
-        check: raises when a node's reply for a slice is not what was asked for.
+        number, incarnation: the snapshot that is read.
         until: the end of the time for it, by the clock of the event loop, s.
     """
 
@@ -67,12 +68,14 @@ class Round:
         nodes: SliceReader,
         requests: Mapping[str, ReadRequest],
         further: Mapping[int, Sequence[str]],
-        check: Callable[[str, SliceReply], None],
+        number: int,
+        incarnation: int,
         until: float,
     ) -> None:
         self._nodes = nodes
         self._requests = requests
-        self._check = check
+        self._number = number
+        self._incarnation = incarnation
         self._until = until
         self._now = asyncio.get_running_loop().time
         self._found: list[Answer] = []
@@ -83,8 +86,7 @@ class Round:
         for request in requests.values():
             for number, after in zip(request.span.slices, request.span.after, strict=True):
                 self._after[number] = after
-                copies = () if request.shape.examine else further.get(number, ())
-                self._untried[number] = nodes.health.order(copies, self._now())
+                self._untried[number] = self._untried_of(request, further.get(number, ()))
 
     async def run(self) -> list[Answer]:
         """The answer of every slice. Raises as `ask`: what the copy that was asked first has said, and of a
@@ -117,6 +119,11 @@ class Round:
 
     def _left_s(self) -> float:
         return max(0.001, self._until - self._now())
+
+    def _untried_of(self, request: ReadRequest, further: Sequence[str]) -> list[str]:
+        """The further copies of a slice in the order in which to ask them. (What a copy has given is examined
+        there.)"""
+        return [] if request.shape.examine else self._nodes.health.order(further, self._now())
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class Round:
             if one.slice not in self._after:
                 continue  # another copy was faster
             try:
-                self._check(node, one)
+                check_reply(self._number, self._incarnation, node, one)
             except (SnapshotMissingError, RetryableError) as error:
                 self._note(one.slice, error)
                 missing.append(one.slice)
@@ -231,6 +238,24 @@ class Round:
                 raise self._failures[number]
         if further:
             self._ask_elsewhere(further, next(iter(self._requests.values())))
+
+
+def check_reply(number: int, incarnation: int, node: str, reply: SliceReply) -> None:
+    """Raise unless a slice has answered from the snapshot that was asked for.
+
+    Raises:
+        SnapshotMissingError: it does not hold that.
+        NodeUnavailableError: the node has answered from another one.
+    """
+    if reply.gone:
+        raise SnapshotMissingError(reply.slice, node, reply.newest, reply.state, reply.reason)
+    if reply.incarnation != incarnation or (reply.number != number != TIP):
+        raise NodeUnavailableError(
+            f"node {node} answered from snapshot {reply.number} of incarnation {reply.incarnation}, "
+            f"and was asked for {number} of {incarnation}",
+            node=node,
+            next_step="run the same release on every node",
+        )
 
 
 def _is_short(request: ReadRequest) -> bool:

@@ -26,7 +26,7 @@ import msgspec
 
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
-from indexer.scan.gather.scatter import Agreed, AskedT, Target, at_copies, monotonic, with_timestamp
+from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic, with_timestamp
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
@@ -276,7 +276,7 @@ class Reads:
 
         async def take(target: Target) -> Gathered:
             if copies is not None:
-                target = at_copies(target, copies)
+                target = target.at(copies)
             return await self.holds.take(replace(target, spans=(), hold=hold))
 
         selection = Selection((), slices)

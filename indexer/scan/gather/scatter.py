@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Final, Generic, TypeVar
 
-from indexer.scan.gather.failover import Round
+from indexer.scan.gather.failover import CopyRequests, check_reply
 from indexer.scan.peer.messages import (
     TIP,
     ReadConsistency,
@@ -25,12 +25,10 @@ from indexer.scan.peer.messages import (
     SliceReader,
     SliceReply,
 )
-from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.scan.plan.selection import Shape, Stamp, slices_ahead
 from indexer.scan.plan.tokens import PageToken, Saw, Seen, by_node, copies_of, tip_of
 from keytide.collation import Span
 from keytide.errors import invariant
-from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp, smallest
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
@@ -174,6 +172,15 @@ class Target:
         first, there = self.node_of(number), [self.nodes[number], *self.others.get(number, ())]
         return [first, *(node for node in there if node != first)]
 
+    def at(self, copies: Mapping[int, Sequence[str]]) -> Target:
+        """The same, read at these copies, and nothing read yet."""
+        return replace(
+            self,
+            nodes={number: copies[number][0] for number in self.nodes},
+            others={number: copies[number][1:] for number in self.nodes if len(copies[number]) > 1},
+            elsewhere={},
+        )
+
     def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Node -> the slices that are read there, of `slices` or all."""
         grouped: dict[str, list[int]] = {}
@@ -234,34 +241,6 @@ class Agreed(Generic[AskedT]):
     waited_for: list[str]
 
 
-def check_reply(target: Target, node: str, reply: SliceReply) -> None:
-    """Raise unless a slice has answered from the target's snapshot.
-
-    Raises:
-        SnapshotMissingError: it does not hold that.
-        NodeUnavailableError: the node has answered from another one.
-    """
-    if reply.gone:
-        raise SnapshotMissingError(reply.slice, node, reply.newest, reply.state, reply.reason)
-    if reply.incarnation != target.incarnation or (reply.number != target.number != TIP):
-        raise NodeUnavailableError(
-            f"node {node} answered from snapshot {reply.number} of incarnation {reply.incarnation}, "
-            f"and was asked for {target.number} of {target.incarnation}",
-            node=node,
-            next_step="run the same release on every node",
-        )
-
-
-def at_copies(target: Target, copies: Mapping[int, Sequence[str]]) -> Target:
-    """The target, read at these copies."""
-    return replace(
-        target,
-        nodes={number: copies[number][0] for number in target.nodes},
-        others={number: copies[number][1:] for number in target.nodes if len(copies[number]) > 1},
-        elsewhere={},
-    )
-
-
 async def ask(
     target: Target, nodes: SliceReader, requests: Mapping[str, ReadRequest], asked: SliceAnswers
 ) -> list[SliceReply]:
@@ -280,15 +259,16 @@ async def ask(
         # Of newest states a slice that has answered already stays: another copy may be behind what was shown.
         stay = asked.replies if target.number == TIP else ()
         further = {number: target.copies(number)[1:] for number in target.nodes if number not in stay}
-        check = partial(check_reply, target)
-        answers = await Round(nodes, requests, further, check, target.until).run()
+        answers = await CopyRequests(
+            nodes, requests, further, target.number, target.incarnation, target.until
+        ).run()
     else:
         replies = await _ask_all(nodes, requests, target.left_s)
         answers = [(node, reply.leased, one) for node, reply in replies.items() for one in reply.slices]
     found: list[SliceReply] = []
     for node, leased, one in answers:
         if not target.others:
-            check_reply(target, node, one)
+            check_reply(target.number, target.incarnation, node, one)
         elif node != target.node_of(one.slice):
             target.elsewhere[one.slice] = node
         asked.take(node, one, leased=leased)
