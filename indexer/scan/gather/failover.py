@@ -15,7 +15,7 @@ A slice is answered by one copy only; whoever asks goes on with that one (`Targe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,6 @@ import msgspec
 
 from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
-    TIP,
     HistoryAheadError,
     OutOfTimeError,
     ReadReply,
@@ -59,7 +58,7 @@ class CopyRequests:
     Args:
         requests: node -> what to ask it, as `ask` has them.
         further: slice -> its further copies, if it may be asked elsewhere.
-        number, incarnation: the snapshot that is read.
+        check: raises when a node's reply for a slice is not from the snapshot that was asked for.
         until: the end of the time for it, by the clock of the event loop, s.
     """
 
@@ -68,14 +67,12 @@ class CopyRequests:
         nodes: SliceReader,
         requests: Mapping[str, ReadRequest],
         further: Mapping[int, Sequence[str]],
-        number: int,
-        incarnation: int,
+        check: Callable[[str, SliceReply], None],
         until: float,
     ) -> None:
         self._nodes = nodes
         self._requests = requests
-        self._number = number
-        self._incarnation = incarnation
+        self._check = check
         self._until = until
         self._now = asyncio.get_running_loop().time
         self._found: list[Answer] = []
@@ -197,7 +194,7 @@ class CopyRequests:
             if one.slice not in self._after:
                 continue  # another copy was faster
             try:
-                check_reply(self._number, self._incarnation, node, one)
+                self._check(node, one)
             except (SnapshotMissingError, RetryableError) as error:
                 self._note(one.slice, error)
                 missing.append(one.slice)
@@ -238,24 +235,6 @@ class CopyRequests:
                 raise self._failures[number]
         if further:
             self._ask_elsewhere(further, next(iter(self._requests.values())))
-
-
-def check_reply(number: int, incarnation: int, node: str, reply: SliceReply) -> None:
-    """Raise unless a slice has answered from the snapshot that was asked for.
-
-    Raises:
-        SnapshotMissingError: it does not hold that.
-        NodeUnavailableError: the node has answered from another one.
-    """
-    if reply.gone:
-        raise SnapshotMissingError(reply.slice, node, reply.newest, reply.state, reply.reason)
-    if reply.incarnation != incarnation or (reply.number != number != TIP):
-        raise NodeUnavailableError(
-            f"node {node} answered from snapshot {reply.number} of incarnation {reply.incarnation}, "
-            f"and was asked for {number} of {incarnation}",
-            node=node,
-            next_step="run the same release on every node",
-        )
 
 
 def _is_short(request: ReadRequest) -> bool:

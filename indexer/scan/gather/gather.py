@@ -27,6 +27,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from operator import gt, itemgetter, lt
 from typing import Final
 
@@ -34,7 +35,9 @@ from indexer.scan.gather.scatter import SliceAnswers, Target, ask, monotonic, re
 from indexer.scan.local.cursor import behind
 from indexer.scan.peer.messages import TIP, Entry, OutOfTimeError, SliceReader
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
+from indexer.scan.plan.selection import Stamp
 from keytide.errors import RetryableError, invariant
+from keytide.model.timestamp import Timestamp, smallest
 
 SKIP_BLOCK: Final = 8_192
 """Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
@@ -355,3 +358,31 @@ def _check_order(entries: Sequence[Entry], reverse: bool) -> None:
     keys = [key for key, _ in entries]
     in_order = all(map(gt if reverse else lt, keys, keys[1:]))
     invariant(in_order, "Untorn", "an entry came twice, or out of order, from the slices of one snapshot")
+
+
+def with_timestamp(stamp: Stamp, gathered: SliceAnswers) -> Stamp:
+    """The stamp with the timestamp that its slices have: the same in all unless it is a tip scan (Untorn)."""
+    timestamps = [reply.timestamp for reply in gathered.replies.values()]
+    if not timestamps:
+        return stamp
+    first, *others = timestamps
+    if stamp.number == TIP:
+        tip = reduce(Timestamp.merge_max, timestamps)
+        return replace(stamp, timestamp=smallest(timestamps), tip=tip)
+    invariant(
+        all(_same_cut(first, other) for other in others),
+        "Untorn",
+        lambda: f"snapshot {stamp.number} has several timestamps: {timestamps}",
+    )
+    if stamp.timestamp.places:
+        invariant(
+            _same_cut(first, stamp.timestamp),
+            "Untorn",
+            lambda: f"snapshot {stamp.number} is {stamp.timestamp}, its slices have {first}",
+        )
+        return stamp
+    return replace(stamp, timestamp=first)
+
+
+def _same_cut(one: Timestamp, other: Timestamp) -> bool:
+    return one is other or (one.covers(other) and other.covers(one))

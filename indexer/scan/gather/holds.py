@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from indexer.scan.gather.gather import Gathered, count
-from indexer.scan.gather.scatter import CLIENT, Agreed, AskedT, Target, monotonic, with_timestamp
+from indexer.scan.gather.gather import Gathered, count, with_timestamp
+from indexer.scan.gather.scatter import CLIENT, Agreed, AskedT, Target, monotonic
 from indexer.scan.peer.messages import TIP, LeaseRequest, SliceReader
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up
 from indexer.scan.plan.selection import Selection, Stamp, filter_json

@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.gather.gather import Gathered
+from indexer.scan.gather.gather import Gathered, with_timestamp
 from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
-from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic, with_timestamp
+from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance

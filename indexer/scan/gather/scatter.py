@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Final, Generic, TypeVar
 
-from indexer.scan.gather.failover import CopyRequests, check_reply
+from indexer.scan.gather.failover import CopyRequests
 from indexer.scan.peer.messages import (
     TIP,
     ReadConsistency,
@@ -25,11 +24,11 @@ from indexer.scan.peer.messages import (
     SliceReader,
     SliceReply,
 )
+from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.scan.plan.selection import Shape, Stamp, slices_ahead
 from indexer.scan.plan.tokens import PageToken, Saw, Seen, by_node, copies_of, tip_of
 from keytide.collation import Span
-from keytide.errors import invariant
-from keytide.model.timestamp import Timestamp, smallest
+from keytide.http.node_protocol import NodeUnavailableError
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 """For whom the request that is being answered is: what is kept for it counts as this client's."""
@@ -172,6 +171,23 @@ class Target:
         first, there = self.node_of(number), [self.nodes[number], *self.others.get(number, ())]
         return [first, *(node for node in there if node != first)]
 
+    def check(self, node: str, reply: SliceReply) -> None:
+        """Raise unless a slice has answered from this snapshot.
+
+        Raises:
+            SnapshotMissingError: it does not hold that.
+            NodeUnavailableError: the node has answered from another one.
+        """
+        if reply.gone:
+            raise SnapshotMissingError(reply.slice, node, reply.newest, reply.state, reply.reason)
+        if reply.incarnation != self.incarnation or (reply.number != self.number != TIP):
+            raise NodeUnavailableError(
+                f"node {node} answered from snapshot {reply.number} of incarnation {reply.incarnation}, "
+                f"and was asked for {self.number} of {self.incarnation}",
+                node=node,
+                next_step="run the same release on every node",
+            )
+
     def at(self, copies: Mapping[int, Sequence[str]]) -> Target:
         """The same, read at these copies, and nothing read yet."""
         return replace(
@@ -259,16 +275,14 @@ async def ask(
         # Of newest states a slice that has answered already stays: another copy may be behind what was shown.
         stay = asked.replies if target.number == TIP else ()
         further = {number: target.copies(number)[1:] for number in target.nodes if number not in stay}
-        answers = await CopyRequests(
-            nodes, requests, further, target.number, target.incarnation, target.until
-        ).run()
+        answers = await CopyRequests(nodes, requests, further, target.check, target.until).run()
     else:
         replies = await _ask_all(nodes, requests, target.left_s)
         answers = [(node, reply.leased, one) for node, reply in replies.items() for one in reply.slices]
     found: list[SliceReply] = []
     for node, leased, one in answers:
         if not target.others:
-            check_reply(target.number, target.incarnation, node, one)
+            target.check(node, one)
         elif node != target.node_of(one.slice):
             target.elsewhere[one.slice] = node
         asked.take(node, one, leased=leased)
@@ -359,31 +373,3 @@ async def _ask_all(
     finally:
         for task in tasks:
             task.cancel()
-
-
-def with_timestamp(stamp: Stamp, gathered: SliceAnswers) -> Stamp:
-    """The stamp with the timestamp that its slices have: the same in all unless it is a tip scan (Untorn)."""
-    timestamps = [reply.timestamp for reply in gathered.replies.values()]
-    if not timestamps:
-        return stamp
-    first, *others = timestamps
-    if stamp.number == TIP:
-        tip = reduce(Timestamp.merge_max, timestamps)
-        return replace(stamp, timestamp=smallest(timestamps), tip=tip)
-    invariant(
-        all(_same_cut(first, other) for other in others),
-        "Untorn",
-        lambda: f"snapshot {stamp.number} has several timestamps: {timestamps}",
-    )
-    if stamp.timestamp.places:
-        invariant(
-            _same_cut(first, stamp.timestamp),
-            "Untorn",
-            lambda: f"snapshot {stamp.number} is {stamp.timestamp}, its slices have {first}",
-        )
-        return stamp
-    return replace(stamp, timestamp=first)
-
-
-def _same_cut(one: Timestamp, other: Timestamp) -> bool:
-    return one is other or (one.covers(other) and other.covers(one))

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.scan.gather.gather import Gathered, count, examine, gather
+from indexer.scan.gather.gather import Gathered, count, examine, gather, with_timestamp
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
-from indexer.scan.gather.scatter import Agreed, Target, monotonic, with_timestamp
+from indexer.scan.gather.scatter import Agreed, Target, monotonic
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import TIP, Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
