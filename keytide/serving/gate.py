@@ -45,6 +45,11 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 _JSON: Final = b"application/json"
 _FORM: Final = b"application/x-www-form-urlencoded"
+_BODY_TOO_LARGE: Final = "no key and no statement is that long; the limit is http.max_body_bytes"
+_MESSAGE_TOO_LARGE: Final = (
+    "ask for fewer slices at a time, with shorter keys, or raise http.max_message_bytes of the server that "
+    "refuses it"
+)
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
@@ -170,10 +175,9 @@ class RequestGate:
             _check_json(scope, headers)
         if not has_body:
             return None
-        http = self._http
-        return await _whole(
-            headers, receive, http.max_message_bytes if need == "cluster" else http.max_body_bytes
-        )
+        if need == "cluster":
+            return await _whole(headers, receive, self._http.max_message_bytes, _MESSAGE_TOO_LARGE)
+        return await _whole(headers, receive, self._http.max_body_bytes, _BODY_TOO_LARGE)
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
         origin = headers.get(b"origin")
@@ -242,8 +246,12 @@ def _check_json(scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) ->
     scope["headers"].append((b"content-type", _JSON))
 
 
-async def _whole(headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes:
+async def _whole(headers: dict[bytes, bytes], receive: Receive, limit: int, next_step: str) -> bytes:
     """The body.
+
+    Args:
+        limit: bytes.
+        next_step: what to do about a longer one; names the setting that the limit is.
 
     Raises:
         TooLargeError: it is, or says so.
@@ -251,7 +259,7 @@ async def _whole(headers: dict[bytes, bytes], receive: Receive, limit: int) -> b
     """
     told = headers.get(b"content-length", b"0")
     if not told.isdigit() or int(told) > limit:
-        raise _too_large(limit)
+        raise _too_large(limit, next_step)
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
@@ -262,18 +270,15 @@ async def _whole(headers: dict[bytes, bytes], receive: Receive, limit: int) -> b
         size += len(chunk)
         more = message.get("more_body", False)
         if size > limit:
-            error = _too_large(limit)
+            error = _too_large(limit, next_step)
             error.read = not more
             raise error
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(
-        f"the request is larger than {limit} bytes",
-        next_step="no key and no statement is that long; the limit is http.max_body_bytes",
-    )
+def _too_large(limit: int, next_step: str) -> TooLargeError:
+    return TooLargeError(f"the request is larger than {limit} bytes", next_step=next_step)
 
 
 def _ends(scope: MutableMapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 from coordinator.http.api import create_app as coordinator_app
 from coordinator.process.service import CoordinatorService
 from indexer.serve.api import create_app as node_app
+from keytide.http.node_protocol import headers_of
+from keytide.process.clock import wall_ms
 from keytide.serving.gate import Message, Need, RequestGate, is_of_host
 from keytide.settings.settings import Settings, load_settings
 from tests.browser.scene import busy_day
@@ -25,6 +27,7 @@ TOKENS = {"tokens": {"reads": ["read"], "rules": ["admin"]}}
 EVIL = "http://evil.example"
 HOST = "127.0.0.1:8091"
 SIX = "[::1]:8091"
+SECRET = "5e" * 32
 
 
 class Asked:
@@ -57,11 +60,15 @@ class Asked:
                 for name, value in ({"Host": HOST} | dict(headers or {})).items()
             ],
         }
-        gate = RequestGate(self._app, settings or load_settings(), self._needs, refused=self.refused.append)
+        gate = RequestGate(
+            self._app, settings or load_settings(), self._needs, lambda: SECRET, self.refused.append
+        )
         asyncio.run(gate(scope, self._receive, self._send))
 
     @staticmethod
     def _needs(method: str, path: str) -> Need:
+        if path.startswith("/internal/"):
+            return "cluster"
         return "admin" if path.startswith("/v1/") else None
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -118,6 +125,28 @@ def test_a_body_of_the_largest_size_comes_as_a_whole() -> None:
     assert (asked.status, len(asked.answer)) == (200, MIB)
     assert Asked(headers=CHUNKED, pieces=[b"a" * MIB, b"b"]).status == 413
     assert Asked(headers={"Content-Length": "nine"}).status == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "limit"),
+    [
+        ("/v1/x", {"Content-Type": "application/json"}, "max_body_bytes"),
+        ("/internal/x", headers_of(SECRET, wall_ms()), "max_message_bytes"),
+    ],
+)
+def test_the_limit_that_is_named_is_the_one_that_was_exceeded(
+    path: str, headers: Mapping[str, str], limit: str
+) -> None:
+    settings = load_settings(http={"max_body_bytes": 10, "max_message_bytes": 20})
+    most = getattr(settings.http, limit)
+    for told in ({"Content-Length": str(most + 1)}, {"Transfer-Encoding": "chunked"}):
+        asked = Asked(path=path, headers={**headers, **told}, pieces=[b"x" * (most + 1)], settings=settings)
+        assert asked.status == 413
+        refused = msgspec.json.decode(asked.answer)
+        assert refused["detail"] == f"the request is larger than {most} bytes"
+        assert [one for one in ("max_body_bytes", "max_message_bytes") if one in refused["next_step"]] == [
+            limit
+        ]
 
 
 def test_a_client_that_goes_away_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

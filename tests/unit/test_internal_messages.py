@@ -80,6 +80,7 @@ def test_what_cannot_be_meant_so_is_refused(
 ) -> None:
     response = client.post(path, content=encode(message), headers=of_the_cluster())
     assert (response.status_code, response.json()["type"]) == (422, "invalid-request"), response.text
+    assert "the same release" in response.json()["next_step"]
     assert node.doubts() == {}
 
 

@@ -275,6 +275,9 @@ class MalformedRequestError(CallerError):
     problem_type = "invalid-request"
     status = 422
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, next_step="run the same release on all parts of the cluster")
+
 
 class SliceReader(Protocol):
     """Reads slices wherever they lie; `indexer.scan.gather.peers.Peers` asks real nodes.
