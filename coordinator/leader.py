@@ -217,7 +217,8 @@ class Leader:
 
     def _fail(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:
         """Give up an index that can never be right again."""
-        return [*self.builds.leave_rebuilds(index, now), *give_up(self.dictionary, index, reason)]
+        left = self.builds.leave_rebuilds(index, f"index {index.name} failed: {reason}", now)
+        return [*left, *give_up(self.dictionary, index, reason)]
 
     def _source_changed(self, source: SourceStatus) -> list[Instruction]:
         self.sources[source.keyspace] = source

@@ -308,8 +308,8 @@ class Builds:
                 out += self.completion.tick(record, now)
         return out
 
-    def leave_rebuilds(self, index: IndexRecord, now: int) -> list[Instruction]:
-        """No slice of an index is to be rebuilt any more: it is being dropped, or has failed."""
+    def leave_rebuilds(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:
+        """No slice of an index is to be rebuilt any more: it is being dropped, say, or has failed."""
         out: list[Instruction] = []
         for record in self.registry.rebuilds(index.id):
             others = {id_: numbers for id_, numbers in record.slices.items() if id_ != index.id}
@@ -318,7 +318,7 @@ class Builds:
                 self.registry.put(replace(record, indexes=list(others), slices=others))
                 out.append(DeleteTopics((self.registry.dictionary.topics.backfill(index.id, record.id),)))
                 continue
-            out += self.registry.cancel(record, now)
+            out += self.registry.cancel(record, reason, now)
             self.request_rebuild(record.keyspace, others, now, record.attempt, record.origin, record)
         return out
 
@@ -331,7 +331,8 @@ class Builds:
         Returns:
             Instructions, and those of its indexes whose build was cancelled although they are wanted.
         """
-        out = self.leave_rebuilds(index, now)
+        reason = f"index {index.name} was dropped"
+        out = self.leave_rebuilds(index, reason, now)
         record = self.registry.active(index)
         if record is None:
             return out, []
@@ -343,7 +344,7 @@ class Builds:
             # Of a build that waits it may be there as well: topics are made, then a pause comes in between.
             out.append(DeleteTopics((self.registry.dictionary.topics.backfill(index.id, record.id),)))
             return [*out, *([] if waits else self.completion.finish_if_ready(record, now))], []
-        out += self.registry.cancel(record, now)
+        out += self.registry.cancel(record, reason, now)
         found = [self.registry.dictionary.catalog.index(id_) for id_ in others]
         return out, [other for other in found if other is not None and other.state == "DEFERRED"]
 

@@ -169,11 +169,14 @@ class Rebuilds:
         record = self._registry.dictionary.catalog.index(index)
         if record is None or record.state != "READY":
             return []  # another of its slices was first
+        why = (
+            last.error if last.state == "FAILED" else f"the rebuild was cancelled, {last.error}".rstrip(", ")
+        )
         reason = (
             f"slice {number} lost its data and could not be rebuilt in {last.attempt + 1} attempts; at last: "
-            f"{last.error or 'the rebuild was cancelled'}; build the index again"
+            f"{why}; build the index again"
         )
-        left = self._builds.leave_rebuilds(record, now)
+        left = self._builds.leave_rebuilds(record, f"index {record.name} failed: {reason}", now)
         return [*left, *give_up(self._registry.dictionary, record, reason)]
 
     def _late(self, since: int, now: int) -> bool:

@@ -245,10 +245,12 @@ class BuildRegistry(Registry[BuildRecord, BuildRun]):
         text = f"build {record.id} of {', '.join(self.names(record))} failed: {reason}"
         return [*self._abandon(record, "FAILED", reason), Note("error", "build-failed", record.id, text)]
 
-    def cancel(self, record: BuildRecord, now: int) -> list[Instruction]:
-        """End a build on request; its indexes are DEFERRED again, but for those that are READY already."""
-        record = self.move(record, "cancel", finished_at=now)
-        text = f"build {record.id} of {', '.join(self.names(record))} was cancelled"
+    def cancel(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+        """End a build that is not wanted any more; its indexes are DEFERRED again, but for those that are
+        READY already."""
+        why = "; ".join(filter(None, (record.error, reason)))
+        record = self.move(record, "cancel", error=why, finished_at=now)
+        text = f"build {record.id} of {', '.join(self.names(record))} was cancelled: {reason}"
         return [*self._abandon(record, "DEFERRED", ""), Note("info", "build-cancelled", record.id, text)]
 
     def give_up(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:

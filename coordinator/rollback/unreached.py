@@ -30,7 +30,7 @@ def begin_unreached(builds: Builds, rollback: RollbackRecord, now: int) -> list[
     ]
     out: list[Instruction] = []
     for index in found:
-        out += builds.leave_rebuilds(index, now)
+        out += builds.leave_rebuilds(index, f"index {index.name} is built again, after a rollback", now)
         out += retire(dictionary, index, "DEFERRED")
         text = (
             f"index {index.name} is built again: the source was rolled back to before the end of its build "

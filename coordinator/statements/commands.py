@@ -285,7 +285,7 @@ class Commands:
                 problem_type="build-over",
                 next_step="there is nothing to cancel; DROP INDEX removes what it built",
             )
-        out = self._builds.registry.cancel(record, now)
+        out = self._builds.registry.cancel(record, "on request", now)
         return self._done(now, f"build {build} is cancelled", build=self._builds.registry.get(build), out=out)
 
     def pause(self, build: str, now: int) -> CommandResult:

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from keytide.cli.data_folder import running_state
 from keytide.cli.options import DEFAULT_DATA_DIR
-from keytide.cli.output import err, progress
+from keytide.cli.output import err, progress, readable
 from keytide.cli.timeouts import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
 from keytide.client.protocol.requests import in_path
@@ -93,6 +93,14 @@ def build_words(state: Mapping[str, Any]) -> str:
     if state.get("waiting_for"):
         words.append(f"waits for {state['waiting_for']}")
     return ", ".join(words)
+
+
+def why_ended(state: Mapping[str, Any]) -> str:
+    """Why a build or job ended without its result, and when. (Earlier releases kept no reason with builds
+    that were cancelled.)"""
+    reason = state.get("error") or ("cancelled" if state["state"] == "CANCELLED" else "no reason given")
+    at = readable("finished_at", state.get("finished_at"))
+    return f"{reason} ({at})" if at else reason
 
 
 def duration(seconds: float) -> str:
@@ -294,7 +302,7 @@ class Admin:
                 )
         if state["state"] != "READY":
             raise CallerError(
-                f"build {build} is {state['state']}: {state.get('error') or 'no reason given'}",
+                f"build {build} is {state['state']}: {why_ended(state)}",
                 problem_type="build-failed",
                 next_step=f"see `keytide build show {build}`",
             )

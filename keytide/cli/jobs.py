@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keytide.cli.admin import AWAY, Admin, rest
+from keytide.cli.admin import AWAY, Admin, rest, why_ended
 from keytide.cli.calls import asks, listed, titled
 from keytide.cli.output import facts, out, print_json, progress
 from keytide.errors import CallerError
@@ -84,7 +84,7 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
             )
     if state["state"] != "DONE":
         raise CallerError(
-            f"job {job} is {state['state']}: {state.get('error') or 'no reason given'}",
+            f"job {job} is {state['state']}: {why_ended(state)}",
             problem_type="job-failed",
             next_step=f"see `keytide job show {job}`",
         )

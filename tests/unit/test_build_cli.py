@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from keytide.cli.admin import Admin, build_words, duration
+from keytide.cli.admin import Admin, build_words, duration, why_ended
 from keytide.cli.app import app
 from keytide.errors import CallerError
 
@@ -154,3 +155,7 @@ def test_a_build_that_was_cancelled_is_no_success(answers: list[Coordinator]) ->
     with Admin("http://127.0.0.1:1") as admin, pytest.raises(CallerError) as caught:
         admin.wait_for_build("b7", quiet=True)
     assert caught.value.problem_type == "build-failed"
+    assert caught.value.message == "build b7 is CANCELLED: cancelled"
+    told = {"state": "CANCELLED", "error": "on request", "finished_at": 1_790_000_000_000}
+    assert re.fullmatch(r"on request \(2026-\S+ \S+\)", why_ended(told))
+    assert why_ended({"state": "FAILED", "error": None}) == "no reason given"

@@ -622,6 +622,7 @@ def test_dropping_an_index_under_build_cancels_and_the_others_begin_again() -> N
     topics = ("kt.backfill.a-7.b9", "kt.backfill.b-8.b9")
     assert out == [StopDriver("b9"), DeleteTopics(topics), RemoveBuildFolder("b9")]
     assert (world.build("b9").state, world.build("b10").indexes) == ("CANCELLED", ["b-8"])
+    assert world.build("b9").error == "index a was dropped"
     assert (world.index("a").state, world.index("b").state) == ("DROPPING", "DEFERRED")
     assert world.tick() == []
     assert world.leader.builds.registry.run("b10").waiting_for == "the removal of what an earlier build left"
@@ -685,6 +686,7 @@ def test_cancel_makes_indexes_deferred_and_free_to_be_built_again() -> None:
         RemoveBuildFolder("b8"),
     ]
     assert (world.index("by_city").state, world.index("by_city").placement) == ("DEFERRED", [])
+    assert world.build("b8").error == "on request"
     with pytest.raises(ConflictError, match="is over"):
         world.leader.commands.cancel("b8", world.now)
     world.progress(2, 0, 0)
