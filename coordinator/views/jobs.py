@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.leader import Leader
+from coordinator.views.absent_nodes import waits_for
 from keytide.catalog.records import IndexRecord, JobRecord
 
 Document = dict[str, Any]
@@ -31,7 +32,7 @@ def job(leader: Leader, record: JobRecord, now: int) -> Document:
         "counts": record.counts,
         "clean": faults_of(record.counts) == 0 if record.state == "DONE" else None,
         "detail": record.detail,
-        "waiting_for": leader.jobs.waiting_for(record),
+        "waiting_for": _waiting_for(leader, record),
         "attempts": record.attempts,
         "error": record.error or None,
         "report": f"/v1/jobs/{record.id}/report" if record.state == "DONE" else None,
@@ -40,6 +41,17 @@ def job(leader: Leader, record: JobRecord, now: int) -> Document:
         "finished_at": record.finished_at or None,
         "seconds": round((end - record.started_at) / 1000, 1) if record.started_at else None,
     }
+
+
+def _waiting_for(leader: Leader, record: JobRecord) -> str:
+    """What a job waits for; while a driver works, the nodes too that it cannot ask."""
+    words = leader.jobs.waiting_for(record)
+    if record.state != "RUNNING" or leader.jobs.run(record.id).held:
+        return words
+    indexes = filter(None, map(leader.dictionary.catalog.index, record.indexes))
+    return waits_for(
+        leader, words, (name for index in indexes for names in index.placement for name in names)
+    )
 
 
 def jobs(leader: Leader, now: int) -> list[Document]:

@@ -14,6 +14,7 @@ from coordinator.builds.table_origins import shown
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.stability.stream import StabilityStream
+from coordinator.views.absent_nodes import waits_for
 from coordinator.views.jobs import verification
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import BuildRecord, IndexRecord
@@ -210,7 +211,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "rate": round(rate, 1),
         "rate_limit": record.rate_limit or None,
         "eta_s": None if eta is None else round(eta / 1000, 1),
-        "waiting_for": run.waiting_for if run else "",
+        "waiting_for": _waiting_for(leader, record),
         "batches": record.batches,
         "load_timestamp": _timestamp(record.load_timestamp),
         "low_watermark": {str(partition): offset for partition, offset in record.low_watermark.items()},
@@ -229,6 +230,15 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "first_read_at": record.first_read_at or None,
         "finished_at": record.finished_at or None,
     }
+
+
+def _waiting_for(leader: Leader, record: BuildRecord) -> str:
+    """What a build waits for; once everything is read, the nodes too whose slices have to get on."""
+    if record.state in FINAL:
+        return ""
+    registry = leader.builds.registry
+    nodes = registry.nodes(record) if record.state == "CATCHUP" else ()
+    return waits_for(leader, registry.run(record.id).waiting_for, nodes)
 
 
 def _concerns(leader: Leader, record: BuildRecord) -> bool:

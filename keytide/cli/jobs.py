@@ -11,7 +11,18 @@ from keytide.cli.calls import asks, listed, titled
 from keytide.cli.output import facts, out, print_json, progress
 from keytide.errors import CallerError
 
-JOB_COLUMNS = ("id", "kind", "indexes", "state", "percent", "documents_done", "counts", "seconds", "error")
+JOB_COLUMNS = (
+    "id",
+    "kind",
+    "indexes",
+    "state",
+    "percent",
+    "documents_done",
+    "waiting_for",
+    "counts",
+    "seconds",
+    "error",
+)
 DIFFERENCE_COLUMNS = ("kind", "index", "id", "expected", "found", "version", "reason")
 SHOWN = 50
 """Differences that a report shows to people unless they ask for more."""

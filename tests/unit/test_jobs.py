@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from coordinator.builds.registry import BuildLimits
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.drivers import NO_ROOM, NOT_STARTED
-from coordinator.core.events import CommonSnapshot, DriverExited, Reported, SourceSampled
+from coordinator.core.events import CommonSnapshot, DriverExited, KafkaAnswered, Reported, SourceSampled
 from coordinator.core.failure_detector import SILENT_MS, START_MS
 from coordinator.core.instructions import (
     DeleteTopics,
@@ -138,6 +139,39 @@ def test_a_job_from_request_to_report() -> None:
     assert exited(world, job, 0) == []
     assert written(world, job).state == "DONE"
     assert world.tick(60_000) == []
+
+
+def test_what_waits_for_a_node_that_is_silent_names_it() -> None:
+    world = ready()
+    job = verify(world)
+    world.tick(300)
+    report(world, job)
+    assert job_views.job(world.leader, world.leader.jobs.get(job), world.now)["waiting_for"] == ""
+    silent(world)
+    told = job_views.job(world.leader, world.leader.jobs.get(job), world.now)["waiting_for"]
+    assert re.fullmatch(r"node n1, which has said nothing for \d+ s \(keytide node list\)", told)
+    report(world, job, "DONE")
+    assert job_views.job(world.leader, world.leader.jobs.get(job), world.now)["waiting_for"] == ""
+
+
+def test_a_build_that_waits_for_a_node_that_is_silent_names_it() -> None:
+    world = backfilled(World())
+    assert world.build("b8").state == "CATCHUP"
+    assert shown(world)["waiting_for"] == "a snapshot that every slice holds"
+    silent(world)
+    assert re.fullmatch(
+        r"a snapshot that every slice holds; node n1, which has said nothing for \d+ s \(keytide node list\)",
+        shown(world)["waiting_for"],
+    )
+
+
+def silent(world: World) -> None:
+    """Node n1 says nothing any more, while n2 does."""
+    for _ in range(40):
+        world.node("n2")
+        world.handle(KafkaAnswered(world.now))
+        world.tick(500)
+    assert not world.leader.stability.nodes.by_id["n1"].live
 
 
 def test_only_a_ready_index_and_only_what_there_is() -> None:
