@@ -137,7 +137,7 @@ def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
             outcome = await access.change(lambda commands, now: commands.execute(statement, None, now))
             return {**_described(outcome), "notice": None}
         definition = statement.definition
-        source = await asyncio.to_thread(access.service.sample, definition.keyspace)
+        source = await access.of_kafka(access.service.sample, definition.keyspace)
         outcome = await access.change(lambda commands, now: commands.execute(statement, source, now))
         said = await asyncio.to_thread(notice, access.service.settings, definition, source)
         return {**_described(outcome), "notice": said or None}
@@ -186,8 +186,8 @@ def _add_builds(app: FastAPI, access: LeaderAccess) -> None:
             allowed = settings.build.origin_paths, settings.build.origin_urls
             origin, first = body.origin.table(reach_of(settings.data_dir, *allowed)), body.indexes[0]
             keyspace = await access.look(lambda leader, _: leader.dictionary.index_named(first).keyspace)
-            source = await asyncio.to_thread(access.service.sample, keyspace)
-            origin = await asyncio.to_thread(access.service.with_epochs, origin, keyspace)
+            source = await access.of_kafka(access.service.sample, keyspace)
+            origin = await access.of_kafka(access.service.with_epochs, origin, keyspace)
         outcome = await access.change(
             lambda commands, now: commands.build(body.indexes, rate_limit, now, origin, source, body.verify)
         )

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
 from coordinator.statements.commands import CommandResult, Commands
 from keytide.errors import RetryableError
+from keytide.kafka.admin import KafkaUnavailableError
 
 _T = TypeVar("_T")
+
+LOOK_S: Final = 1.0
+"""How often it is seen, while a request waits for Kafka, whether that answers."""
+SILENT_MS: Final = 5_000
+"""A Kafka that has answered nothing for this long is waited for no longer: whoever asks (the command: ten
+seconds) would give up, and take the coordinator for silent. Elections of its leaders take less."""
 
 
 class LeaderAccess:
@@ -28,8 +35,41 @@ class LeaderAccess:
         return await self._answer(self.service.ask(at))
 
     async def change(self, command: Callable[[Commands, int], CommandResult]) -> CommandResult:
-        """What `command` did, committed."""
-        return await self._answer(self.service.change(command))
+        """What `command` did, committed.
+
+        Raises:
+            KafkaUnavailableError: Kafka does not answer.
+            RetryableError: nor does the control loop.
+        """
+        return await self._while_kafka_answers(
+            self._answer(self.service.change(command)),
+            "the change may still take effect",
+            "look whether it has once Kafka is back",
+        )
+
+    async def of_kafka(self, ask: Callable[..., _T], *arguments: object) -> _T:
+        """What Kafka is asked for before something changes; in a thread.
+
+        Raises:
+            KafkaUnavailableError: it does not answer.
+        """
+        return await self._while_kafka_answers(
+            asyncio.to_thread(ask, *arguments), "nothing was changed", "try again once Kafka is back"
+        )
+
+    async def _while_kafka_answers(self, answer: Awaitable[_T], so: str, then: str) -> _T:
+        task = asyncio.ensure_future(answer)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+                silence = await self.look(lambda leader, _: leader.stability.failure_detector.kafka_silence)
+                if silence >= SILENT_MS:
+                    raise KafkaUnavailableError(
+                        f"Kafka has answered nothing for {silence / 1000:.0f} s; {so}",
+                        next_step=f"see whether its brokers run (`keytide doctor`); {then}",
+                    )
+            return task.result()
+        finally:
+            task.cancel()
 
     async def _answer(self, future: Future[_T]) -> _T:
         try:
