@@ -27,6 +27,7 @@ from __future__ import annotations
 from typing import Literal
 
 from indexer.slice.building import Building
+from indexer.slice.corrections import Correcting
 from indexer.slice.events import (
     Acknowledge,
     BackfillData,
@@ -230,7 +231,7 @@ class SliceCore:
                 mode.data(event)
             case Decide(now=now):
                 if self._read_again(mode, now):
-                    self._mode = mode.again()
+                    self._mode = self._follow(mode.number, mode.correcting)
                     return [ReadMutations(self.applied.queue_position)]
                 mode.watch(now)
                 return mode.decide()
@@ -306,9 +307,10 @@ class SliceCore:
         self._read_again_at = position
         return True
 
-    def _follow(self, number: int) -> QueueFollower:
+    def _follow(self, number: int, before: Correcting | None = None) -> QueueFollower:
+        """The mutation queue from the slice's position on; arguments as of `QueueFollower`."""
         return QueueFollower(
-            self.index, self.slice, self.applied, self.limits, self.history, number, self._version
+            self.index, self.slice, self.applied, self.limits, self.history, number, self._version, before
         )
 
     def _holds(self, applied: Applied) -> bool:

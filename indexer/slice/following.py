@@ -59,6 +59,8 @@ class QueueFollower:
         applied: the state of the slice; it holds in `history`.
         history: of the keyspace.
         number: newest snapshot that is held already.
+        version: of the index's record; what was projected under an earlier one is not for this slice.
+        before: the repairs as far as they were heard, when the queue is heard once more.
 
     Attributes:
         applied: the state after the last commit.
@@ -79,6 +81,7 @@ class QueueFollower:
         history: History,
         number: int = UNNUMBERED,
         version: int = 0,
+        before: Correcting | None = None,
     ) -> None:
         self.index = index
         self.slice = slice_number
@@ -104,16 +107,8 @@ class QueueFollower:
         self._waited = 0
         self._evicted = EvictedMutations()
         self._commit: Apply | Correct | None = None
-        self.correcting = Correcting(history, max(number, applied.number))
+        self.correcting = before.again() if before else Correcting(history, max(number, applied.number))
         self._news = True
-
-    def again(self) -> QueueFollower:
-        """Another one in its place, which hears the queue once more from the slice's position."""
-        other = QueueFollower(
-            self.index, self.slice, self.applied, self.limits, self._history, self.number, self._version
-        )
-        other.correcting = self.correcting.again()
-        return other
 
     def set_limits(self, limits: SliceLimits) -> None:
         """Change the bounds; they hold from the next decision on."""
