@@ -55,7 +55,7 @@ class HeardNodes:
     Attributes:
         by_id: all of them.
         lost: (index id, slice) that are LOST on every live node that has them.
-        version: changes whenever `counts` says something else of somebody.
+        version: changes whenever `counts` or `lost` says something else of somebody.
     """
 
     def __init__(self, timeout_ms: int, failure_detector: FailureDetector) -> None:
@@ -122,7 +122,7 @@ class HeardNodes:
         return self.slice_serves(node, index, slice_number, incarnation)
 
     def _changed(self) -> None:
-        known = self._live_slices
+        known = self._live_slices, self.lost
         self._live = sorted(name for name, node in self.by_id.items() if node.live)
         self._live_slices = {
             (name, status.index, status.slice): status.incarnation
@@ -131,10 +131,10 @@ class HeardNodes:
             for status in node.heartbeat.slices
             if status.state == "LIVE" and status.number >= 0
         }
-        self.version += self._live_slices != known
         self.lost = frozenset(
             key for key, found in self.slices().items() if all(one.state == "LOST" for one in found)
         )
+        self.version += (self._live_slices, self.lost) != known
 
     def slices(self) -> dict[tuple[str, int], list[SliceStatus]]:
         """What live nodes say of each slice, by index id and number."""

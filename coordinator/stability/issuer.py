@@ -264,9 +264,9 @@ class TimestampIssuer:
 
     def _tick(self, now: int) -> list[Instruction | CommonSnapshot]:
         self.failure_detector.tick(now)
-        lost, version = self.nodes.lost, self.nodes.version
+        version = self.nodes.version
         out: list[Instruction | CommonSnapshot] = [*self.nodes.tick()]
-        if self.nodes.lost != lost:
+        if self.nodes.version != version:
             self._publishing.slices_changed()
         streams = [stream for _, stream in sorted(self.streams.items())]
         for stream in streams:
@@ -287,9 +287,9 @@ class TimestampIssuer:
         return []
 
     def _heartbeat(self, message: NodeHeartbeat, now: int) -> list[Instruction | CommonSnapshot]:
-        lost, version = self.nodes.lost, self.nodes.version
+        version = self.nodes.version
         restarted, notes = self.nodes.heartbeat(message, now)
-        if self.nodes.lost != lost:
+        if self.nodes.version != version:
             self._publishing.slices_changed()
         if restarted:
             self.acknowledgements.reset(message.node)

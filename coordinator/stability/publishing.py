@@ -59,7 +59,7 @@ class Publishing:
         self.slices_changed()
 
     def slices_changed(self) -> None:
-        """Nodes may say something else of which slices are lost."""
+        """Nodes say something else of which slices are lost, or which copies count."""
         out = dict(self._rebuilt)
         for id_, number in self._nodes.lost:
             out[id_] = out.get(id_, 0) | 1 << number
@@ -115,7 +115,7 @@ class Publishing:
     def _required(self, stream: StabilityStream, record: IndexRecord) -> RequiredCopies:
         """Who must hold a number of an index; worked out again when somebody begins or ceases to serve."""
         incarnation = stream.progress.keyspace.incarnation
-        state = self._nodes.version, incarnation, frozenset(stream.lagging)
+        state = incarnation, frozenset(stream.lagging)
         known = self._known_required.get(record.id)
         if known is not None and known[0] == state:
             return known[1]

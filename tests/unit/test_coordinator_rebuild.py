@@ -394,3 +394,15 @@ def test_an_index_that_was_built_again_knows_no_rebuilt_slices() -> None:
     assert world.build(build).state == "CANCELLED"
     failed = world.index("by_city")
     assert (failed.state, failed.slice_builds, failed.build_of(1)) == ("FAILED", {}, "b8")
+
+
+def test_a_slice_that_is_lost_before_it_served_changes_what_is_published_for() -> None:
+    """It was not required as a copy that serves, and as one of those of which somebody must hold a number."""
+    world = serving()
+    beat(world, {1: "CATCHUP"})
+    nodes = world.leader.stability.nodes
+    version = nodes.version
+    beat(world, {1: "CATCHUP"})
+    assert nodes.version == version
+    beat(world, {1: "LOST"})
+    assert nodes.version > version
