@@ -98,6 +98,8 @@ def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
                     "bytes": status.bytes if status else None,
                     "snapshot": status.number if status and status.number >= 0 else None,
                     "queue_documents": status.queue_documents if status else None,
+                    "queue_position": status.queue_position if status else None,
+                    "queue_horizon": status.queue_horizon if status and status.queue_horizon >= 0 else None,
                     "gap_drops": status.gap_drops if status else None,
                 }
             )

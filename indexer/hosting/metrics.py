@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from keytide.catalog.catalog import Catalog
 from keytide.wire.messages import SliceStatus
@@ -25,6 +25,7 @@ class NodeMetrics:
     Attributes:
         commit: seconds that a commit of the mutation queue took, snapshot included.
         freshness: seconds from a record's timestamp until stable scans show it; of sampled records.
+        evicted: documents that full slices have let go of (R4).
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -41,6 +42,11 @@ class NodeMetrics:
             buckets=_FRESHNESS_BUCKETS,
             registry=registry,
         )
+        self.evicted = Counter(
+            "keytide_slice_evicted_documents",
+            "Documents that full slices have let go of, for no timestamp reaches them",
+            registry=registry,
+        )
         self._entries = Gauge("keytide_slice_entries", "Entries of a slice", labels, registry=registry)
         self._bytes = Gauge("keytide_slice_bytes", "Bytes of a slice on disk", labels, registry=registry)
         self._queue = Gauge(
@@ -48,6 +54,18 @@ class NodeMetrics:
         )
         self._number = Gauge(
             "keytide_snapshot_number", "Newest snapshot of a slice, -1 for none", labels, registry=registry
+        )
+        self._position = Gauge(
+            "keytide_slice_queue_position",
+            "Offset of its mutation queue from which a slice would read on after a restart",
+            labels,
+            registry=registry,
+        )
+        self._horizon = Gauge(
+            "keytide_slice_queue_horizon",
+            "First offset of its mutation queue that a slice may ever need again, -1 when it cannot say",
+            labels,
+            registry=registry,
         )
         self._violations = Gauge(
             "keytide_unique_violations",
@@ -73,8 +91,11 @@ class NodeMetrics:
             self._bytes.labels(*place).set(status.bytes)
             self._queue.labels(*place).set(status.queue_documents)
             self._number.labels(*place).set(status.number)
+            self._position.labels(*place).set(status.queue_position)
+            self._horizon.labels(*place).set(status.queue_horizon)
             self._violations.labels(*place).set(status.violations)
+        gauges = (self._entries, self._bytes, self._queue, self._number, self._position, self._horizon)
         for place in sorted(self._shown - shown):
-            for gauge in (self._entries, self._bytes, self._queue, self._number, self._violations):
+            for gauge in (*gauges, self._violations):
                 gauge.remove(*place)
         self._shown = shown

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from indexer.hosting import slice_status as status
+from indexer.hosting.evictions import Evictions
 from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.hosting.spool import Spool
@@ -72,7 +73,6 @@ RESTART_MS: Final = 30_000
 """Before a core that stopped is started again."""
 DISK_BYTES_MS: Final = 5_000
 """Between looks at the size on disk."""
-
 
 SliceKey = tuple[str, int]
 """(index id, slice number)."""
@@ -138,6 +138,7 @@ class SliceRunner:
         self._restart_at = 0
         self._fold_error = ""
         self._disk = (0, 0)
+        self._evictions = Evictions(metrics)
         self._times: list[tuple[int, int]] = []
         self._begin_anew = begin_anew
         self.unique = unique
@@ -172,6 +173,7 @@ class SliceRunner:
         if self.core.state == "LOST":
             return
         self._fold(now)
+        self._evictions.look(self.core, now)
         if self._todo and now >= self._retry_at:
             self._try_again(now)
         if self._restart_at and now >= self._restart_at:
@@ -327,8 +329,7 @@ class SliceRunner:
             self.unique.committed(instruction.segments, snapshot, applied)
         self._metrics.commit.observe(time.perf_counter() - began)
         if applied.number != UNNUMBERED:
-            times = newest_times(instruction.segments)
-            self._times += [(applied.number, record_time) for record_time in times]
+            self._times += [(applied.number, one) for one in newest_times(instruction.segments)]
             del self._times[:-_TIMES_KEPT]
 
     # --- keeping up -----------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class SliceCore:
         incarnation: of the history that the slice is in; it has rolled back as far as that says.
         state: see above.
         reason: why it is STOPPED or LOST, or what its commit fails of while it is tried again; else empty.
+        evicted: documents that it let go of while it was full, for no timestamp reached them (R4).
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class SliceCore:
         self.applied = applied
         self.state: State = "BUILDING" if applied.building else "CATCHUP"
         self.reason = ""
+        self.evicted = 0
         self.history = history or History(incarnation=applied.incarnation)
         self.incarnation = applied.incarnation if applied.building else self.history.incarnation
         self._term = term
@@ -115,9 +117,11 @@ class SliceCore:
 
     def anew(self, applied: Applied) -> SliceCore:
         """Another one in its place, on the store as it is."""
-        return SliceCore(
+        other = SliceCore(
             self.index, self.slice, applied, self.limits, self._term, self.history, self._version
         )
+        other.evicted = self.evicted
+        return other
 
     # --- what others may ask --------------------------------------------------------------
 
@@ -197,8 +201,11 @@ class SliceCore:
             match self._mode:
                 case Building():
                     return self._handle_building(self._mode, event)
-                case QueueFollower():
-                    return self._handle_following(self._mode, event)
+                case QueueFollower() as mode:
+                    before = mode.evicted
+                    out = self._handle_following(mode, event)
+                    self.evicted += mode.evicted - before
+                    return out
                 case None:
                     return self._handle_stepping_back(event)
         except GoneError as error:

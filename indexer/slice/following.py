@@ -69,6 +69,7 @@ class QueueFollower:
         gaps: what is missing in the queue.
         gap_drops: segments dropped because they lay beyond the position (R10).
         stale: segments that lie on a lost branch entirely.
+        evicted: documents that it has let go of, each time that it has.
         correcting: the repairs.
     """
 
@@ -92,6 +93,7 @@ class QueueFollower:
         self.deaf = 0
         self.gap_drops = 0
         self.stale = 0
+        self.evicted = 0
         self.queue = PendingMutations(applied.timestamp)
         self._history = history
         self._version = version
@@ -228,6 +230,7 @@ class QueueFollower:
             if self._commit is not None:
                 return [self._commit]
         if self._waits_in_vain():
+            self.evicted += self.queue.documents
             for partition in self._evicted.evict(self.queue):
                 self.gaps.forget(partition)  # it is known where that is
         full = self._full() or self.deaf > 0

@@ -26,6 +26,7 @@ SLICE_COLUMNS = (
     "bytes",
     "snapshot",
     "queue_documents",
+    "queue_horizon",
     "undo_steps",
     "rebuild",
     "reason",

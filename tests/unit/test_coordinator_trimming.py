@@ -13,6 +13,7 @@ from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, Tr
 from coordinator.leader import Leader
 from coordinator.queues.bounds import because, stays_from
 from coordinator.stability.stream import StabilityLimits
+from coordinator.views import views
 from keytide.errors import InvariantViolationError
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.leader_world import MUTATIONS, World, backfilled
@@ -63,6 +64,15 @@ def awake(world: World, ms: int) -> None:
     while world.now < end:
         world.tick(min(10_000, end - world.now))
     trimmer._under_way = before
+
+
+def test_each_copy_shows_what_it_needs_of_its_queue() -> None:
+    world = serving()
+    beat(world, {0: 40, 1: -1, 2: 90})
+    shown = views.index_slices(world.leader, world.index("by_city"))
+    assert [one["queue_horizon"] for one in shown] == [40, None, 90]
+    read = [status(world, number, "LIVE").queue_position for number in range(3)]
+    assert [one["queue_position"] for one in shown] == read
 
 
 def test_what_lies_below_the_horizon_goes() -> None:

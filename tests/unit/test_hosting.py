@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -591,13 +592,41 @@ def test_metrics_have_the_names_of_the_contract(place: Place) -> None:
     place.index("BUILDING")
     place.metrics.show(place.hosting.statuses(0), {"i-1": "by_city"})
     page = generate_latest(place.registry).decode()
-    for name in ("slice_entries", "slice_bytes", "slice_queue_documents", "snapshot_number"):
+    for name in (
+        "slice_entries",
+        "slice_bytes",
+        "slice_queue_documents",
+        "slice_queue_position",
+        "slice_queue_horizon",
+        "snapshot_number",
+    ):
         assert f'keytide_{name}{{index="by_city",slice="0"}}' in page
     assert "keytide_snapshot_commit_seconds_bucket" in page
     assert "keytide_freshness_seconds_bucket" in page
     place.drop()
     place.metrics.show(place.hosting.statuses(0), {"i-1": "by_city"})
     assert "by_city" not in generate_latest(place.registry).decode()
+
+
+def test_what_full_slices_have_let_go_of_is_counted_and_told(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = place.built()
+
+    def count() -> float | None:
+        return place.registry.get_sample_value("keytide_slice_evicted_documents_total")
+
+    def told() -> list[str]:
+        return re.findall(r"let go of (\d+) documents", caplog.text)
+
+    runner.look_after(20_000)
+    assert (count(), told()) == (0, [])
+    for evicted, now in ((5, 20_000), (7, 20_100), (9, 29_999)):
+        runner.core.evicted = evicted
+        runner.look_after(now)
+        assert (count(), told()) == (evicted, ["5"])
+    runner.look_after(30_000)
+    assert (count(), told()) == (9, ["5", "4"])
 
 
 # --- the node's folder ----------------------------------------------------------------------------------

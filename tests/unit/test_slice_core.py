@@ -277,6 +277,7 @@ def test_a_full_slice_lets_go_of_what_no_timestamp_reaches() -> None:
 
 def test_what_was_let_go_of_is_read_again_once_a_timestamp_reaches_it() -> None:
     core = full_in_vain()
+    assert core.evicted == 12
     hear(core, 1, seg(0, 1, 1), seg(12, 14))
     assert commits(decide(core)) == [(WAIT_LIMIT, {0: 0, 1: 1}, [(0, 1)])]
     core.handle(CaughtUp(0))
@@ -290,6 +291,7 @@ def test_what_was_let_go_of_is_read_again_once_a_timestamp_reaches_it() -> None:
     assert commits(decide(core)) == [(51, {0: 14, 1: 1}, [(12, 14)])]
     assert core.applied.queue_position == 2
     assert decide(core) == []
+    assert (core.evicted, core.anew(core.applied).evicted) == (12, 12)
 
 
 @pytest.mark.parametrize("later", [True, False])
