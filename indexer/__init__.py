@@ -1,6 +1,6 @@
 """The indexer: slices, their stores, their snapshots, and the scan endpoint in front of them.
 
-What lives here: the pure core that decides what a slice does with a segment (skip, trim, drop, apply, wait),
+What lives here: the pure core that decides what a slice does with a segment (skip, cut, drop, apply, wait),
 the store (a durable base and volatile deltas in LMDB), the ring of snapshots, the fold worker, and the HTTP
 endpoint that picks a timestamp, scatters to slices and gathers in key order.
 

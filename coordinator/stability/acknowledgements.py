@@ -68,7 +68,7 @@ class AcknowledgedNumbers:
             mask |= bits.setdefault(copy, 1 << len(bits))
         masks[number] = mask
         if len(masks) > 2 * (self._newest + self._landmarks):
-            self._trim(index)
+            self._forget_old(index)
 
     def newest(self, node: str, index: str, slice_number: int) -> int:
         """The newest number that this replica holds, -1 when none."""
@@ -137,7 +137,7 @@ class AcknowledgedNumbers:
         lacking = {copy[0] for copy in required.every if copy not in having}
         return sorted(lacking | {copies[0][0] for copies in required.some if not having.intersection(copies)})
 
-    def _trim(self, index: str) -> None:
+    def _forget_old(self, index: str) -> None:
         """Keep of each replica the newest numbers, and the landmarks before them."""
         for numbers in self._held[index].values():
             before = sorted(numbers[: -self._newest], key=lambda one: (rank(one), one))[-self._landmarks :]

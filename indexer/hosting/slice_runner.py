@@ -178,7 +178,7 @@ class SliceRunner:
             self._try_again(now)
         if self._restart_at and now >= self._restart_at:
             self._restart(now)
-        self.ring.trim(now)
+        self.ring.expire(now)
         if self.unique is not None:
             self.unique.show()
 

@@ -92,19 +92,19 @@ class SnapshotRing:
                 self._numbered[number] = self._tip
             if previous is not None and self._numbered.get(previous.number) is not previous:
                 _drop(previous)
-            self._trim(now)
+            self._drop_unkept(now)
 
     def publish(self, number: int, now: int) -> None:
         """The leader announced a newest common number."""
         with self._lock:
             if number > self._published:
                 self._published = number
-                self._trim(now)
+                self._drop_unkept(now)
 
-    def trim(self, now: int) -> None:
+    def expire(self, now: int) -> None:
         """Let go of what only ran-out leases held."""
         with self._lock:
-            self._trim(now)
+            self._drop_unkept(now)
 
     def roll_back(self, history: History) -> None:
         """Let go of every snapshot whose number is void in `history`, and of the newest commit: the next
@@ -206,7 +206,7 @@ class SnapshotRing:
             if kept.dropped and kept.readers == 0:
                 kept.snapshot.close()
 
-    def _trim(self, now: int) -> None:
+    def _drop_unkept(self, now: int) -> None:
         """Drop what no reason above keeps."""
         numbers = sorted(self._numbered)
         keep = set(numbers[-self._kept :])

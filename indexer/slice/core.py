@@ -293,7 +293,7 @@ class SliceCore:
 
     def _switched(self, mode: Building, applied: Applied) -> list[Instruction]:
         """The build is over for this slice; the mutation queue is read from where the build's end says, and
-        trimmed."""
+        cut."""
         if not self._holds(applied):
             raise CannotGoOnError("the build began before a rollback of its keyspace: it begins again (R28)")
         self.state = "CATCHUP"

@@ -39,7 +39,7 @@ from indexer.store.interface import UNNUMBERED, Applied
 from keytide.catalog.history import History
 from keytide.errors import invariant
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.columns import cut_segment, trim_segment
+from keytide.wire.columns import cut_segment, segment_from
 from keytide.wire.messages import (
     Assembler,
     Corrections,
@@ -341,7 +341,7 @@ class QueueFollower:
                 self._evicted.dropped(segment, limit)
             else:
                 self.gaps.dropped(segment)
-        elif outcome in (SegmentOutcome.EXTENDED, SegmentOutcome.TRIMMED):
+        elif outcome in (SegmentOutcome.EXTENDED, SegmentOutcome.CUT):
             place = self.queue.place(segment.partition)
             self.gaps.extended(segment.partition, place.offset)
             self._evicted.heard(segment.partition, place)
@@ -395,4 +395,4 @@ class QueueFollower:
 def _cut(piece: SegmentPart) -> Segment:
     if piece.whole:
         return piece.segment
-    return cut_segment(trim_segment(piece.segment, piece.start), piece.end)[0]
+    return cut_segment(segment_from(piece.segment, piece.start), piece.end)[0]

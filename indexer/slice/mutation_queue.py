@@ -4,7 +4,7 @@ Theory of operation
 ===================
 Per source partition the slice has *applied* everything below its position, and *heard* everything below a
 later (or equal) offset. What lies between is held here, segment after segment without a hole: a segment
-that begins where hearing ends extends it, one wholly below it is a duplicate, one that overlaps is trimmed,
+that begins where hearing ends extends it, one wholly below it is a duplicate, one that overlaps is cut,
 one beyond it is dropped and waits for the resend (R10). Of a segment that was read before a rollback only
 what lies below the cut is there for any of these questions (R30). `take` gives everything below a timestamp,
 splitting the segments it goes through (R11), and keeps the rest.
@@ -40,7 +40,7 @@ class SegmentOutcome(Enum):
     """What became of a segment."""
 
     EXTENDED = "extended"
-    TRIMMED = "trimmed"
+    CUT = "cut"
     DUPLICATE = "duplicate"
     BEYOND = "beyond"
     EMPTY = "empty"
@@ -219,7 +219,7 @@ class PendingMutations:
         queue.heard = end
         self.documents += _documents(segment)
         self.bytes += _size(segment)
-        return SegmentOutcome.EXTENDED if segment.start == known else SegmentOutcome.TRIMMED
+        return SegmentOutcome.EXTENDED if segment.start == known else SegmentOutcome.CUT
 
     def _continues_another_branch(self, segment: Segment) -> bool:
         """Whether its sender has read below its start what is of a later leader than what is held there, and

@@ -8,7 +8,7 @@ numbers, little endian, and for names and keys a column of lengths beside all th
 the numbers in place (`numpy.frombuffer`); of the bytes a reader cuts out what it needs, all (`heard_ids`)
 or a chosen few (`pick`).
 
-Segments are cut at offsets (R11: a slice splits them at T; R9: an overlapping one is trimmed). Ordinals of
+Segments are cut at offsets (R11: at T; R10: where one overlaps what was heard). Ordinals of
 puts and skips count from the first document of their own segment, so the later part is numbered anew.
 
 Everything here is pure and vectorised; nothing loops over documents but the slicing of bytes.
@@ -231,8 +231,8 @@ def cut_segment(segment: Segment, offset: int) -> tuple[Segment, Segment]:
     return lower, upper
 
 
-def trim_segment(segment: Segment, offset: int) -> Segment:
-    """What of the segment lies at or past `offset` (R9: an overlapping segment is trimmed)."""
+def segment_from(segment: Segment, offset: int) -> Segment:
+    """What of the segment lies at or past `offset` (R10: an overlapping segment is cut)."""
     return cut_segment(segment, offset)[1]
 
 

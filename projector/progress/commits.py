@@ -180,7 +180,7 @@ def first_place(key: Key, known: PartitionHistory, catalog: Catalog, *, has_comm
     is none of that build's: it is read from position 0. And one that was activated before, whose commit is
     gone (the group's offsets expire when no projector runs for long, and Kafka forgets them with a topic that
     is deleted), goes on from its first activation, or from where a rollback since has cut: from the beginning
-    of a topic that was made anew. Slices trim what they have.
+    of a topic that was made anew. Slices cut off what they have.
     """
     record = catalog.keyspace(key.keyspace)
     indexes = catalog.emitting(key.keyspace, record.version) if record else []

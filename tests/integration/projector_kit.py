@@ -2,7 +2,7 @@
 the queues.
 
 The reader is what the tests believe: it unpacks the columns with `struct`, obeys the rules of a slice (R9 to
-R11: skip what is known, trim what overlaps, drop what lies beyond) and keeps the newest version of every
+R11: skip what is known, cut what overlaps, drop what lies beyond) and keeps the newest version of every
 document.
 """
 

@@ -19,7 +19,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "begin_at_the_record": (0, "Stuck"),
     "end_at_the_record": (0, "Stuck"),
     "skip_what_overlaps": (0, "Stuck"),
-    "forget_to_trim": (0, "Contiguous"),
+    "forget_to_cut": (0, "Contiguous"),
     "jump_over_gaps": (871, "Untorn"),
     "never_send_again": (1, "Stuck"),
     "forget_to_split": (145, "Untorn"),

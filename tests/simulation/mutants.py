@@ -108,22 +108,22 @@ def hold_what_no_timestamp_reaches(patches: Patches) -> None:
 
 @mutant("R5", "the newest common number is not kept beside the ring")
 def forget_the_published(patches: Patches) -> None:
-    def trim(self: SnapshotRing, now: int) -> None:
+    def drop_unkept(self: SnapshotRing, now: int) -> None:
         published, self._published = self._published, -1
         self._ahead = 1
-        _trim(self, now)
+        _drop_unkept(self, now)
         self._published = published
 
-    _trim = patches.put(SnapshotRing, "_trim", trim)
+    _drop_unkept = patches.put(SnapshotRing, "_drop_unkept", drop_unkept)
 
 
 @mutant("R5, what a slower slice works towards", "numbers past the published one go, but for the newest few")
 def forget_the_slower(patches: Patches) -> None:
-    def trim(self: SnapshotRing, now: int) -> None:
+    def drop_unkept(self: SnapshotRing, now: int) -> None:
         self._ahead = 1
-        _trim(self, now)
+        _drop_unkept(self, now)
 
-    _trim = patches.put(SnapshotRing, "_trim", trim)
+    _drop_unkept = patches.put(SnapshotRing, "_drop_unkept", drop_unkept)
 
 
 @mutant("R6", "a restart reads on behind what was only held")
@@ -192,7 +192,7 @@ def end_at_the_record(patches: Patches) -> None:
     _batches_of = patches.put(service, "batches_of", batches_of)
 
 
-@mutant("R10", "a segment that must be trimmed is taken for a duplicate")
+@mutant("R10", "a segment that must be cut is taken for a duplicate")
 def skip_what_overlaps(patches: Patches) -> None:
     def hear(self: PendingMutations, segment: Segment, position: int, limit: Any = None) -> Any:
         if segment.start < self.heard(segment.partition):
@@ -202,11 +202,11 @@ def skip_what_overlaps(patches: Patches) -> None:
     _hear = patches.put(PendingMutations, "hear", hear)
 
 
-@mutant("R10, forget to trim", "an overlapping segment is taken whole")
-def forget_to_trim(patches: Patches) -> None:
+@mutant("R10, forget to cut", "an overlapping segment is taken whole")
+def forget_to_cut(patches: Patches) -> None:
     def hear(self: PendingMutations, segment: Segment, position: int, limit: Any = None) -> Any:
         outcome = _hear(self, segment, position, limit)
-        if outcome is SegmentOutcome.TRIMMED:
+        if outcome is SegmentOutcome.CUT:
             queue = self._queues[segment.partition]
             part = queue.parts.pop()
             queue.parts.append(dataclasses.replace(part, start=segment.start))

@@ -273,7 +273,7 @@ def send_records_only(patches: Patches) -> None:
 @unit_mutant(
     "R17 (older ignored)",
     "the version that comes last counts, whatever its offset",
-    "trimming keeps older versions of one source partition away, and a document has only one there",
+    "cutting keeps older versions of one source partition away, and a document has only one there",
     test_store.test_an_older_version_is_ignored_and_counted,
 )
 def last_comer_wins(patches: Patches) -> None:
@@ -283,7 +283,7 @@ def last_comer_wins(patches: Patches) -> None:
 @unit_mutant(
     "R19 (topics go after deactivation)",
     "DROP deletes topics while projectors still send to them",
-    "segments of a projector that is behind are trimmed in a new topic, too",
+    "segments of a projector that is behind are cut in a new topic, too",
     test_builds.test_drop_waits_until_projectors_have_let_go,
 )
 def delete_topics_at_once(patches: Patches) -> None:

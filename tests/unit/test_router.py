@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 
 from keytide.definition.statement import CreateIndex, parse_statement
-from keytide.wire.columns import heard_ids, pick, puts_columns, trim_segment, unpack
+from keytide.wire.columns import heard_ids, pick, puts_columns, segment_from, unpack
 from keytide.wire.messages import Segment
 from projector.core.projection import KeyspacePlan, ProjectedBatch, SourceBatch, project
 from router.core import bounded, route, segment_bytes, segments, slice_of, slices_of, split_segment
@@ -125,13 +125,13 @@ def test_a_document_larger_than_the_limit_is_a_piece_of_its_own() -> None:
     assert pieces[-1].end == segment.end
 
 
-def test_trimming_keeps_what_is_past_the_position() -> None:
+def test_cutting_keeps_what_is_past_the_position() -> None:
     segment = segments_of(projected(10), 1)[0]
-    rest = trim_segment(segment, 1_007)
+    rest = segment_from(segment, 1_007)
     assert rest.heard is not None
     assert heard_ids(rest.heard) == [b"user7", b"user8", b"user9"]
-    assert trim_segment(segment, 5_000) == Segment(2, 5, segment.end, segment.end)
-    assert trim_segment(segment, 0) is segment
+    assert segment_from(segment, 5_000) == Segment(2, 5, segment.end, segment.end)
+    assert segment_from(segment, 0) is segment
 
 
 def test_unpacking_all_or_a_few() -> None:

@@ -461,7 +461,7 @@ def test_what_comes_late_of_an_earlier_leader_does_not_take_the_place_of_what_wa
 # --- segments -------------------------------------------------------------------------------------------
 
 
-def test_duplicates_are_skipped_and_overlaps_trimmed() -> None:
+def test_duplicates_are_skipped_and_overlaps_cut() -> None:
     core = live()
     hear(core, 0, seg(0, 4))
     hear(core, 1, seg(0, 4))
@@ -810,7 +810,7 @@ def test_the_end_of_the_build_waits_for_the_last_batch_and_switches() -> None:
     assert state(build.core) == "CATCHUP"
     hear(build.core, 0, seg(4, 14))
     stamp(build.core, 1, 14)
-    assert commits(decide(build.core)) == [(1, {0: 14}, [(10, 14)])]  # trimmed by the backfill
+    assert commits(decide(build.core)) == [(1, {0: 14}, [(10, 14)])]  # cut by the backfill
 
 
 def test_timestamps_pass_a_slice_under_build_by() -> None:

@@ -86,9 +86,9 @@ def test_a_lease_keeps_a_snapshot_until_it_runs_out() -> None:
     shelf.add(2, 3, 4, now=50)
     assert shelf.ring.numbers() == [1, 3, 4]
     assert shelf.ring.lease(1, "page", until=200)
-    shelf.ring.trim(150)
+    shelf.ring.expire(150)
     assert 1 in shelf.open()
-    shelf.ring.trim(200)
+    shelf.ring.expire(200)
     assert shelf.open() == [3, 4]
     assert not shelf.ring.lease(1, "page", until=300)
     assert shelf.ring.acquire(1) is None
@@ -101,9 +101,9 @@ def test_a_shorter_lease_takes_the_place_of_the_longer() -> None:
     shelf.ring.lease(1, "b", until=100)
     shelf.ring.lease(1, "a", until=0)
     shelf.ring.publish(2, 0)
-    shelf.ring.trim(50)
+    shelf.ring.expire(50)
     assert shelf.ring.numbers() == [1, 2]
-    shelf.ring.trim(100)
+    shelf.ring.expire(100)
     assert shelf.ring.numbers() == [2]
 
 

@@ -264,9 +264,9 @@ class World:
     """A source partition, its group commit, one slice per index, and two projectors with pipelines that lose,
     repeat and delay.
 
-    A slice obeys R10: it drops what lies beyond its position and trims what it has. It starts where its index
-    was first activated. The rule under test: nothing below the commit is ever missing in the slice of any
-    index that was active then.
+    A slice obeys R10: it drops what lies beyond its position and cuts off what it has. It starts where its
+    index was first activated. The rule under test: nothing below the commit is ever missing in the slice of
+    any index that was active then.
     """
 
     def __init__(self, seed: int) -> None:
