@@ -247,6 +247,7 @@ def test_a_read_says_where_it_got_to_when_its_turn_is_over() -> None:
     [
         ("/v1/query", {"sql": COUNTED}, "query-timeout"),
         ("/v1/query", {"sql": "SELECT a, b FROM users WHERE a > 1 ORDER BY b"}, "query-timeout"),
+        ("/v1/indexes/i/scan", {"low": [0], "limit": 100_000, "timeout_ms": 80}, "query-timeout"),
         ("/v1/indexes/i/count", {"low": [0]}, "count-timeout"),
         ("/v1/indexes/i/aggregate", {"functions": ["sum(b)"]}, "aggregate-timeout"),
     ],
@@ -259,7 +260,7 @@ def test_a_request_ends_with_its_time_and_blames_no_node(
     with serving(one, load_settings()) as first, serving(other, load_settings()) as second:
         one.urls, other.urls = {"n1": second}, {"n0": first}
         began = time.monotonic()
-        answer = httpx.post(first + path, json={**body, "timeout_ms": 400}, timeout=LIMIT_S).json()
+        answer = httpx.post(first + path, json={"timeout_ms": 400, **body}, timeout=LIMIT_S).json()
         assert answer["type"] == problem, answer
         assert "did not answer" not in answer["detail"]
         assert time.monotonic() - began < 5
