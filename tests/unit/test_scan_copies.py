@@ -3,17 +3,30 @@ its pages, held snapshots and tails (R36, R38)."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
+from indexer.scan.gather.failover import CopyRequests
 from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.health import BUDGET, LONG_HEDGE_S, PeerHealth
+from indexer.scan.peer.messages import (
+    LeaseReply,
+    LeaseRequest,
+    ReadConsistency,
+    ReadPaging,
+    ReadReply,
+    ReadRequest,
+    ReadSpan,
+    SliceReply,
+)
 from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.tokens import HeldToken, PageToken, by_node, copies_of, verify
-from keytide.errors import KeytideError
+from keytide.errors import KeytideError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
+from keytide.model.timestamp import Timestamp
 from tests.unit.scan_world import SECRET, World
 from tests.unit.test_scan_held import hold, leases
 from tests.unit.test_scan_service import BY_CITY, ByNode, ask_count, ids, never, people, run
@@ -179,6 +192,67 @@ def test_a_node_that_stands_still_is_waited_for_no_longer_than_is_usual() -> Non
         assert "n1" not in read, "it has not answered"
 
     run(test, world)
+
+
+class Answering:
+    """Nodes of which each does as it is told, after some seconds.
+
+    Args:
+        does: node -> (seconds, what it raises or, for each slice, whether it answers).
+    """
+
+    here = "n9"
+
+    def __init__(self, does: dict[str, tuple[float, Exception | set[int]]]) -> None:
+        self.health = PeerHealth()
+        self._does = does
+
+    async def read_here(self, request: ReadRequest) -> ReadReply:
+        raise AssertionError("nothing is here")
+
+    async def lease(self, node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
+        raise AssertionError("nothing is kept")
+
+    async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
+        seconds, answer = self._does[node]
+        await asyncio.sleep(min(seconds, timeout_s))
+        if isinstance(answer, Exception):
+            raise answer
+        told = [number for number in request.span.slices if number in answer]
+        return ReadReply([SliceReply(one, 10, Timestamp(), [], False, 0, False, 10, 0) for one in told])
+
+
+def answers(does: dict[str, tuple[float, Exception | set[int]]]) -> dict[int, str] | type[BaseException]:
+    """Who answers for slices 0 and 1, asked at `a` first, with copies on `b`; or what is raised."""
+
+    async def asked() -> dict[int, str]:
+        span = ReadSpan("i", [0, 1], [(b"", None)], [b"", b""], False)
+        request = ReadRequest(span, ReadPaging(10), ReadConsistency(10, 0))
+        until = asyncio.get_running_loop().time() + 2
+        further = {0: ["b"], 1: ["b"]}
+        round_ = CopyRequests(Answering(does), {"a": request}, further, lambda node, reply: None, until)
+        return {reply.slice: node for node, _, reply in await round_.run()}
+
+    try:
+        return asyncio.run(asked())
+    except KeytideError as error:
+        return type(error)
+
+
+def test_what_hinders_one_copy_hinders_the_read_only_where_no_other_answers() -> None:
+    both = {0, 1}
+    full = RetryableError("too many", problem_type="too-many-leases")
+    away = NodeUnavailableError("away", node="a")
+    assert answers({"a": (0, both), "b": (0, away)}) == {0: "a", 1: "a"}
+    assert answers({"a": (0, away), "b": (0, both)}) == {0: "b", 1: "b"}
+    assert answers({"a": (0, {0}), "b": (0, both)}) == {0: "a", 1: "b"}, "silent of one slice"
+    assert answers({"a": (0, away), "b": (0, {1})}) is NodeUnavailableError
+    assert answers({"a": (0, {0}), "b": (0, {0})}) is NodeUnavailableError
+    # A slow copy is hedged, and the other one refuses: the slow one answers.
+    assert answers({"a": (0.4, both), "b": (0, full)}) == {0: "a", 1: "a"}
+    assert answers({"a": (0.4, both), "b": (0, away)}) == {0: "a", 1: "a"}
+    assert answers({"a": (0.4, away), "b": (0.5, both)}) == {0: "b", 1: "b"}
+    assert answers({"a": (0, full), "b": (0, both)}) is RetryableError, "nor is another copy asked to keep it"
 
 
 @pytest.mark.parametrize("dead", NODES)

@@ -32,7 +32,7 @@ from indexer.scan.peer.messages import (
 )
 from indexer.scan.plan.errors import SnapshotMissingError
 from keytide.errors import RetryableError
-from keytide.http.node_protocol import NodeUnavailableError
+from keytide.http.node_protocol import TRY_AGAIN, NodeUnavailableError
 
 OWN_FAULT = ("too-many-leases",)
 """Problem types of refusals that another copy would give as well, or should not be asked to make good for."""
@@ -114,6 +114,10 @@ class CopyRequests:
                     self._nodes.health.silent(one.node, self._now())  # another one was faster by far
                 task.cancel()
 
+    def _under_way(self) -> set[int]:
+        """The slices that some node is being asked for."""
+        return {number for one in self._running.values() for number in one.request.span.slices}
+
     def _left_s(self) -> float:
         return max(0.001, self._until - self._now())
 
@@ -141,7 +145,7 @@ class CopyRequests:
         except RetryableError as error:
             self._failed(self._nodes.here, request.span.slices, error)
         else:
-            self._take(self._nodes.here, reply)
+            self._take(self._nodes.here, request, reply)
 
     def _ask_elsewhere(self, slices: Iterable[int], like: ReadRequest) -> None:
         """Ask the next copy of each of these slices, all that are on one node at once."""
@@ -186,10 +190,14 @@ class CopyRequests:
             return
         if _is_short(one.request):
             self._nodes.health.answered(one.node, self._now() - one.since)
-        self._take(one.node, reply)
+        self._take(one.node, one.request, reply)
 
-    def _take(self, node: str, reply: ReadReply) -> None:
-        missing: list[int] = []
+    def _take(self, node: str, request: ReadRequest, reply: ReadReply) -> None:
+        told = {one.slice for one in reply.slices}
+        missing = [number for number in request.span.slices if number in self._after and number not in told]
+        for number in missing:
+            silence = f"node {node} said nothing of slice {number}, for which it was asked"
+            self._note(number, NodeUnavailableError(silence, node=node, next_step=TRY_AGAIN))
         for one in reply.slices:
             if one.slice not in self._after:
                 continue  # another copy was faster
@@ -206,13 +214,15 @@ class CopyRequests:
     def _failed(self, node: str, slices: Iterable[int], error: RetryableError) -> None:
         """
         Raises:
-            RetryableError: it is not the node's fault.
+            RetryableError: it is not the node's fault, and nobody else is being asked.
         """
-        if isinstance(error, OutOfTimeError | HistoryAheadError) or error.problem_type in OWN_FAULT:
-            raise error
         left = [number for number in slices if number in self._after]
         for number in left:
             self._note(number, error)
+        if isinstance(error, OutOfTimeError | HistoryAheadError) or error.problem_type in OWN_FAULT:
+            if not self._under_way().issuperset(left):
+                raise error
+            return
         self._go_on(left)
 
     def _note(self, number: int, error: Failure) -> None:
@@ -226,7 +236,7 @@ class CopyRequests:
         Raises:
             Failure: there is none, and nobody else is being asked.
         """
-        under_way = {number for one in self._running.values() for number in one.request.span.slices}
+        under_way = self._under_way()
         further = []
         for number in slices:
             if self._untried[number]:
