@@ -15,9 +15,10 @@ A slice is answered by one copy only; whoever asks goes on with that one (`Targe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -52,28 +53,42 @@ class _Asked:
     hedge_at: float
 
 
+class ReadTerms(Protocol):
+    """What a round must know of its `Target`."""
+
+    @property
+    def left_s(self) -> float:
+        """How long a node may be waited for."""
+        ...
+
+    @property
+    def within_ms(self) -> int:
+        """How long a node that is asked now may take."""
+        ...
+
+    def check(self, node: str, reply: SliceReply) -> None:
+        """Raise `SnapshotMissingError` or `NodeUnavailableError` unless it is from the target's snapshot."""
+
+
 class CopyRequests:
     """One round.
 
     Args:
+        target: what is read.
         requests: node -> what to ask it, as `ask` has them.
         further: slice -> its further copies, if it may be asked elsewhere.
-        check: raises when a node's reply for a slice is not from the snapshot that was asked for.
-        until: the end of the time for it, by the clock of the event loop, s.
     """
 
     def __init__(
         self,
+        target: ReadTerms,
         nodes: SliceReader,
         requests: Mapping[str, ReadRequest],
         further: Mapping[int, Sequence[str]],
-        check: Callable[[str, SliceReply], None],
-        until: float,
     ) -> None:
+        self._target = target
         self._nodes = nodes
         self._requests = requests
-        self._check = check
-        self._until = until
         self._now = asyncio.get_running_loop().time
         self._found: list[Answer] = []
         self._after: dict[int, bytes] = {}
@@ -118,9 +133,6 @@ class CopyRequests:
         """The slices that some node is being asked for."""
         return {number for one in self._running.values() for number in one.request.span.slices}
 
-    def _left_s(self) -> float:
-        return max(0.001, self._until - self._now())
-
     def _untried_of(self, request: ReadRequest, further: Sequence[str]) -> list[str]:
         """The further copies of a slice in the order in which to ask them. (What a copy has given is examined
         there.)"""
@@ -134,7 +146,7 @@ class CopyRequests:
         if node == self._nodes.here:
             task = asyncio.ensure_future(self._nodes.read_here(request))
         else:
-            task = asyncio.ensure_future(self._nodes.read(node, request, self._left_s()))
+            task = asyncio.ensure_future(self._nodes.read(node, request, self._target.left_s))
         task.add_done_callback(partial(_ended, health, node))
         hedge_s = health.hedge_s(node, short=_is_short(request))
         self._running[task] = _Asked(node, request, now, now + hedge_s)
@@ -149,7 +161,6 @@ class CopyRequests:
 
     def _ask_elsewhere(self, slices: Iterable[int], like: ReadRequest) -> None:
         """Ask the next copy of each of these slices, all that are on one node at once."""
-        left_s = self._left_s()
         grouped: dict[str, list[int]] = {}
         for number in slices:
             grouped.setdefault(self._untried[number].pop(0), []).append(number)
@@ -157,8 +168,7 @@ class CopyRequests:
             span = msgspec.structs.replace(
                 like.span, slices=numbers, after=[self._after[number] for number in numbers]
             )
-            within_ms = max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
-            paging = msgspec.structs.replace(like.paging, within_ms=within_ms)
+            paging = msgspec.structs.replace(like.paging, within_ms=self._target.within_ms)
             self._ask(node, msgspec.structs.replace(like, span=span, paging=paging))
 
     def _hedgeable(self) -> list[_Asked]:
@@ -202,7 +212,7 @@ class CopyRequests:
             if one.slice not in self._after:
                 continue  # another copy was faster
             try:
-                self._check(node, one)
+                self._target.check(node, one)
             except (SnapshotMissingError, RetryableError) as error:
                 self._note(one.slice, error)
                 missing.append(one.slice)

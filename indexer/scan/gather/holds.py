@@ -253,15 +253,14 @@ class HoldRegistry:
         return (
             not target.in_use
             or not all(leased.get(number) for number in slices)
-            or self._is_time(target, node)
+            or self._is_time((target.index, target.number, target.hold, CLIENT.get(), node), target.lease_ms)
         )
 
-    def _is_time(self, target: Target, node: str) -> bool:
+    def _is_time(self, lease: Hashable, lease_ms: int) -> bool:
         """Whether a lease that reads do not renew is to be renewed, and note that it is."""
-        key = (target.index, target.number, target.hold, CLIENT.get(), node)
-        if monotonic() - self._renewed.get(key, 0.0) < target.lease_ms / RENEWALS / 1_000:
+        if monotonic() - self._renewed.get(lease, 0.0) < lease_ms / RENEWALS / 1_000:
             return False
-        self._note(key)
+        self._note(lease)
         return True
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
@@ -277,22 +276,16 @@ class HoldRegistry:
         Args:
             leased: slice -> the nodes at which it has.
         """
-        if (
-            not held.hold
-            or monotonic() - self._renewed.get(held.hold, 0.0) < held.lease_ms / RENEWALS / 1_000
-        ):
+        if not held.hold or not self._is_time(held.hold, held.lease_ms):
             return
-        self._note(held.hold)
-        left: dict[str, list[int]] = {}
-        for number, copies in held.copies.items():
-            for node in copies:
-                if node not in leased.get(number, ()):
-                    left.setdefault(node, []).append(number)
-        if left:
+        target = held.target(_everywhere(held), timeout_s)
+        left = {
+            number: [one for one in copies if one not in leased.get(number, ())]
+            for number, copies in held.copies.items()
+        }
+        for node, slices in _grouped(left).items():
             # Where it fails the hold runs out, and whoever reads there is told.
-            target = held.target(_everywhere(held), timeout_s)
-            for node, slices in left.items():
-                self._start(self._keep_at(target, node, slices, {}, {}))
+            self._start(self._keep_at(target, node, slices, {}, {}))
 
     async def give_back(self, held: SnapshotHold, timeout_s: float) -> None:
         """Give a hold back. A node that cannot be asked keeps it until its time is over."""
@@ -316,8 +309,7 @@ class HoldRegistry:
                 return
 
         if target.number != TIP:
-            copies = {number: target.copies(number) for number in target.nodes}
-            every = _next_copies(copies, {number: len(there) for number, there in copies.items()})
+            every = _grouped({number: target.copies(number) for number in target.nodes})
             await asyncio.gather(*(one(node, slices) for node, slices in every.items()))
 
     def _note(self, what: Hashable) -> None:
@@ -341,11 +333,20 @@ def _next_copies(copies: dict[int, list[str]], wanted: Mapping[int, int]) -> dic
     Returns:
         Node -> its slices.
     """
-    taken: dict[str, list[int]] = {}
+    taken: dict[int, list[str]] = {}
     for number, most in wanted.items():
-        for _ in range(min(most, len(copies[number]))):
-            taken.setdefault(copies[number].pop(0), []).append(number)
-    return taken
+        most = max(0, most)
+        taken[number], copies[number] = copies[number][:most], copies[number][most:]
+    return _grouped(taken)
+
+
+def _grouped(copies: Mapping[int, Sequence[str]]) -> dict[str, list[int]]:
+    """Node -> the slices that have a copy there."""
+    grouped: dict[str, list[int]] = {}
+    for number, nodes in copies.items():
+        for node in nodes:
+            grouped.setdefault(node, []).append(number)
+    return grouped
 
 
 def _lease(target: Target, slices: Sequence[int]) -> LeaseRequest:

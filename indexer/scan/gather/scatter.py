@@ -162,6 +162,13 @@ class Target:
         from what was not asked."""
         return max(0.001, min(self.timeout_s, self.until - monotonic()))
 
+    @property
+    def within_ms(self) -> int:
+        """How long a node that is asked now may take: its answer that it had too little time is to arrive in
+        time."""
+        left_s = self.left_s
+        return max(1, int((left_s - min(0.1, left_s / 10)) * 1000))
+
     def node_of(self, number: int) -> str:
         """Where a slice is read now."""
         return self.elsewhere.get(number) or self.nodes[number]
@@ -275,7 +282,7 @@ async def ask(
         # Of newest states a slice that has answered already stays: another copy may be behind what was shown.
         stay = asked.replies if target.number == TIP else ()
         further = {number: target.copies(number)[1:] for number in target.nodes if number not in stay}
-        answers = await CopyRequests(nodes, requests, further, target.check, target.until).run()
+        answers = await CopyRequests(target, nodes, requests, further).run()
     else:
         replies = await _ask_all(nodes, requests, target.left_s)
         answers = [(node, reply.leased, one) for node, reply in replies.items() for one in reply.slices]
@@ -328,14 +335,13 @@ def requests_of(
     spans = [(span.low, span.high) for span in target.spans]
     saw = target.saw if target.number == TIP else ()
     tip = tip_of(saw)
-    left_s = target.left_s  # a node's answer that it had too little time is to arrive in time
     paging = ReadPaging(
         limit,
         skip,
         target.lease_ms,
         target.in_use,
         target.hold,
-        max(1, int((left_s - min(0.1, left_s / 10)) * 1000)),
+        target.within_ms,
         CLIENT.get(),
     )
     consistency = ReadConsistency(

@@ -47,7 +47,7 @@ class PeerHealth:
         self._budget = BUDGET
 
     def asked(self, node: str) -> None:
-        """A request goes to a node; `answered` or `ended` follows."""
+        """A request goes to a node; `ended` follows, and before it `answered` or `silent` may."""
         self._peer(node).under_way += 1
         self._budget = min(BUDGET, self._budget + HEDGED_SHARE)
 
