@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from indexer.scan.gather.scatter import SliceAnswers
 from indexer.scan.gather.service import ScanService
+from indexer.scan.peer.messages import LeaseReply, LeaseRequest, SliceReply
 from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError, TimestampNotReachedError
 from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from indexer.scan.plan.tokens import InvalidTokenError
@@ -65,6 +68,42 @@ def test_everything_that_is_read_at_a_hold_is_of_one_moment() -> None:
         assert (await ask(services["n1"]))["snapshot"] == 19
 
     run(test, world)
+
+
+def test_who_goes_away_while_a_hold_is_taken_leaves_none_behind() -> None:
+    """A node that answers late must not keep what was given back before."""
+    world = World(BY_CITY)
+    world.commit(10, {"by_city": people(30)})
+
+    async def test(services: ByNode) -> None:
+        nodes, late, asked = world.nodes["n0"], asyncio.Event(), asyncio.Event()
+        lease = nodes.lease
+
+        async def delayed(node: str, request: LeaseRequest, timeout_s: float) -> LeaseReply:
+            if node == "n1" and request.lease_ms:
+                asked.set()
+                await late.wait()
+            return await lease(node, request, timeout_s)
+
+        with (
+            mock.patch.object(nodes, "lease", delayed),
+            mock.patch.object(SliceAnswers, "take", _without_lease),
+        ):
+            taking = asyncio.create_task(hold(services["n0"]))
+            await asyncio.wait_for(asked.wait(), 5)
+            taking.cancel()
+            await asyncio.wait({taking})
+            late.set()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert [lease for node, lease in nodes.leases if node == "n1" and lease.lease_ms] == []
+
+    run(test, world)
+
+
+def _without_lease(self: SliceAnswers, node: str, reply: SliceReply, *, leased: bool) -> None:
+    """As if no read had kept its snapshot."""
+    self.replies[reply.slice] = reply
 
 
 def test_pages_at_a_hold_go_with_it() -> None:

@@ -213,15 +213,20 @@ class HoldRegistry:
 
         wanted = _next_copies(further, {number: COPIES - len(leased.get(number, ())) for number in further})
         ask({node: slices for node, slices in wanted.items() if self._wanted(target, node, slices, leased)})
-        while lacking := [number for number in further if not leased.get(number)]:
-            under_way = {number for slices in running.values() for number in slices}
-            failed = [number for number in lacking if number not in under_way]
-            if gone := [number for number in failed if not further[number]]:
-                raise failures[gone[0]]
-            ask(_next_copies(further, dict.fromkeys(failed, 1)))
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                del running[task]
+        try:
+            while lacking := [number for number in further if not leased.get(number)]:
+                under_way = {number for slices in running.values() for number in slices}
+                failed = [number for number in lacking if number not in under_way]
+                if gone := [number for number in failed if not further[number]]:
+                    raise failures[gone[0]]
+                ask(_next_copies(further, dict.fromkeys(failed, 1)))
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del running[task]
+        except BaseException:  # nobody is told of what they would keep
+            for task in running:
+                task.cancel()
+            raise
         if running and not target.in_use:  # the token names those that keep it; later pages only renew
             await asyncio.wait(running, timeout=SECOND_COPY_S)
 
