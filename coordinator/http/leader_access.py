@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Final, TypeVar
@@ -18,8 +19,10 @@ _T = TypeVar("_T")
 LOOK_S: Final = 1.0
 """How often it is seen, while a request waits for Kafka, whether that answers."""
 SILENT_MS: Final = 5_000
-"""A Kafka that has answered nothing for this long is waited for no longer: whoever asks (the command: ten
-seconds) would give up, and take the coordinator for silent. Elections of its leaders take less."""
+"""A Kafka that has answered nothing to a request for this long is waited for no longer: whoever asks (the
+command: ten seconds) would give up, and take the coordinator for silent. Elections of its leaders take less,
+and so do clients to come back to a broker that was away. How long it was silent before does not count: it may
+be back since, and only what it is asked now tells."""
 
 
 class LeaderAccess:
@@ -58,11 +61,11 @@ class LeaderAccess:
         )
 
     async def _while_kafka_answers(self, answer: Awaitable[_T], so: str, then: str) -> _T:
-        task = asyncio.ensure_future(answer)
+        task, asked = asyncio.ensure_future(answer), time.monotonic()
         try:
             while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
                 silence = await self.look(lambda leader, _: leader.stability.failure_detector.kafka_silence)
-                if silence >= SILENT_MS:
+                if min(silence, (time.monotonic() - asked) * 1000) >= SILENT_MS:
                     raise KafkaUnavailableError(
                         f"Kafka has answered nothing for {silence / 1000:.0f} s; {so}",
                         next_step=f"see whether its brokers run (`keytide doctor`); {then}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import (
@@ -34,6 +34,9 @@ from keytide.settings.scans import ScanSettings as ScanSettings
 from keytide.settings.scans import Section
 
 MIB = 1024 * 1024
+BACK_MS: Final = 1_000
+"""Clients look this often whether a broker is back. librdkafka's own ten seconds are longer than whoever asks
+for something waits for Kafka, and than the leader lets pass before it suspects who is not heard."""
 
 
 class KafkaSettings(BaseModel):
@@ -44,9 +47,9 @@ class KafkaSettings(BaseModel):
     bootstrap: str = Field("127.0.0.1:9092", description="bootstrap servers, comma separated")
 
     def client(self, **overrides: Any) -> dict[str, Any]:
-        """A librdkafka configuration: the pass-through settings, then `overrides` (underscores stand for
-        dots)."""
-        config: dict[str, Any] = {"bootstrap.servers": self.bootstrap}
+        """A librdkafka configuration: ours, the pass-through settings, then `overrides` (underscores stand
+        for dots)."""
+        config: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "reconnect.backoff.max.ms": BACK_MS}
         config.update(self.model_extra or {})
         config.update({name.replace("_", "."): value for name, value in overrides.items()})
         return config

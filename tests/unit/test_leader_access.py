@@ -18,6 +18,7 @@ from coordinator.process.service import CoordinatorService
 from keytide.cli.timeouts import DEFAULT_S
 from keytide.errors import CallerError
 from keytide.process.clock import now_ms
+from keytide.settings.settings import BACK_MS
 from tests.browser.scene import Scene, busy_day
 
 CREATE = "CREATE INDEX by_speed ON flights (speed) WITH (defer_build = true)"
@@ -47,14 +48,16 @@ class _Stopped:
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stopped]:
     monkeypatch.setattr(leader_access, "LOOK_S", 0.05)
+    monkeypatch.setattr(leader_access, "SILENT_MS", 200)
     scene = busy_day()
     scene.pulsed_at = now_ms() + 60_000  # nobody says anything any more
-    service = _Stopped(scene, leader_access.SILENT_MS)
+    service = _Stopped(scene, 5_000)
     yield service
     service.goes_on.set()
 
 
-def test_the_command_waits_for_longer() -> None:
+def test_the_command_waits_for_longer_and_clients_come_back_sooner() -> None:
+    assert 2 * BACK_MS < leader_access.SILENT_MS
     assert leader_access.SILENT_MS / 1000 + 2 * leader_access.LOOK_S < DEFAULT_S
 
 
@@ -92,9 +95,19 @@ def test_a_change_is_told_that_kafka_does_not_answer(
 
 def test_a_kafka_that_is_slow_is_waited_for(stopped: _Stopped, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped.leader.stability.failure_detector.kafka_silence = leader_access.SILENT_MS - 1
+    _told_at_last(stopped, monkeypatch, after_s=0.4)
+
+
+def test_a_kafka_that_is_just_back_is_waited_for(stopped: _Stopped, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_access, "SILENT_MS", 5_000)
+    stopped.leader.stability.failure_detector.kafka_silence = 77_000
+    _told_at_last(stopped, monkeypatch, after_s=0.4)
+
+
+def _told_at_last(stopped: _Stopped, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
     made: Future[Any] = Future()
     monkeypatch.setattr(_Stopped, "change", lambda self, command: made)
     app = create_app(cast(CoordinatorService, stopped), "http://127.0.0.1:8091")
     with TestClient(app) as client:
-        Timer(0.4, lambda: made.set_exception(CallerError("at last"))).start()
+        Timer(after_s, lambda: made.set_exception(CallerError("at last"))).start()
         assert client.delete("/v1/indexes/by_carrier").json()["detail"] == "at last"
