@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from keytide.catalog.records import (
     BuildRecord,
     ClusterRecord,
+    CopyRecord,
     IndexRecord,
     JobRecord,
     KeyspaceRecord,
@@ -125,6 +126,13 @@ class Catalog:
 
     def builds(self) -> list[BuildRecord]:
         return self._all(BuildRecord)
+
+    def copy_record(self, id_: str) -> CopyRecord | None:
+        return self._one(f"copy/{id_}", CopyRecord)
+
+    def copies(self) -> list[CopyRecord]:
+        """All copies of slices that are being filled."""
+        return self._all(CopyRecord)
 
     def job(self, id_: str) -> JobRecord | None:
         return self._one(f"job/{id_}", JobRecord)

@@ -88,6 +88,8 @@ class IndexRecord(msgspec.Struct, frozen=True):
         verified_at: when its last verification ended, milliseconds; 0 when there was none.
         verification: id of the job that it was; "" for none.
         violated: what failed it, when its last build found violations of UNIQUE.
+        copies: slice -> node -> id of the copy that it holds, where that was filled from another one
+            (`CopyRecord`); a copy that a build has filled has none.
     """
 
     id: str
@@ -103,6 +105,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     verified_at: int = 0
     verification: str = ""
     violated: Violated | None = None
+    copies: dict[int, dict[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -119,6 +122,10 @@ class IndexRecord(msgspec.Struct, frozen=True):
     def build_of(self, slice_number: int) -> str:
         """The build that a slice's data comes from, "" before the first."""
         return self.slice_builds.get(slice_number, self.build or "")
+
+    def copy_of(self, slice_number: int, node: str) -> str:
+        """The id of the copy that a node holds of a slice, "" of one that a build has filled (R48)."""
+        return self.copies.get(slice_number, {}).get(node, "")
 
 
 class BuildRecord(msgspec.Struct, frozen=True):
@@ -197,6 +204,33 @@ class BuildRecord(msgspec.Struct, frozen=True):
     def slices_of(self, index: IndexRecord) -> list[int]:
         """The slices of one of its indexes that it fills, ascending."""
         return self.slices.get(index.id, []) if self.slices else list(range(index.slices))
+
+
+class CopyRecord(msgspec.Struct, frozen=True):
+    """Key `copy/<id>`: a copy of a slice that is being filled from another one (R39). A null value once it
+    counts (then the index's record names it), or was given up.
+
+    Attributes:
+        id: never used again (R48).
+        index: id of a READY index.
+        node: that it is filled on.
+        source: the node whose copy it is filled from.
+        need: first offset of the slice's mutation queue that it may need: the source's horizon, as reported
+            before this was written. Only ever lowered.
+        incarnation: of the keyspace, when it was begun.
+        why: `lost` (the node had a copy, and lost it), `wanted` (the slice has fewer copies than it is to
+            have).
+    """
+
+    id: str
+    index: str
+    slice: int
+    node: str
+    source: str
+    need: int
+    incarnation: int
+    created_at: int
+    why: Literal["lost", "wanted"] = "wanted"
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -285,6 +319,7 @@ Record = (
     | KeyspaceRecord
     | IndexRecord
     | BuildRecord
+    | CopyRecord
     | JobRecord
     | RollbackRecord
     | NodeRecord
@@ -296,6 +331,7 @@ _KINDS: dict[str, type[Record]] = {
     "keyspace": KeyspaceRecord,
     "index": IndexRecord,
     "build": BuildRecord,
+    "copy": CopyRecord,
     "job": JobRecord,
     "rollback": RollbackRecord,
     "node": NodeRecord,
@@ -315,6 +351,8 @@ def record_key(record: Record) -> str:
             return f"index/{id_}"
         case BuildRecord(id=id_):
             return f"build/{id_}"
+        case CopyRecord(id=id_):
+            return f"copy/{id_}"
         case JobRecord(id=id_):
             return f"job/{id_}"
         case RollbackRecord(keyspace=keyspace, incarnation=incarnation):

@@ -459,8 +459,8 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     index: str
     slice: int
     state: str
-    """BUILDING, CATCHUP, LIVE, STOPPED (tries again by itself), LOST (its data is gone, damaged, or past what
-    it can read on from: only a rebuild helps)."""
+    """BUILDING, FILLING (from another copy of the slice), CATCHUP, LIVE, STOPPED (tries again by itself),
+    LOST (its data is gone, damaged, or past what it can read on from: a rebuild or another copy helps)."""
     reason: str
     """Why it is STOPPED or LOST, else empty."""
     timestamp: Timestamp
@@ -503,6 +503,12 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """How many of `violations` are listed, and proven; -1 of a release that does not say."""
     undo_given_up: bool = False
     """Its last fold has left no way back, for the disk was nearly full; its queue keeps nothing for one."""
+    copy: str = ""
+    """Id of the copy, "" of one that a build has filled (R48)."""
+    rows: int = 0
+    """While FILLING: rows of all tables that it has got of the copy that it is filled from."""
+    rows_total: int = 0
+    """While FILLING: rows that that one has; 0 while it is not known."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):
