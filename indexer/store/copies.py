@@ -1,4 +1,4 @@
-"""How a store is copied from one node to another: what gives the rows, and what takes them (R39, R40).
+"""How a store is copied from one node to another: what gives the rows, and what takes them.
 
 Both sides deal in rows of the store's tables as they lie on the disk, in key order, so that a copy is written
 from end to end, and is what the other one was, tombstones and skip ledger included.
@@ -16,12 +16,12 @@ EXPORT_TABLES: Final = ("forward", "long", "back", "skips")
 
 
 class StoreExport(Protocol):
-    """What a store has made durable, as rows of its tables, for a copy on another node (R39). One commit:
+    """What a store has made durable, as rows of its tables, for a copy on another node. One commit:
     nothing that is folded, loaded or stepped back meanwhile shows. May be used on any thread, until closed.
 
     Attributes:
         generation: names this commit of this store. Never used for another one: neither after a step back nor
-            by a store that is made anew in the same folder (R40).
+            by a store that is made anew in the same folder.
         applied: the state of that commit.
         counts: what it holds.
         rows_total: rows of all tables.
@@ -53,7 +53,7 @@ class StoreExport(Protocol):
 
 class StoreFilling(Protocol):
     """A store that is being filled with the rows of another one. Used by one thread. What was put outlives
-    the process, and the next one goes on behind it (R40).
+    the process, and the next one goes on behind it.
 
     Attributes:
         generation: of what it holds rows; "" before it has begun.

@@ -124,7 +124,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
         return self.slice_builds.get(slice_number, self.build or "")
 
     def copy_of(self, slice_number: int, node: str) -> str:
-        """The id of the copy that a node holds of a slice, "" of one that a build has filled (R48)."""
+        """The id of the copy that a node holds of a slice, "" of one that a build has filled."""
         return self.copies.get(slice_number, {}).get(node, "")
 
 
@@ -207,11 +207,11 @@ class BuildRecord(msgspec.Struct, frozen=True):
 
 
 class CopyRecord(msgspec.Struct, frozen=True):
-    """Key `copy/<id>`: a copy of a slice that is being filled from another one (R39). A null value once it
+    """Key `copy/<id>`: a copy of a slice that is being filled from another one. A null value once it
     counts (then the index's record names it), or was given up.
 
     Attributes:
-        id: never used again (R48).
+        id: never used again.
         index: id of a READY index.
         node: that it is filled on.
         source: the node whose copy it is filled from.

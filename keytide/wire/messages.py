@@ -504,7 +504,7 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     undo_given_up: bool = False
     """Its last fold has left no way back, for the disk was nearly full; its queue keeps nothing for one."""
     copy: str = ""
-    """Id of the copy, "" of one that a build has filled (R48)."""
+    """Id of the copy, "" of one that a build has filled."""
     rows: int = 0
     """While FILLING: rows of all tables that it has got of the copy that it is filled from."""
     rows_total: int = 0
