@@ -15,6 +15,10 @@ then, a damaged folder set aside, and nothing more is done until the dictionary 
 under that one it begins anew. As long as its build goes on, a damaged slice begins anew under the same. A
 folder that cannot be opened for now (the disk is full) is tried again.
 
+So it is with copies: the dictionary names the one that a node is to have of a slice, and another one is as
+good as none. Only a copy whose own record is there is filled, from another node's (`indexer.hosting.filling`),
+and runs when it is whole, whether it counts yet or not.
+
 Rollbacks of a keyspace are told to its slices here, after builds that began again because of them. The node's
 memory for what is heard is shared out evenly.
 """
@@ -26,10 +30,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from indexer.hosting import slice_status as status
+from indexer.hosting.filling import CopyFiller, Fillings
 from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
+from indexer.hosting.placed import Placed, may_begin, placed_here
 from indexer.hosting.scrubber import Scrubber
 from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool, Spool
@@ -42,7 +50,6 @@ from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
-from keytide.catalog.records import IndexRecord
 from keytide.definition.index import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
@@ -51,10 +58,6 @@ from keytide.wire.messages import SliceStatus, UniqueViolation
 
 log = logging.getLogger(__name__)
 
-_RUNS: Final = frozenset({"BUILDING", "PAUSED", "READY"})
-_KEEPS: Final = frozenset({"BUILDING", "PAUSED", "READY", "FAILED"})
-_ACTIVE: Final = frozenset({"QUEUED", "BACKFILL", "CATCHUP", "PAUSED"})
-"""States of a build that goes on."""
 _LEAST_DOCUMENTS: Final = 10_000
 _LEAST_BYTES: Final = 1 << 20
 
@@ -62,16 +65,6 @@ Acknowledge = Callable[[str, int, int, SliceKey], None]
 OpenStore = Callable[[Path, Applied, StoreSettings, FoldRunner], SliceStore]
 """Opens what is in a slice's folder, or makes a store there in the given state."""
 OpenSpool = Callable[[Path], Spool]
-
-
-def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, IndexRecord]:
-    """The slices that the dictionary places on a node, in order, whatever their index's state."""
-    return {
-        (record.id, number): record
-        for record in catalog.indexes()
-        for number, nodes in enumerate(record.placement)
-        if node in nodes
-    }
 
 
 class SliceChange(NamedTuple):
@@ -84,9 +77,10 @@ class SliceChange(NamedTuple):
 
 
 class _Lost(NamedTuple):
-    """A slice that waits for another build than `build`."""
+    """A slice that waits for another build than `build`, or another copy than `copy`."""
 
     build: str
+    copy: str
     reason: str
     incarnation: int
 
@@ -99,6 +93,7 @@ class Hosting:
     """The slices of a node. Used by the ingest thread.
 
     Args:
+        filler: carries the rows of copies from other nodes.
         open_store, open_spool: how the store of a slice, and its chunks that wait, lie in its folder.
 
     Attributes:
@@ -114,6 +109,7 @@ class Hosting:
         acknowledge: Acknowledge,
         metrics: NodeMetrics,
         folds: FoldRunner,
+        filler: CopyFiller,
         open_store: OpenStore = LmdbSliceStore,
         open_spool: OpenSpool = ChunkSpool,
     ) -> None:
@@ -129,6 +125,10 @@ class Hosting:
         self._open_spool = open_spool
         self._broken: dict[SliceKey, str] = {}
         self._lost: dict[SliceKey, _Lost] = {}
+        self._copies: dict[SliceKey, str] = {}
+        """Ids of the copies that run, where they have one."""
+        self._fillings = Fillings(folder, filler)
+        self._catalog = Catalog()
         self._fillable: frozenset[SliceKey] = frozenset()
         self._scrubber = Scrubber(settings.scrub_interval_s * 1_000, settings.doubt_pause_s * 1_000)
         self._store_settings = StoreSettings(
@@ -148,25 +148,25 @@ class Hosting:
         Args:
             catalog: read to its end at least once.
         """
+        self._catalog = catalog
         placed = placed_here(catalog, self._node.node_id)
-        for key in [key for key in self.runners if key not in placed or placed[key].state not in _RUNS]:
+        for key in [key for key in self.runners if key not in placed or not placed[key].runs]:
             self._stop(key, placed.get(key))
+        self._fillings.keep({key: one.filling for key, one in placed.items() if one.filling and one.runs})
         for key in self._folder.slices():
-            if key not in self.runners and (key not in placed or placed[key].state not in _KEEPS):
-                log.info("deleting slice %s/%d: the index is gone", *key)
+            if key not in self.runners and (key not in placed or not placed[key].keeps):
+                log.info("deleting slice %s/%d: it is not to be here", *key)
                 self._folder.remove(key)
         self._broken = {key: why for key, why in self._broken.items() if key in placed}
         self._lost = {
             key: lost
             for key, lost in self._lost.items()
-            if key in placed and placed[key].state in _RUNS and placed[key].build_of(key[1]) == lost.build
+            if key in placed and placed[key].runs and placed[key][1:3] == lost[:2]
         }
-        self._fillable = frozenset(
-            key for key, record in placed.items() if _may_begin(record, key[1], catalog)
-        )
-        for key, record in placed.items():
-            if record.state in _RUNS:
-                self._run(key, record, catalog, now)
+        self._fillable = frozenset(key for key, one in placed.items() if may_begin(one, key[1], catalog))
+        for key, one in placed.items():
+            if one.runs:
+                self._run(key, one, now)
         self._changed()
 
     def try_again(self, catalog: Catalog, now: int) -> None:
@@ -185,15 +185,22 @@ class Hosting:
         any(runner.sweep(now) for runner in begun or self.runners.values())
         for runner in [runner for runner in self.runners.values() if runner.core.state == "LOST"]:
             self._put_away(runner)
+        if self._fillings.take_whole():
+            self.reconcile(self._catalog, now)
 
     def statuses(self, now: int) -> list[SliceStatus]:
         """For the node's heartbeat, in order."""
-        found = [runner.status(now) for _, runner in sorted(self.runners.items())]
+        found = [self._status(runner, now) for _, runner in sorted(self.runners.items())]
         found += [status.absent(key, "STOPPED", why) for key, why in sorted(self._broken.items())]
+        found += [status.filling(*one) for one in self._fillings.progress()]
         return found + [
-            status.absent(key, "LOST", lost.reason, lost.incarnation)
+            status.absent(key, "LOST", lost.reason, lost.incarnation, lost.copy)
             for key, lost in sorted(self._lost.items())
         ]
+
+    def _status(self, runner: SliceRunner, now: int) -> SliceStatus:
+        copy, told = self._copies.get(runner.key, ""), runner.status(now)
+        return replace(told, copy=copy) if copy else told
 
     def violations(self) -> dict[SliceKey, Sequence[UniqueViolation]]:
         """What the slices that follow their queues list, for the endpoint."""
@@ -209,6 +216,10 @@ class Hosting:
             SliceChange(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)
             for key, runner in self.runners.items()
         ]
+        found += [
+            SliceChange((copy.index, copy.slice), "FILLING", -1, copy.incarnation)
+            for copy, _ in self._fillings.progress()
+        ]
         return found + [
             SliceChange(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())
         ]
@@ -216,6 +227,7 @@ class Hosting:
     def close(self) -> None:
         """Stop all; what is on disk stays."""
         self._node.show_slices(())
+        self._fillings.close()
         for key, runner in self.runners.items():
             self._scrubber.leave(key)
             runner.close()
@@ -223,50 +235,57 @@ class Hosting:
 
     # --- details --------------------------------------------------------------------------------------
 
-    def _run(self, key: SliceKey, record: IndexRecord, catalog: Catalog, now: int) -> None:
+    def _run(self, key: SliceKey, placed: Placed, now: int) -> None:
         if key in self._lost:
             return
-        build, history = record.build_of(key[1]), History.of(catalog, record.keyspace)
+        history = History.of(self._catalog, placed.record.keyspace)
         runner = self.runners.get(key)
-        if runner is not None and runner.core.applied.build != build:
-            self._stop(key, None)  # it is built anew
+        known = self._copies.get(key, "")
+        if runner is not None and (runner.core.applied.build, known) != (placed.build, placed.copy):
+            self._stop(key, None)  # it is built anew, or another copy is to be here
             runner = None
         if runner is not None:
             runner.rolled_back(history, now)
             if runner.core.applied.building and key not in self._fillable:
-                runner.lose(f"build {build} ended without it", now)
+                runner.lose(f"build {placed.build} ended without it", now)
+            return
+        if placed.filling is not None and self._folder.copy_id(key) != placed.copy:
+            self._fillings.fill(placed.filling)
             return
         try:
-            runner = self._open(key, record, history)
+            runner = self._open(key, placed, history)
         except RetryableError as error:
             log.warning("slice %s/%d cannot be opened: %s", *key, error)
             self._broken[key] = error.message
             return
         except _LostError as error:
             self._broken.pop(key, None)
-            self._lost[key] = _Lost(build, str(error), history.incarnation)
+            self._lost[key] = _Lost(placed.build, placed.copy, str(error), history.incarnation)
             log.error("slice %s/%d is lost: %s", *key, error)
             return
         self._broken.pop(key, None)
         self.runners[key] = runner
+        self._copies[key] = placed.copy
         self._changed()
         runner.start(now)
 
-    def _open(self, key: SliceKey, record: IndexRecord, history: History) -> SliceRunner:
+    def _open(self, key: SliceKey, placed: Placed, history: History) -> SliceRunner:
         """The slice with what is on disk, or begun anew.
 
         Raises:
             RetryableError: it cannot be opened for now.
             _LostError: what is on disk is no use, and it may not be begun anew.
         """
-        path, build = self._folder.slice_folder(key), record.build_of(key[1])
-        may_begin = key in self._fillable
-        if not may_begin and not path.exists():
+        path, record, build = self._folder.slice_folder(key), placed.record, placed.build
+        fillable = key in self._fillable
+        if not fillable and not path.exists():
             raise _LostError(
                 "the slice was damaged, and set aside"
                 if self._folder.aside(key).exists()
                 else "the slice's data is not on this node"
             )
+        if not fillable and (there := self._folder.copy_id(key)) != placed.copy:
+            raise _LostError(f"the slice's data is of copy {there or 'none'}, not {placed.copy or 'none'}")
         initial = Applied(
             timestamp=Timestamp({}, history.topic_id),
             incarnation=history.incarnation,
@@ -274,8 +293,12 @@ class Hosting:
             building=True,
         )
         store = self._open_store(key, initial)
-        if store.applied.build != build or (store.applied.building and not may_begin):
-            if not may_begin:
+        if (
+            store.applied.build != build
+            or self._folder.copy_id(key) != placed.copy
+            or (store.applied.building and not fillable)
+        ):
+            if not fillable:
                 store.close()
                 raise _LostError(f"the slice's data is of build {store.applied.build}, not {build}")
             log.info("slice %s/%d of build %s is begun anew", *key, store.applied.build)
@@ -343,13 +366,15 @@ class Hosting:
         if runner.damaged and key in self._fillable:
             self._broken[key] = core.reason
         else:
-            self._lost[key] = _Lost(core.applied.build, core.reason, core.incarnation)
+            self._lost[key] = _Lost(
+                core.applied.build, self._copies.get(key, ""), core.reason, core.incarnation
+            )
         self._changed()
 
-    def _stop(self, key: SliceKey, record: IndexRecord | None) -> None:
+    def _stop(self, key: SliceKey, placed: Placed | None) -> None:
         runner = self.runners.pop(key)
         self._scrubber.leave(key)
-        if record is not None and record.state in _KEEPS:
+        if placed is not None and placed.keeps:
             runner.close()
         else:
             log.info("deleting slice %s/%d", *key)
@@ -372,16 +397,3 @@ class Hosting:
         return SliceLimits(
             max(_LEAST_DOCUMENTS, documents), max(_LEAST_BYTES, size), gap_ms=settings.gap_limit_s * 1_000
         )
-
-
-def _may_begin(record: IndexRecord, slice_number: int, catalog: Catalog) -> bool:
-    """Whether a build is there that fills the slice from nothing: its index's, or one of its own."""
-    if record.state != "READY":
-        return True
-    build = catalog.build(record.build_of(slice_number))
-    return (
-        build is not None
-        and build.state in _ACTIVE
-        and build.rebuild
-        and slice_number in build.slices_of(record)
-    )

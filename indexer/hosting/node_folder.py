@@ -4,6 +4,9 @@
                         cluster        id of the cluster; data of another one is never touched
                         slices/<index id>/<slice>/
                         slices/<index id>/damaged-<slice>/     set aside, one of a slice at most
+                        slices/<index id>/filling-<slice>/     a copy that is being filled, until it is whole
+
+In the folder of a copy that is or was filled from another one lies `copy`, with its id.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from indexer.hosting.slice_runner import SliceKey
+from keytide.catalog.records import CopyRecord
 from keytide.errors import ConfigurationError
 from keytide.process.private_files import FILE_MODE, private_folder
 
@@ -24,6 +28,8 @@ LOCK_WAIT_S: Final = 5.0
 """How long to wait for a process that is just ending."""
 _DEFAULT: Final = "default"
 _ASIDE: Final = "damaged-"
+_FILLING: Final = "filling-"
+_COPY_FILE: Final = "copy"
 
 
 class NodeFolder:
@@ -71,10 +77,10 @@ class NodeFolder:
         return self.path / "slices" / key[0] / str(key[1])
 
     def slices(self) -> list[SliceKey]:
-        """Slices that have a folder here, be it set aside, in order."""
+        """Slices that have a folder here, be it set aside or being filled, in order."""
         found = set()
         for folder in (self.path / "slices").glob("*/*"):
-            name = folder.name.removeprefix(_ASIDE)
+            name = folder.name.removeprefix(_ASIDE).removeprefix(_FILLING)
             if name.isdigit():
                 found.add((folder.parent.name, int(name)))
         return sorted(found)
@@ -93,11 +99,38 @@ class NodeFolder:
         """Where a slice's damaged folder is kept."""
         return self.slice_folder(key).with_name(f"{_ASIDE}{key[1]}")
 
+    def copy_id(self, key: SliceKey) -> str:
+        """The id of the copy in a slice's folder, "" when a build has filled it, or there is none."""
+        return _copy_id(self.slice_folder(key))
+
+    def begin_filling(self, copy: CopyRecord) -> Path:
+        """The folder to fill a copy in: with what there is of that copy, and of no other. What the slice's
+        folder still has is of a copy that is lost, or was taken away, and goes."""
+        key = copy.index, copy.slice
+        shutil.rmtree(self.slice_folder(key), ignore_errors=True)
+        folder = self._filling(key)
+        if _copy_id(folder) != copy.id:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            (folder / _COPY_FILE).write_text(copy.id)
+        return folder
+
+    def put_filled(self, key: SliceKey) -> None:
+        """A copy is whole: it is the slice's folder from now on."""
+        self._filling(key).rename(self.slice_folder(key))
+
+    def drop_filling(self, key: SliceKey) -> None:
+        """A copy is filled no further: delete what there is of it."""
+        shutil.rmtree(self._filling(key), ignore_errors=True)
+
+    def _filling(self, key: SliceKey) -> Path:
+        return self.slice_folder(key).with_name(f"{_FILLING}{key[1]}")
+
     def remove(self, key: SliceKey) -> None:
         """Delete a slice's folder, and its index's when that is empty."""
         folder = self.slice_folder(key)
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(self.aside(key), ignore_errors=True)
+        for one in (folder, self.aside(key), self._filling(key)):
+            shutil.rmtree(one, ignore_errors=True)
         try:
             folder.parent.rmdir()
         except OSError:
@@ -124,3 +157,10 @@ class NodeFolder:
                         next_step="stop it, or set indexer.node_id",
                     ) from error
                 time.sleep(0.05)
+
+
+def _copy_id(folder: Path) -> str:
+    try:
+        return (folder / _COPY_FILE).read_text()
+    except FileNotFoundError:
+        return ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from indexer.hosting.filling import FillProgress
 from indexer.slice.core import SliceCore
 from indexer.store.interface import UNNUMBERED, SliceStore
 from indexer.unique.watch import UniqueWatch
+from keytide.catalog.records import CopyRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
 
@@ -52,7 +56,18 @@ def queue_horizon(core: SliceCore, store: SliceStore) -> int:
     return horizon.queue_position
 
 
-def absent(key: tuple[str, int], state: str, reason: str, incarnation: int = 0) -> SliceStatus:
+def filling(copy: CopyRecord, progress: FillProgress) -> SliceStatus:
+    """Of a copy that is not whole yet."""
+    return replace(
+        absent((copy.index, copy.slice), "FILLING", progress.error, copy.incarnation, copy.id),
+        rows=progress.rows,
+        rows_total=progress.rows_total,
+    )
+
+
+def absent(
+    key: tuple[str, int], state: str, reason: str, incarnation: int = 0, copy: str = ""
+) -> SliceStatus:
     """Of a slice that is not open: STOPPED when that is tried again, LOST when it is no use."""
     return SliceStatus(
         index=key[0],
@@ -70,4 +85,5 @@ def absent(key: tuple[str, int], state: str, reason: str, incarnation: int = 0) 
         gap_drops=0,
         foreign_partition_ids=0,
         incarnation=incarnation,
+        copy=copy,
     )

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from indexer.hosting.hosting import placed_here
+from indexer.hosting.placed import placed_here
 from indexer.hosting.node import ServingNode
 from indexer.ingest.consumer import Record, TopicKind
 from indexer.ingest.metadata import MetadataFeed

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from indexer.hosting import node_folder as folder_module
-from indexer.hosting.hosting import Hosting, SliceChange, placed_here
+from indexer.hosting.filling import FillProgress
+from indexer.hosting.hosting import Hosting, SliceChange
 from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
+from indexer.hosting.placed import placed_here
 from indexer.hosting.slice_runner import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool
 from indexer.ingest.metadata import histories_complete
@@ -34,6 +36,7 @@ from keytide.catalog.history import History
 from keytide.catalog.records import (
     BuildRecord,
     BuildState,
+    CopyRecord,
     IndexRecord,
     IndexState,
     KeyspaceRecord,
@@ -84,6 +87,23 @@ class Reading:
         self.places.pop(key, None)
 
 
+class Filler:
+    """Copies that tests fill."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, tuple[CopyRecord, Path]] = {}
+        self.told: dict[str, FillProgress] = {}
+
+    def begin(self, copy: CopyRecord, folder: Path) -> None:
+        self.begun[copy.id] = copy, folder
+
+    def look(self, copy_id: str) -> FillProgress:
+        return self.told.get(copy_id, FillProgress(0, 0, "", False))
+
+    def leave(self, copy_id: str) -> None:
+        del self.begun[copy_id]
+
+
 class Place:
     """A node folder, its hosting, and a catalog that tests write."""
 
@@ -91,6 +111,7 @@ class Place:
         self.folder = NodeFolder(path, "n1")
         self.node = ServingNode("n1")
         self.reading = Reading()
+        self.filler = Filler()
         self.catalog = Catalog()
         self.folds = FoldWorker()
         self.hosting = self.begin()
@@ -103,7 +124,14 @@ class Place:
         self.registry = CollectorRegistry()
         self.metrics = NodeMetrics(self.registry)
         self.hosting = Hosting(
-            self.folder, self.node, settings, self.reading, lambda *_: None, self.metrics, self.folds
+            self.folder,
+            self.node,
+            settings,
+            self.reading,
+            lambda *_: None,
+            self.metrics,
+            self.folds,
+            self.filler,
         )
         return self.hosting
 
