@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from indexer.store.copies import EXPORT_TABLES, StoreFilling
 from indexer.store.fold.worker import Folder
 from indexer.store.formats.pages import PageFile
-from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
+from indexer.store.interface import Applied, Row, SliceStore, StoreExport, StoreSnapshot
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import MIB, StoreSettings
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
@@ -148,6 +149,28 @@ def grows(folder: Path, fold: Callable[[], object]) -> bool:
     for _ in range(6):
         fold()
     return base_bytes(folder) > 1.1 * settled + 4 * 4_096
+
+
+def fill(filling: StoreFilling, export: StoreExport, most_bytes: int = 200, most_chunks: int = -1) -> None:
+    """Bring what an export has into a filling, from its place on: so many chunks, or all and the end."""
+    first, after = filling.place
+    for table in EXPORT_TABLES[EXPORT_TABLES.index(first) :]:
+        while rows := export.rows(table, after, most_bytes):
+            if not most_chunks:
+                return
+            filling.put(table, rows)
+            after = rows[-1][0]
+            assert filling.place == (table, after)
+            most_chunks -= 1
+        after = b""
+    assert filling.rows == export.rows_total
+    filling.finish(export.applied, export.counts)
+    assert filling.finished
+
+
+def exported(export: StoreExport) -> list[tuple[str, list[Row]]]:
+    """All that an export has."""
+    return [(table, export.rows(table, b"", 1 << 30)) for table in EXPORT_TABLES]
 
 
 def state(number: int = 0, **offsets: int) -> Applied:

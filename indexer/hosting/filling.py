@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.slice_runner import SliceKey
+from indexer.hosting.slice_status import absent
 from keytide.catalog.records import CopyRecord
+from keytide.wire.messages import SliceStatus
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +92,23 @@ class Fillings:
             self._folder.put_filled(key)
         return whole
 
-    def progress(self) -> list[tuple[CopyRecord, FillProgress]]:
-        """How far each of them is, in order."""
-        return [(copy, self._filler.look(copy.id)) for _, copy in sorted(self._copies.items())]
+    def statuses(self) -> list[SliceStatus]:
+        """For the node's heartbeat, in order."""
+        return [_status(copy, self._filler.look(copy.id)) for _, copy in sorted(self._copies.items())]
+
+    @property
+    def incarnations(self) -> dict[SliceKey, int]:
+        """Those that are not whole yet, each with the incarnation that its record names."""
+        return {key: copy.incarnation for key, copy in sorted(self._copies.items())}
 
     def close(self) -> None:
         """Stop; what is on the disk stays."""
         for copy in self._copies.values():
             self._filler.leave(copy.id)
         self._copies.clear()
+
+
+def _status(copy: CopyRecord, progress: FillProgress) -> SliceStatus:
+    key = copy.index, copy.slice
+    told = absent(key, "FILLING", progress.error, copy.incarnation, copy.id)
+    return replace(told, rows=progress.rows, rows_total=progress.rows_total)

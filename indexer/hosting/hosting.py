@@ -16,8 +16,8 @@ under that one it begins anew. As long as its build goes on, a damaged slice beg
 folder that cannot be opened for now (the disk is full) is tried again.
 
 So it is with copies: the dictionary names the one that a node is to have of a slice, and another one is as
-good as none. Only a copy whose own record is there is filled, from another node's (`indexer.hosting.filling`),
-and runs when it is whole, whether it counts yet or not.
+good as none. Only a copy whose own record is there is filled, from that of another node (`filling`), and runs
+when it is whole, whether it counts yet or not.
 
 Rollbacks of a keyspace are told to its slices here, after builds that began again because of them. The node's
 memory for what is heard is shared out evenly.
@@ -192,7 +192,7 @@ class Hosting:
         """For the node's heartbeat, in order."""
         found = [self._status(runner, now) for _, runner in sorted(self.runners.items())]
         found += [status.absent(key, "STOPPED", why) for key, why in sorted(self._broken.items())]
-        found += [status.filling(*one) for one in self._fillings.progress()]
+        found += self._fillings.statuses()
         return found + [
             status.absent(key, "LOST", lost.reason, lost.incarnation, lost.copy)
             for key, lost in sorted(self._lost.items())
@@ -216,10 +216,7 @@ class Hosting:
             SliceChange(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)
             for key, runner in self.runners.items()
         ]
-        found += [
-            SliceChange((copy.index, copy.slice), "FILLING", -1, copy.incarnation)
-            for copy, _ in self._fillings.progress()
-        ]
+        found += [SliceChange(key, "FILLING", -1, one) for key, one in self._fillings.incarnations.items()]
         return found + [
             SliceChange(key, "LOST", -1, lost.incarnation) for key, lost in sorted(self._lost.items())
         ]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
-from indexer.hosting.filling import FillProgress
 from indexer.slice.core import SliceCore
 from indexer.store.interface import UNNUMBERED, SliceStore
 from indexer.unique.watch import UniqueWatch
-from keytide.catalog.records import CopyRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
 
@@ -54,15 +50,6 @@ def queue_horizon(core: SliceCore, store: SliceStore) -> int:
     if core.state == "LOST" or core.applied.building or horizon.building:
         return -1
     return horizon.queue_position
-
-
-def filling(copy: CopyRecord, progress: FillProgress) -> SliceStatus:
-    """Of a copy that is not whole yet."""
-    return replace(
-        absent((copy.index, copy.slice), "FILLING", progress.error, copy.incarnation, copy.id),
-        rows=progress.rows,
-        rows_total=progress.rows_total,
-    )
 
 
 def absent(

@@ -2,9 +2,10 @@
 have one in dictionaries, `tests/memory_store`, which must do the same.
 
     interface    what a store is to the rest of the indexer: Applied, SliceStore, StoreSnapshot (start here)
+    copies       what takes the rows of a store on another node (what gives them: interface, StoreExport)
     settings     limits and sizes, with their reasons
     environment  opening LMDB, room on disk, errors in our families
-    lmdb         the real store: base, frozen delta, delta; reading, writing, loading, bulk, merge
+    lmdb         the real store: base, frozen delta, delta; reading, writing, loading, bulk, merge, copying
     resolve      documents + what is held -> what to write (pure): versions, moves, removals
     fold         merging a frozen delta into the base, in a process of its own, with the way back
     formats      bytes on disk: records, state, pages and their checksums

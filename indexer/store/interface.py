@@ -18,7 +18,7 @@ partition), where a document's time is the largest that its partition has shown 
 depend on the order in which partitions are read). Equal versions (same partition, same offset) unite their
 keys. Once an id was met in two partitions its tombstones are remembered.
 
-All methods but those of snapshots are called from one thread. Snapshots may be read and closed by any.
+All methods but `export` are called from one thread. Snapshots and exports may be read and closed by any.
 """
 
 from __future__ import annotations
@@ -196,6 +196,43 @@ class StoreSnapshot(Protocol):
         ...
 
 
+class StoreExport(Protocol):
+    """What a store has made durable, as rows of its tables, for a copy on another node. One commit:
+    nothing that is folded, loaded or stepped back meanwhile shows. May be used on any thread.
+
+    Attributes:
+        generation: names this commit of this store. Never used for another one: neither after a step back nor
+            by a store that is made anew in the same folder.
+        applied: the state of that commit.
+        counts: what it holds.
+        rows_total: rows of all tables.
+    """
+
+    @property
+    def generation(self) -> str: ...
+    @property
+    def applied(self) -> Applied: ...
+    @property
+    def counts(self) -> Counts: ...
+    @property
+    def rows_total(self) -> int: ...
+
+    def rows(self, table: str, after: bytes, most_bytes: int) -> list[Row]:
+        """Rows of a table (`indexer.store.copies.EXPORT_TABLES`) behind a key (b"": from its beginning), in
+        key order, as the store writes them: at least one, and no more than about `most_bytes` of keys and
+        values. None when there are no more.
+
+        Raises:
+            StoreDamagedError: what is stored cannot be read.
+            RetryableError: `snapshot-closed`, it was closed, or its store was.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the commit. Closing twice does nothing."""
+        ...
+
+
 class SliceStore(Protocol):
     """The store of one slice."""
 
@@ -265,6 +302,14 @@ class SliceStore(Protocol):
 
     def snapshot(self) -> StoreSnapshot:
         """The last commit. Close it when done."""
+        ...
+
+    def export(self) -> StoreExport:
+        """What is durable now. May be called on any thread, whatever the store's does. Close it when done.
+
+        Raises:
+            RetryableError: `snapshot-closed`, the store was closed; `too-many-snapshots`.
+        """
         ...
 
     def fold_due(self, now: int) -> bool:

@@ -42,6 +42,11 @@ POINTS: Final = frozenset(
         "fold-checksums-written",
         "fold-filter-read",  # within a read transaction: only a filter that is built anew
         "fold-settled",
+        # indexer: a copy that is filled from another node
+        "filling-before-commit",
+        "filling-committed",
+        "filling-before-finish",
+        "filling-finished",  # its checksums are not written
         "examine-read",  # within a read transaction of the process that examines a base
         # indexer: backfill and rollback
         "load-before-commit",

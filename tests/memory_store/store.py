@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +20,14 @@ from indexer.store.interface import Applied, ApplyResult, Counts, Row, SkipLine
 from indexer.store.lmdb.writing import skip_lines
 from indexer.store.resolve.corrections import Corrected, Moments, correct
 from indexer.store.resolve.resolve import step
-from keytide.errors import invariant
+from keytide.errors import RetryableError, invariant
 from keytide.wire.columns import heard_ids, heard_offsets, heard_times, puts_columns, unpack
 from keytide.wire.corrections import read_corrections
 from keytide.wire.messages import Corrections, Heard, PutChunk, Puts, RemovalChunk, Segment
+from tests.memory_store.copying import MemoryExport, MemorySliceFilling
 from tests.memory_store.snapshot import MemorySnapshot, MemoryState
+
+_GENERATIONS = count()
 
 
 class MemorySliceStore:
@@ -44,12 +49,26 @@ class MemorySliceStore:
         undo_folds: int = 16,
         check: bool = False,
     ) -> None:
-        self._state = self._durable = MemoryState(initial)
+        self._state = MemoryState(initial)
+        self._make_durable(self._state)
         self._undo: deque[MemoryState] = deque(maxlen=undo_folds)
         self._frozen: MemoryState | None = None
         self._changes = 0
         self._since: int | None = None
         self._fold_entries, self._fold_age_ms, self._check = fold_entries, fold_age_ms, check
+        self._closed = False
+
+    def _make_durable(self, state: MemoryState) -> None:
+        self._durable = state
+        self._generation = str(next(_GENERATIONS))
+
+    @classmethod
+    def filled(cls, filling: MemorySliceFilling, **options: Any) -> MemorySliceStore:
+        """What a filling that was finished is, opened; options as for a new one."""
+        state = filling.state()
+        store = cls(state.applied, **options)
+        store._state = store._durable = state
+        return store
 
     @property
     def applied(self) -> Applied:
@@ -104,7 +123,8 @@ class MemorySliceStore:
         for puts_chunk in puts:
             change.chunk(puts_chunk)
         result = self._commit(change, applied)
-        self._durable, self._changes = self._state, 0
+        self._make_durable(self._state)
+        self._changes = 0
         self._undo.clear()
         return result
 
@@ -117,6 +137,11 @@ class MemorySliceStore:
 
     def snapshot(self) -> MemorySnapshot:
         return MemorySnapshot(self._state)
+
+    def export(self) -> MemoryExport:
+        if self._closed:
+            raise RetryableError("the store was closed", problem_type="snapshot-closed")
+        return MemoryExport(self._durable, self._generation, lambda: self._closed)
 
     def fold_due(self, now: int) -> bool:
         if self._frozen is not None or self._state == self._durable:
@@ -135,7 +160,8 @@ class MemorySliceStore:
         if self._frozen is None:
             return None
         self._undo.append(self._durable)
-        self._durable, self._frozen = self._frozen, None
+        self._make_durable(self._frozen)
+        self._frozen = None
         return self._durable.applied
 
     @property
@@ -160,7 +186,8 @@ class MemorySliceStore:
         if newest is None:
             return False
         for _ in range(len(states) - 1 - newest):
-            self._state = self._durable = self._undo.pop()
+            self._state = self._undo.pop()
+            self._make_durable(self._state)
         return True
 
     def verify(self) -> None:
@@ -177,17 +204,19 @@ class MemorySliceStore:
         store = MemorySliceStore(
             self.durable, fold_entries=self._fold_entries, fold_age_ms=self._fold_age_ms, check=self._check
         )
-        store._state = store._durable = self._durable
+        store._state = self._durable
+        store._make_durable(self._durable)
         store._undo = self._undo.copy()
         return store
 
     def close(self) -> None:
         self._state, self._frozen = self._durable, None
+        self._closed = True
 
     def destroy(self) -> None:
+        self.close()
         self._state = self._durable = MemoryState(self.applied)
         self._undo.clear()
-        self._frozen = None
 
 
 class _Change:

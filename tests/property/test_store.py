@@ -1,6 +1,6 @@
 """The conformance suite of slice stores: any history of commits, folds, steps back, crashes, loads and
-snapshots, on the LMDB store and on the one in memory, against a model that works everything out from all
-versions ever told."""
+snapshots, exports and moves to a copy, on the LMDB store and on the one in memory, against a model that works
+everything out from all versions ever told."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from indexer.store.copies import StoreFilling
 from indexer.store.fold.worker import Folder, FoldWorker
-from indexer.store.interface import Applied, Counts, SliceStore, StoreSnapshot
+from indexer.store.interface import Applied, Counts, SliceStore, StoreExport, StoreSnapshot
 from indexer.store.lmdb import merge, snapshot
+from indexer.store.lmdb.copying import LmdbSliceFilling
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import TABLE_PARTITION
 from tests import share
+from tests.memory_store.copying import MemorySliceFilling
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import (
+    SMALL,
     Model,
     Version,
     all_rows,
     chunks,
+    exported,
+    fill,
     key,
     lmdb_store,
     pinning,
@@ -83,6 +89,14 @@ class StepBack:
 
 
 @dataclass(frozen=True)
+class Move:
+    """To a copy, in chunks of so many bytes; the process that fills it is killed so often."""
+
+    most_bytes: int
+    kills: int
+
+
+@dataclass(frozen=True)
 class Read:
     low: bytes
     high: bytes | None
@@ -125,7 +139,10 @@ def histories(wanderers: bool) -> st.SearchStrategy[list[object]]:
         st.builds(Apply, some, st.integers(1, 3), st.booleans()),
         st.builds(Apply, some, st.integers(1, 3), st.booleans()),
         st.builds(Load, some, some),
-        st.sampled_from(["start fold", "finish fold", "fold", "hold", "check held", "crash", "verify"]),
+        st.sampled_from(
+            ["start fold", "finish fold", "fold", "hold", "check held", "crash", "verify", "export"]
+        ),
+        st.builds(Move, st.sampled_from([1, 100, 5_000]), st.integers(0, 2)),
         st.builds(StepBack, st.integers(0, 6)),
         reads,
         reads,
@@ -138,7 +155,7 @@ class History:
     """Drives a store and the model beside it."""
 
     def __init__(self, kind: str, folder: Path, folds: Folder) -> None:
-        self.kind, self.folder, self.folds = kind, folder, folds
+        self.kind, self.folder, self.folds, self.places = kind, folder, folds, 0
         self.store: SliceStore = self._open()
         self.model = Model()
         self.durable = self.model
@@ -150,11 +167,16 @@ class History:
         self.frozen_applied = self.durable_applied = Applied()
         self.commits = 0
         self.held: list[tuple[StoreSnapshot, list[tuple[bytes, bytes]], Applied]] = []
+        self.exports: list[StoreExport] = []
+        self.named: dict[str, object] = {}
 
     def _open(self) -> SliceStore:
         if self.kind == "memory":
             return MemorySliceStore(Applied(), fold_entries=1, undo_folds=64, check=True)
-        return lmdb_store(self.folder / "slice", self.folds)
+        return lmdb_store(self._place(), self.folds)
+
+    def _place(self) -> Path:
+        return self.folder / f"slice-{self.places}"
 
     def run(self, actions: list[object]) -> None:
         for action in actions:
@@ -166,6 +188,8 @@ class History:
                 self.load_table(action)
             elif isinstance(action, Read):
                 self.read(action)
+            elif isinstance(action, Move):
+                self.move(action)
             elif isinstance(action, StepBack):
                 self.step_back(action)
             else:
@@ -176,6 +200,7 @@ class History:
             assert self.store.undo_steps == len(self.past)
             assert self.store.horizon == (self.past[0][1] if self.past else self.store.durable)
         self.check_held()
+        self.check_exports()
 
     def versions(self, some: list[Document]) -> list[Version]:
         """New versions, in the order in which segments bring them."""
@@ -325,12 +350,68 @@ class History:
             assert taken.applied == applied
             assert taken.count() == taken.counts.entries == len(rows)
 
-    def crash(self) -> None:
-        """What was not folded is lost; the offsets go on (the queue would bring them again)."""
+    def export(self) -> None:
+        """One commit, whatever comes; no other one ever has its name."""
+        export = self.store.export()
+        rows = exported(export)
+        assert export.applied in (self.store.durable, self.frozen_applied)
+        assert export.rows_total == sum(len(some) for _, some in rows)
+        assert self.named.setdefault(export.generation, (export.applied, rows)) == (export.applied, rows)
+        self.exports.append(export)
+
+    def check_exports(self) -> None:
+        for export in self.exports:
+            assert (export.applied, exported(export)) == self.named[export.generation]
+
+    def move(self, action: Move) -> None:
+        """Go on with a copy of what is durable, filled by several processes, in place of the store."""
+        export = self.store.export()
+        self.places += 1
+        filling: StoreFilling = MemorySliceFilling() if self.kind == "memory" else self._filling()
+        filling.begin(export.generation)
+        for _ in range(action.kills):
+            if not filling.finished:
+                fill(filling, export, action.most_bytes, most_chunks=2)
+            filling.close()
+            if self.kind == "lmdb":
+                filling = self._filling()
+            assert filling.generation == export.generation or filling.finished
+        if not filling.finished:
+            fill(filling, export, action.most_bytes)
+        filling.close()
+        rows, counts = exported(export), export.counts
+        if self.folding is not None and export.applied == self.frozen_applied:
+            self.folded()
+        self.let_go()
+        self.store.destroy()
+        self.store = (
+            MemorySliceStore.filled(filling, fold_entries=1, undo_folds=64, check=True)
+            if isinstance(filling, MemorySliceFilling)
+            else self._open()
+        )
+        assert self.store.applied == self.store.durable == export.applied
+        assert self.store.counts == counts == self.durable_counts
+        export = self.store.export()
+        assert (exported(export), export.applied) == (rows, self.store.applied)
+        assert export.generation not in self.named
+        export.close()
+        self.store.verify()
+        self.folding, self.model, self.past = None, self.durable, []
+
+    def _filling(self) -> LmdbSliceFilling:
+        return LmdbSliceFilling(self._place(), SMALL)
+
+    def let_go(self) -> None:
+        """Of snapshots and exports, when the store goes; the latter end by themselves."""
         self.check_held()
+        self.check_exports()
         for taken, _, _ in self.held:
             taken.close()
-        self.held = []
+        self.held, self.exports = [], []
+
+    def crash(self) -> None:
+        """What was not folded is lost; the offsets go on (the queue would bring them again)."""
+        self.let_go()
         if isinstance(self.store, MemorySliceStore):
             self.store = self.store.reopened()
         else:
@@ -362,6 +443,8 @@ class History:
     def close(self) -> None:
         for taken, _, _ in self.held:
             taken.close()
+        for export in self.exports:
+            export.close()
         if isinstance(self.store, LmdbSliceStore):
             self.finish_fold()
             self.store._base.level.changed()

@@ -21,8 +21,8 @@ import httpx
 import psutil
 import pytest
 
-from indexer.hosting.placed import placed_here
 from indexer.hosting.node import ServingNode
+from indexer.hosting.placed import placed_here
 from indexer.ingest.consumer import Record, TopicKind
 from indexer.ingest.metadata import MetadataFeed
 from indexer.scan.plan.selection import Shape, slices_of

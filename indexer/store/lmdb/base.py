@@ -25,11 +25,12 @@ import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import lmdb
 
-from indexer.store.environment import FORMAT, allocated_bytes, disk_errors
+from indexer.store.environment import FORMAT, Tables, allocated_bytes, disk_errors
 from indexer.store.fold.fold import (
     COUNTS_KEY,
     FILTER_FILE,
@@ -111,7 +112,7 @@ class Base:
                 return False
             found = transaction.get(FORMAT_KEY)
             if found is None:
-                self._put_meta(transaction, initial, Counts(), 0, "")
+                put_state(transaction, self.level.tables, initial, Counts(), 0, "")
                 transaction.put(FORMAT_KEY, FORMAT)
             elif found != FORMAT:
                 raise ConfigurationError(
@@ -182,7 +183,7 @@ class Base:
                 loaded = way(transaction, puts, removals, held)
                 counts = self.counts.plus(loaded.counts)
                 self.check_rows(transaction, counts)
-                self._put_meta(transaction, applied, counts, self.sequence + 1, "")
+                put_state(transaction, self.level.tables, applied, counts, self.sequence + 1, "")
                 self.save_filter(loaded.filter, self.sequence + 1)
                 reach("load-before-commit")
                 transaction.commit()
@@ -253,7 +254,14 @@ class Base:
                 self.check_rows(transaction, back.counts)
                 if held.since > back.step.sequence:
                     held = self._build_filter(transaction, back.counts.documents, self.sequence + 1)
-                self._put_meta(transaction, back.applied, back.counts, self.sequence + 1, back.step.previous)
+                put_state(
+                    transaction,
+                    self.level.tables,
+                    back.applied,
+                    back.counts,
+                    self.sequence + 1,
+                    back.step.previous,
+                )
                 self.save_filter(held, self.sequence + 1)
                 reach("step-back-half")
                 transaction.commit()
@@ -293,16 +301,11 @@ class Base:
 
     def save_filter(self, held: IdFilter, sequence: int) -> None:
         """Put the filter in its place; before the commit that it covers."""
-        new = self._folder / NEXT_FILTER_FILE
-        held.save(new, sequence, sync=self._settings.fsync)
-        os.replace(new, self._folder / FILTER_FILE)
+        put_filter(self._folder, held, sequence, sync=self._settings.fsync)
 
     def check_rows(self, transaction: lmdb.Transaction[bytes], counts: Counts) -> None:
         """Rows of the tables against the counts (Mirror, in its cheap form)."""
-        tables = self.level.tables
-        rows = {name: transaction.stat(table)["entries"] for name, table in tables._asdict().items()}
-        there = (rows["forward"] + rows["long"], rows["back"], rows["skips"])
-        expected = (counts.entries, counts.documents + counts.tombstones, counts.skips)
+        there, expected = table_rows(transaction, self.level.tables), counted_rows(counts)
         invariant(there == expected, "Mirror", f"base has {there} rows in {self._folder}, counted {expected}")
 
     def _read_meta(self, transaction: lmdb.Transaction[bytes]) -> None:
@@ -311,30 +314,52 @@ class Base:
         self.sequence = int(transaction.get(SEQUENCE_KEY, b""))
         self.head = transaction.get(UNDO_KEY, b"").decode()
 
-    def _put_meta(
-        self,
-        transaction: lmdb.Transaction[bytes],
-        applied: Applied,
-        counts: Counts,
-        sequence: int,
-        head: str,
-    ) -> None:
-        meta = self.level.tables.meta
-        transaction.put(STATE_KEY, encode_state(applied), db=meta)
-        transaction.put(COUNTS_KEY, encode_state(counts), db=meta)
-        transaction.put(SEQUENCE_KEY, b"%d" % sequence, db=meta)
-        transaction.put(UNDO_KEY, head.encode(), db=meta)
-
     def _build_filter(self, transaction: lmdb.Transaction[bytes], documents: int, sequence: int) -> IdFilter:
         """One with what the back index holds in a transaction, which is (or is to be) commit `sequence`."""
         room = documents + self._settings.fold_entries
         built = IdFilter.for_documents(room, self._settings.filter_bits, sequence)
-        block: list[bytes] = []
-        with transaction.cursor(self.level.tables.back) as cursor:
-            for docid in cursor.iternext(values=False):
-                block.append(docid)
-                if len(block) == _HASH_BLOCK:
-                    built.add(hashes_of(block, len(block)))
-                    block = []
-        built.add(hashes_of(block, len(block)))
+        add_documents(built, transaction, self.level.tables)
         return built
+
+
+def put_state(
+    transaction: lmdb.Transaction[bytes],
+    tables: Tables,
+    applied: Applied,
+    counts: Counts,
+    sequence: int,
+    head: str,
+) -> None:
+    """Write the state of a base; `head` names the undo file that leads back from it, empty for none."""
+    for key, value in (
+        (STATE_KEY, encode_state(applied)),
+        (COUNTS_KEY, encode_state(counts)),
+        (SEQUENCE_KEY, b"%d" % sequence),
+        (UNDO_KEY, head.encode()),
+    ):
+        transaction.put(key, value, db=tables.meta)
+
+
+def table_rows(transaction: lmdb.Transaction[bytes], tables: Tables) -> tuple[int, int, int]:
+    """Rows there are: entries, documents (tombstones included), lines."""
+    rows = {name: transaction.stat(table)["entries"] for name, table in tables._asdict().items()}
+    return rows["forward"] + rows["long"], rows["back"], rows["skips"]
+
+
+def counted_rows(counts: Counts) -> tuple[int, int, int]:
+    """What `table_rows` must be."""
+    return counts.entries, counts.documents + counts.tombstones, counts.skips
+
+
+def put_filter(folder: Path, held: IdFilter, sequence: int, *, sync: bool) -> None:
+    """Save a filter in a slice's folder; `sequence` is that of the commit to come, which it covers."""
+    held.save(folder / NEXT_FILTER_FILE, sequence, sync=sync)
+    os.replace(folder / NEXT_FILTER_FILE, folder / FILTER_FILE)
+
+
+def add_documents(built: IdFilter, transaction: lmdb.Transaction[bytes], tables: Tables) -> None:
+    """Add all that the back index holds to a filter."""
+    with transaction.cursor(tables.back) as cursor:
+        ids = cursor.iternext(values=False)
+        while block := list(islice(ids, _HASH_BLOCK)):
+            built.add(hashes_of(block, len(block)))

@@ -36,6 +36,7 @@ from indexer.store.formats.records import REMOVED, ledger_key, pack_line
 from indexer.store.integrity.mirror import check_mirror
 from indexer.store.interface import Applied, ApplyResult, Counts
 from indexer.store.lmdb.base import Base
+from indexer.store.lmdb.copying import Exports, LmdbExport
 from indexer.store.lmdb.folding import Folding
 from indexer.store.lmdb.levels import Level, View
 from indexer.store.lmdb.lookup import entry_of, held_by
@@ -88,6 +89,7 @@ class LmdbSliceStore:
         self._journal = UndoJournal(self._folder, settings)
         self._journal.open(self._base.head)
         self._folding = Folding(self._base, self._journal, self._folder, settings, folds)
+        self._exports = Exports(self._base.level)
         self._now = 0
         self._check_again = 0.0
 
@@ -189,6 +191,9 @@ class LmdbSliceStore:
         with disk_errors(self._folder):
             return LmdbSnapshot(self._views(), self._applied, self._counts)
 
+    def export(self) -> LmdbExport:
+        return self._exports.open()
+
     def fold_due(self, now: int) -> bool:
         self._now = max(self._now, now)
         if self._folding.at_work:
@@ -279,6 +284,7 @@ class LmdbSliceStore:
 
     def close(self) -> None:
         self._drop_deltas()
+        self._exports.close()
         self._base.level.retire()
 
     def destroy(self) -> None:
