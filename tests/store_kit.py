@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.store.copies import EXPORT_TABLES, StoreFilling
+from indexer.store.copies import EXPORT_TABLES, StoreFilling, Table
 from indexer.store.fold.worker import Folder
 from indexer.store.formats.pages import PageFile
 from indexer.store.interface import Applied, Row, SliceStore, StoreExport, StoreSnapshot
@@ -168,7 +168,7 @@ def fill(filling: StoreFilling, export: StoreExport, most_bytes: int = 200, most
     assert filling.finished
 
 
-def exported(export: StoreExport) -> list[tuple[str, list[Row]]]:
+def exported(export: StoreExport) -> list[tuple[Table, list[Row]]]:
     """All that an export has."""
     return [(table, export.rows(table, b"", 1 << 30)) for table in EXPORT_TABLES]
 

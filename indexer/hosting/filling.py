@@ -33,10 +33,10 @@ class FillProgress(NamedTuple):
         done: it is whole.
     """
 
-    rows: int
-    rows_total: int
-    error: str
-    done: bool
+    rows: int = 0
+    rows_total: int = 0
+    error: str = ""
+    done: bool = False
 
 
 class CopyFiller(Protocol):

@@ -185,6 +185,10 @@ class Hosting:
         any(runner.sweep(now) for runner in begun or self.runners.values())
         for runner in [runner for runner in self.runners.values() if runner.core.state == "LOST"]:
             self._put_away(runner)
+        self.take_whole(now)
+
+    def take_whole(self, now: int) -> None:
+        """Open copies that are whole by now."""
         if self._fillings.take_whole():
             self.reconcile(self._catalog, now)
 

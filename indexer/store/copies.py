@@ -7,11 +7,13 @@ from end to end, and is what the other one was, tombstones and skip ledger inclu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, get_args
 
 from indexer.store.interface import Applied, Counts, Row
 
-EXPORT_TABLES: Final = ("forward", "long", "back", "skips")
+Table = Literal["forward", "long", "back", "skips"]
+
+EXPORT_TABLES: Final[tuple[Table, ...]] = get_args(Table)
 """What a store consists of beside its state, in the order in which a copy is filled."""
 
 
@@ -29,7 +31,7 @@ class StoreFilling(Protocol):
     @property
     def generation(self) -> str: ...
     @property
-    def place(self) -> tuple[str, bytes]: ...
+    def place(self) -> tuple[Table, bytes]: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -43,7 +45,7 @@ class StoreFilling(Protocol):
         """
         ...
 
-    def put(self, table: str, rows: Sequence[Row]) -> None:
+    def put(self, table: Table, rows: Sequence[Row]) -> None:
         """Add the next rows of a table; durable on return.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from indexer.store.copies import EXPORT_TABLES
+from indexer.store.copies import EXPORT_TABLES, Table
 from indexer.store.formats.records import ledger_key, pack_line, pack_record, unpack_line, unpack_record
 from indexer.store.interface import Applied, Counts, Row, StoreDamagedError
 from keytide.errors import RetryableError, invariant
@@ -45,12 +45,12 @@ class MemorySliceFilling:
 
     def __init__(self) -> None:
         self.generation, self.finished = "", False
-        self._tables: dict[str, list[Row]] = {table: [] for table in EXPORT_TABLES}
+        self._tables: dict[Table, list[Row]] = {table: [] for table in EXPORT_TABLES}
         self._table = EXPORT_TABLES[0]
         self._applied = Applied()
 
     @property
-    def place(self) -> tuple[str, bytes]:
+    def place(self) -> tuple[Table, bytes]:
         rows = self._tables[self._table]
         return self._table, rows[-1][0] if rows else b""
 
@@ -62,7 +62,7 @@ class MemorySliceFilling:
         self.__init__()  # type: ignore[misc]
         self.generation = generation
 
-    def put(self, table: str, rows: Sequence[Row]) -> None:
+    def put(self, table: Table, rows: Sequence[Row]) -> None:
         if not rows:
             return
         behind = EXPORT_TABLES.index(table) >= EXPORT_TABLES.index(self._table) and not self.finished

@@ -16,6 +16,7 @@ from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, Decide, MutationData, Stamped
 from indexer.slice.limits import SliceLimits
 from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
+from keytide.catalog.records import CopyRecord
 from keytide.settings.settings import IndexerSettings
 from keytide.wire.messages import (
     Acknowledged,
@@ -28,6 +29,7 @@ from keytide.wire.messages import (
     StabilityTimestamp,
 )
 from tests.simulation.coordinators import number_of
+from tests.simulation.copying import SimFiller, filled_store
 from tests.simulation.kafka import DiskFullError, Queue, Reader
 from tests.simulation.projectors import TOPICS
 
@@ -123,6 +125,7 @@ class SimStore:
         self._world.mishaps.pass_by(self._node)
         self.inner.destroy()
         self._world.disks[self._node].pop(self._key, None)
+        self._world.copy_ids.pop((self._node, self._key), None)
         self._world.mishaps.pass_by(self._node)
 
     def _commit(self, work: Callable[[], _T], corrected: bool = False) -> _T:
@@ -195,20 +198,45 @@ class DiskFolder:
         self.world = world
         self.node_id = node
         self.disk = world.disks[node]
+        self.fillings = world.fillings[node]
 
     def slice_folder(self, key: SliceKey) -> SlicePath:
         return SlicePath(self, key)
 
     def slices(self) -> list[SliceKey]:
-        return sorted(self.disk)
+        return sorted({*self.disk, *self.fillings.keys()})
+
+    def copy_id(self, key: SliceKey) -> str:
+        return self.world.copy_ids.get((self.node_id, key), "") if key in self.disk else ""
+
+    def begin_filling(self, copy: CopyRecord) -> SlicePath:
+        key = copy.index, copy.slice
+        self._forget(key)
+        self.fillings.begin(key, copy.id)
+        return SlicePath(self, key)
+
+    def put_filled(self, key: SliceKey) -> None:
+        found = self.fillings.pop(key)
+        assert found is not None
+        self.world.copy_ids[self.node_id, key] = found[0]
+        self.disk[key] = filled_store(found[1])
+        self.world.seen["filled copy"] += 1
+
+    def drop_filling(self, key: SliceKey) -> None:
+        self.fillings.pop(key)
+
+    def _forget(self, key: SliceKey) -> None:
+        self.disk.pop(key, None)
+        self.world.copy_ids.pop((self.node_id, key), None)
 
     def remove(self, key: SliceKey) -> None:
-        self.disk.pop(key, None)
+        self._forget(key)
+        self.fillings.pop(key)
         self.world.aside.discard((self.node_id, key))
 
     def set_aside(self, key: SliceKey) -> None:
         """A damaged slice."""
-        self.disk.pop(key, None)
+        self._forget(key)
         self.world.damaged.discard((self.node_id, key))
         self.world.aside.add((self.node_id, key))
 
@@ -276,6 +304,7 @@ class SimNode:
         self._heartbeat_at = 0
         self._told: list[tuple[object, ...]] = []
         self._control = len(world.kafka.control)
+        self.filler = SimFiller(world, self)
         self.hosting = SmallHosting(
             DiskFolder(world, self.name),  # type: ignore[arg-type]
             self.node,
@@ -284,6 +313,7 @@ class SimNode:
             self._acknowledge,
             METRICS,
             None,  # type: ignore[arg-type]
+            self.filler,  # type: ignore[arg-type]
             open_store,  # type: ignore[arg-type]
             MemorySpool,  # type: ignore[arg-type]
         )
@@ -328,6 +358,8 @@ class SimNode:
             for runner in runners.values():
                 runner.look_after(now)
                 runner.sweep(now)
+            self.filler.step()
+            self.hosting.take_whole(now)
             self.hosting.try_again(self.reader.catalog, now)
         for runner in runners.values():
             world.uniqueness.look(self.name, runner)

@@ -39,6 +39,7 @@ from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
 from tests.simulation.consumers import Group
 from tests.simulation.coordinators import SimCoordinator
+from tests.simulation.copying import SimFillings
 from tests.simulation.drivers import Checkpoint, SimDriver, SimSampler
 from tests.simulation.kafka import Kafka, Reader
 from tests.simulation.mishaps import KilledError, Mishaps
@@ -82,6 +83,8 @@ class World:
         healed: the plan is over, and everybody does all that there is to do at once. (During the warm-up
             there is no storm either, but parts go their usual pace.)
         disks: node -> slice -> what is on its disk.
+        fillings: node -> what is there of copies that are not whole.
+        copy_ids: of what is on a disk and was filled from another node's.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
     """
@@ -102,6 +105,8 @@ class World:
         self.seen: Counter[str] = Counter()
         self.new_store = new_store
         self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in NODES}
+        self.fillings = {name: SimFillings() for name in NODES}
+        self.copy_ids: dict[tuple[str, SliceKey], str] = {}
         self.mishaps = Mishaps(self)
         self.damaged: set[tuple[str, SliceKey]] = set()
         self.aside: set[tuple[str, SliceKey]] = set()
@@ -514,6 +519,7 @@ class World:
                         self.damaged.add((node, key))
                     else:
                         del self.disks[node][key]
+                        self.copy_ids.pop((node, key), None)
                         self.nodes[node].crash()
             case "late-control":
                 self.nodes[chance.pick(NODES)].late_until = self.clock.now + chance.below(900)

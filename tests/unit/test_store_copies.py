@@ -16,7 +16,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from indexer.store.copies import EXPORT_TABLES, StoreFilling
+from indexer.store.copies import EXPORT_TABLES, StoreFilling, Table
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, SliceStore, StoreDamagedError, StoredDocument
 from indexer.store.lmdb.copying import LmdbSliceFilling
@@ -284,13 +284,14 @@ def test_rows_that_do_not_lie_behind_are_refused(kind: Kind) -> None:
     filling = kind.filling()
     filling.begin("g")
     filling.put("long", [(b"b", b"\x01"), (b"d", b"\x01")])
-    for table, keys in [
+    wrong: list[tuple[Table, list[bytes]]] = [
         ("long", [b"c"]),
         ("long", [b"d"]),
         ("long", [b"e", b"e"]),
         ("long", [b"f", b"e"]),
         ("forward", [b"x"]),
-    ]:
+    ]
+    for table, keys in wrong:
         with pytest.raises(InvariantViolationError, match="Mirror"):
             filling.put(table, [(key, b"\x01") for key in keys])
         assert (filling.place, filling.rows) == (("long", b"d"), 2)
@@ -367,12 +368,44 @@ def test_an_unfinished_copy_is_never_taken_for_a_slice(
     filling.close()
 
 
-def test_another_format_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_release_has_put_is_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: LmdbSliceStore
+) -> None:
     with monkeypatch.context() as later:
         later.setattr("indexer.store.lmdb.copying.FILLING_FORMAT", b"keytide-filling-2")
-        LmdbSliceFilling(tmp_path / "filling", SMALL).close()
-    with pytest.raises(ConfigurationError, match="keytide-filling-2"):
-        LmdbSliceFilling(tmp_path / "filling", SMALL)
+        filling = LmdbSliceFilling(tmp_path / "filling", SMALL)
+        filling.begin("g")
+        filling.put("forward", [(b"other", b"layout")])
+        filling.close()
+    filling, export = LmdbSliceFilling(tmp_path / "filling", SMALL), source.export()
+    assert (filling.generation, filling.rows) == ("", 0)
+    filling.begin(export.generation)
+    fill(filling, export)
+    filling.close()
+
+
+def test_what_cannot_be_read_is_thrown_away(tmp_path: Path, source: LmdbSliceStore) -> None:
+    filling, export = LmdbSliceFilling(tmp_path / "filling", SMALL), source.export()
+    filling.begin(export.generation)
+    fill(filling, export)
+    filling.close()
+    with (tmp_path / "filling" / "base" / "data.mdb").open("r+b") as file:
+        file.write(bytes(8_192))
+    filling = LmdbSliceFilling(tmp_path / "filling", SMALL)
+    assert (filling.finished, filling.generation, filling.rows) == (False, "", 0)
+    filling.begin(export.generation)
+    fill(filling, export)
+    filling.close()
+
+
+def test_a_slice_of_another_format_is_not_thrown_away(tmp_path: Path, folds: FoldWorker) -> None:
+    lmdb_store(tmp_path / "slice", folds).close()
+    with lmdb.open(str(tmp_path / "slice" / "base"), map_size=SMALL.base_map_bytes, max_dbs=5) as environment:
+        meta = environment.open_db(b"meta")
+        with environment.begin(write=True, db=meta) as transaction:
+            transaction.put(b"format", b"keytide-slice-9")
+    with pytest.raises(ConfigurationError, match="keytide-slice-9"):
+        LmdbSliceFilling(tmp_path / "slice", SMALL)
 
 
 def test_a_copy_is_opened_without_being_examined_and_is_as_dense_as_a_load(
@@ -407,7 +440,7 @@ def test_a_copy_is_opened_without_being_examined_and_is_as_dense_as_a_load(
 def test_pages_in_use_never_pass_what_was_allocated(tmp_path: Path, source: LmdbSliceStore) -> None:
     filling, export = LmdbSliceFilling(tmp_path / "filling", SMALL), source.export()
     filling.begin(export.generation)
-    place = (EXPORT_TABLES[0], b"")
+    place: tuple[Table, bytes] = (EXPORT_TABLES[0], b"")
     for table in EXPORT_TABLES:
         after = b""
         while rows := export.rows(table, after, 3_000):

@@ -27,7 +27,7 @@ from typing import Final
 import lmdb
 import msgspec
 
-from indexer.store.copies import EXPORT_TABLES
+from indexer.store.copies import EXPORT_TABLES, Table
 from indexer.store.environment import FORMAT, allocated_bytes, disk_errors
 from indexer.store.fold.fold import COUNTS_KEY, FILTER_FILE, FORMAT_KEY, OWNER_KEY, SEQUENCE_KEY, STATE_KEY
 from indexer.store.formats.checksums import CHECKSUMS_FILE, write_checksums
@@ -40,7 +40,8 @@ from indexer.store.settings import StoreSettings
 from keytide.errors import ConfigurationError, RetryableError, invariant
 from keytide.process.sync_points import reach
 
-FILLING_FORMAT: Final = b"keytide-filling-1"
+_FILLING_FORMATS: Final = b"keytide-filling-"
+FILLING_FORMAT: Final = _FILLING_FORMATS + b"1"
 """In the place of a slice's format, until the rows are all there."""
 _FILLING_KEY: Final = b"filling"
 
@@ -165,35 +166,40 @@ class _Filled(msgspec.Struct, frozen=True, array_like=True):
     """What a filling has, in its meta table."""
 
     generation: str = ""
-    table: str = EXPORT_TABLES[0]
+    table: Table = EXPORT_TABLES[0]
     key: bytes = b""
     rows: int = 0
 
 
 class LmdbSliceFilling:
-    """`StoreFilling` on LMDB. Opening it goes on with what an earlier process has put.
+    """`StoreFilling` on LMDB. Opening it goes on with what an earlier process has put; what cannot be read, or
+    another release has put, is thrown away: there is more of it where it came from.
 
     Args:
         folder: where the slice's store is to be; made if missing. What else lies there is left alone.
 
     Raises:
         RetryableError: `disk-full`.
-        ConfigurationError: the folder is of another format.
-        StoreDamagedError: the environment is not what LMDB wrote.
+        ConfigurationError: the folder has a slice of another format.
     """
 
     def __init__(self, folder: Path, settings: StoreSettings) -> None:
         self._folder = folder.absolute()
         self._settings = settings
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._open()
+        try:
+            self._open()
+        except StoreDamagedError as error:
+            log.warning("a copy is begun anew, for what there is of it cannot be read: %s", error)
+            self._throw_away()
+            self._open()
 
     @property
     def generation(self) -> str:
         return self._filled.generation
 
     @property
-    def place(self) -> tuple[str, bytes]:
+    def place(self) -> tuple[Table, bytes]:
         return self._filled.table, self._filled.key
 
     @property
@@ -218,10 +224,12 @@ class LmdbSliceFilling:
             found = transaction.get(FORMAT_KEY)
             if found is None:
                 transaction.put(FORMAT_KEY, FILLING_FORMAT)
+            elif found.startswith(_FILLING_FORMATS) and found != FILLING_FORMAT:
+                raise StoreDamagedError(f"{self._folder} is of format {found!r}")
             elif found not in (FILLING_FORMAT, FORMAT):
                 raise ConfigurationError(
-                    f"{self._folder} is of format {found!r}, this program fills {FILLING_FORMAT!r}",
-                    next_step="run the release that wrote it, or delete it: the copy is filled again",
+                    f"{self._folder} has a slice of format {found!r}, this program fills {FILLING_FORMAT!r}",
+                    next_step="run the release that wrote it",
                 )
             self.finished = found == FORMAT
             data = transaction.get(_FILLING_KEY)
@@ -233,10 +241,7 @@ class LmdbSliceFilling:
     def begin(self, generation: str) -> None:
         if self._filled != _Filled() or self.finished:
             self.close()
-            for name in (CHECKSUMS_FILE, FILTER_FILE):  # before the base: without one they would be damage
-                (self._folder / name).unlink(missing_ok=True)
-            if (self._folder / "base").exists():
-                shutil.rmtree(self._folder / "base")
+            self._throw_away()
             self._open()
         filled = _Filled(generation)
         with disk_errors(self._folder), self._level.environment.begin(write=True) as transaction:
@@ -244,7 +249,13 @@ class LmdbSliceFilling:
             self._say(transaction, filled)
         self._filled = filled
 
-    def put(self, table: str, rows: Sequence[Row]) -> None:
+    def _throw_away(self) -> None:
+        for name in (CHECKSUMS_FILE, FILTER_FILE):  # before the base: without one they would be damage
+            (self._folder / name).unlink(missing_ok=True)
+        if (self._folder / "base").exists():
+            shutil.rmtree(self._folder / "base")
+
+    def put(self, table: Table, rows: Sequence[Row]) -> None:
         if not rows:
             return
         before = self._filled

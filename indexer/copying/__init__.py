@@ -1,0 +1,14 @@
+"""Copies of slices on their way from node to node: what the one that fills a copy asks, and what the one that
+has the slice answers.
+
+    messages   the request for the next rows of a store, and the answer (pure; start here)
+    source     answers from exports of this node's stores (pure)
+    target     fills a store with the answers (pure)
+    worker     the thread that asks other nodes and fills, for `indexer.hosting` (`indexer.hosting.filling`)
+
+The scan endpoint (`indexer.serve.api`) asks `source`, the ingest loop opens `worker`. May import the slices'
+stores, `indexer.hosting.filling` and what nodes speak with each other; knows neither Kafka nor scans.
+
+Spoken between nodes of neighbouring releases: fields are added at the end, with defaults. Not to be touched
+lightly: a target never mixes two generations, or a copy is of no moment at all, and looks whole.
+"""
