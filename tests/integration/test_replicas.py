@@ -1,0 +1,236 @@
+"""Slices with two copies on three nodes: no scan is refused while one of them lives, whoever is killed or
+stands still; a copy that has lost its disk is filled from the other one, without Spark, under live writes;
+copies are added and taken away while the index serves."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+
+from deploy.cluster import LocalCluster
+from keytide.catalog.records import IndexRecord
+from keytide.errors import KeytideError
+from keytide.kafka.topics import CatalogReader
+from keytide.settings.settings import load_settings
+from tests.chaos.processes import stopped
+from tests.integration.world import World, Writer, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
+
+SETTINGS = {
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
+    "KEYTIDE_COORDINATOR__TRIM_INTERVAL_S": "1",
+}
+TOPIC, INDEX = "orders", "orders_customer"
+SLICES = 3
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One READY index with two copies of each slice, on three nodes."""
+    with (
+        LocalCluster(
+            tmp_path_factory.mktemp("cluster"), nodes=3, settings=SETTINGS, supervise=False
+        ) as cluster,
+        World(cluster) as world,
+    ):
+        world.make_topic(TOPIC)
+        with Writer(world.bootstrap, TOPIC, 1, _order) as writer:
+            writer.write(20_000)
+        options = f"(slices={SLICES}, replicas=1, defer_build=true)"
+        world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH {options}")
+        world.wait_ready(world.build(INDEX))
+        yield world
+
+
+def _order(chance: random.Random, _: int) -> tuple[str, Any]:
+    id_ = f"order{chance.randrange(5_000)}"
+    if chance.random() < 0.1:
+        return id_, None
+    return id_, {"customer": f"c{chance.randrange(200)}", "total": chance.randrange(10_000)}
+
+
+def _by_customer(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
+    yield [document["customer"], document["total"]]
+
+
+def _record(world: World) -> IndexRecord:
+    """What the dictionary says of the index."""
+    settings = load_settings(kafka={"bootstrap": world.bootstrap}, cluster={"name": world.cluster.name})
+    reader = CatalogReader(settings)
+    try:
+        reader.start()
+        found = reader.catalog.index_by_name(INDEX)
+    finally:
+        reader.close()
+    assert found is not None
+    return found
+
+
+def _copies(world: World) -> list[set[str]]:
+    """The nodes whose copies count, of each slice."""
+    return [set(nodes) for nodes in _record(world).placement]
+
+
+def _ids(world: World) -> set[str]:
+    return {id_ for ids in _record(world).copies.values() for id_ in ids.values()}
+
+
+class Readers:
+    """Scans of the whole index through one node after the other, page by page, compared with the source, in a
+    thread until it is stopped. None may fail but through a node that is away.
+
+    Args:
+        through: numbers of the nodes that are asked.
+    """
+
+    def __init__(self, world: World, through: Iterable[int]) -> None:
+        self._world, self._through = world, list(through)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.error: BaseException | None = None
+        self.scans = 0
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for node in self._through:
+                    self._world.check(INDEX, TOPIC, _by_customer, (False, True), node=node)
+                    self.scans += 1
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def go_on(self, scans: int = 6) -> None:
+        """Wait until so many more have ended."""
+        until = self.scans + scans
+        wait_for(lambda: self.scans >= until or self.error is not None, "scans go on", 120)
+        assert self.error is None, self.error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+
+def _check_at_end(world: World) -> None:
+    assert world.check_at_end(INDEX, TOPIC, _by_customer, (False, True)) > 0
+
+
+def _builds(world: World) -> int:
+    return len(world.admin.call("GET", "/v1/builds"))
+
+
+def _name(node: int) -> str:
+    return f"node-{node + 1}"
+
+
+def test_every_slice_has_two_copies_on_different_nodes(world: World) -> None:
+    assert [len(nodes) for nodes in _copies(world)] == [2] * SLICES
+    _check_at_end(world)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_no_scan_is_refused_while_a_node_is_killed_or_stands_still(world: World, victim: int) -> None:
+    others = [node for node in range(3) if node != victim]
+    before = _copies(world)
+    with (
+        Writer(world.bootstrap, TOPIC, 2 + victim, _order, per_second=300),
+        Readers(world, others) as readers,
+    ):
+        readers.go_on()
+        with stopped([psutil.Process(world.cluster.services[_name(victim)].pid)]):
+            readers.go_on()
+        readers.go_on()
+        world.cluster.kill(_name(victim))
+        readers.go_on()
+        world.cluster.restart(_name(victim))
+        readers.go_on()
+    _check_at_end(world)
+    assert _copies(world) == before, "who is away for a moment keeps its copies"
+
+
+def test_a_copy_whose_disk_is_gone_is_filled_from_the_other_one(world: World) -> None:
+    """At the end nobody else has the slice."""
+    index = _record(world)
+    nodes = index.placement[1]
+    victim, source = nodes[0], nodes[1]
+    builds = _builds(world)
+    others = [node for node in range(3) if _name(node) not in (victim, source)]
+    with Writer(world.bootstrap, TOPIC, 9, _order, per_second=300), Readers(world, others) as readers:
+        world.cluster.kill(victim)
+        shutil.rmtree(_slice_folder(world, victim, index.id, 1))
+        world.cluster.restart(victim)
+        wait_for(lambda: bool(_ids(world)), "a copy is filled, and counts", 120)
+        readers.go_on()
+        assert [len(nodes) for nodes in _copies(world)] == [2] * SLICES
+        assert _builds(world) == builds, "without Spark"
+        filled = _record(world)
+        ((node, _),) = filled.copies[1].items()
+        other = next(one for one in filled.placement[1] if one != node)
+    world.cluster.kill(other)
+    try:
+        asked = next(place for place in range(3) if _name(place) != other)
+        _wait_scans(world, asked)
+        at_least = {str(p): offset for p, offset in world.ends(TOPIC).items()}
+        rows = world.check(
+            INDEX, TOPIC, _by_customer, (False, True), node=asked, at_least=at_least, timeout_ms=60_000
+        )
+        assert rows > 0, "what was filled is what the other one was"
+    finally:
+        world.cluster.restart(other)
+    _check_at_end(world)
+
+
+def test_copies_are_added_and_taken_away_while_it_serves(world: World) -> None:
+    builds = _builds(world)
+    with Writer(world.bootstrap, TOPIC, 11, _order, per_second=300), Readers(world, range(3)) as readers:
+        world.sql(f"ALTER INDEX {INDEX} SET (replicas=2)")
+        wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [3] * SLICES, "a third copy counts", 180)
+        readers.go_on()
+        world.sql(f"ALTER INDEX {INDEX} SET (replicas=0)")
+        wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [1] * SLICES, "one copy is left", 60)
+        readers.go_on()
+        world.sql(f"ALTER INDEX {INDEX} SET (replicas=1)")
+        wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [2] * SLICES, "two count again", 180)
+        readers.go_on()
+    assert _builds(world) == builds, "without Spark"
+    _check_at_end(world)
+
+
+def test_more_copies_than_nodes_are_waited_for(world: World) -> None:
+    world.sql(f"ALTER INDEX {INDEX} SET (replicas=3)")
+    try:
+        wait_for(
+            lambda: "another indexer node" in str(world.admin.call("GET", "/v1/health")), "it says so", 60
+        )
+        _check_at_end(world)
+    finally:
+        world.sql(f"ALTER INDEX {INDEX} SET (replicas=1)")
+
+
+def _slice_folder(world: World, node: str, index: str, number: int) -> Path:
+    return world.cluster.data_dir / node / "nodes" / node / "slices" / index / str(number)
+
+
+def _wait_scans(world: World, node: int) -> None:
+    def scans() -> bool:
+        try:
+            world.scan_all(INDEX, node=node)
+        except KeytideError:
+            return False
+        return True
+
+    wait_for(scans, "it can be scanned", 60)
