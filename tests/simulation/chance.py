@@ -185,7 +185,7 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         frozenset((*faults, *mishaps)),
         tuple(found),
         real_pipeline=seed % 8 == 5 or seed % 16 == 15,
-        replicas=seed % 8 == 3 and not {"damage", "disk-loss"} & set(faults),
+        replicas=seed % 8 == 3,
         tables=seed % 8 == 2,
         restart_at_end=seed % 4 == 1 or repairs,
         repairs=repairs,

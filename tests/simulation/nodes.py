@@ -41,6 +41,8 @@ LIMITS = SliceLimits(documents=6, bytes=1 << 30, gap_ms=1 << 40, part_ms=300)
 """Small enough that slices are full now and then (R4); gaps fill in the end, however long it takes."""
 SETTINGS = IndexerSettings(snapshots_kept=3)  # type: ignore[call-arg]
 HEARTBEAT_MS = 120
+DISK_FREE = 1 << 40
+"""As told: disks that are full here are so by chance."""
 _BEGINNING = 0
 _T = TypeVar("_T")
 
@@ -227,6 +229,7 @@ class DiskFolder:
 
     def _forget(self, key: SliceKey) -> None:
         self.disk.pop(key, None)
+        self.world.damaged.discard((self.node_id, key))
         self.world.copy_ids.pop((self.node_id, key), None)
 
     def remove(self, key: SliceKey) -> None:
@@ -454,7 +457,7 @@ class SimNode:
                 now,
                 statuses,
                 0,
-                0,
+                DISK_FREE,
                 self.reader.catalog.offset,
             )
         )

@@ -611,13 +611,14 @@ class World:
             for number, holders in enumerate(index.placement):
                 key = (index.id, number)
                 reasons = [self._behind(key, node, statuses.get((node, key)), ends) for node in holders]
-                if all(reasons) or any(reason and not reason.startswith("LOST") for reason in reasons):
+                if any(reasons):
                     return "; ".join(reasons)
-        return ""
+                if len(holders) <= index.definition.replicas:
+                    return f"{index.id}/{number} has copies on {holders} only"
+        return "; ".join(f"copy {copy.id} is being filled" for copy in catalog.copies())
 
     def _behind(self, key: SliceKey, node: str, status: SliceStatus | None, ends: dict[int, int]) -> str:
-        """Why a replica is not where the source is, "" when it is. (One that is lost stays so while another
-        serves.)"""
+        """Why a copy is not where the source is, "" when it is."""
         name = f"{key[0]}/{key[1]} on {node}"
         if status is None:
             return f"{name} does not run"
