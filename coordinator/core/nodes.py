@@ -1,18 +1,31 @@
-"""Which indexer nodes live, by their heartbeats. Pure."""
+"""Which indexer nodes live, by their heartbeats, and what they say of the copies that the dictionary names.
+Pure.
+
+A slice may lie on several nodes. What a node says of its copy counts when the dictionary names that copy, by
+its id (R48): one that is still being filled (R41), or was taken out and has not gone yet, neither serves nor
+keeps a slice from being lost.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.instructions import Instruction, Note
+from keytide.catalog.catalog import Catalog
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {
     "STOPPED": ("slice-stopped", "has stopped"),
-    "LOST": ("slice-lost", "has lost its data and serves nothing until it is rebuilt"),
+    "LOST": ("slice-lost", "has lost its data and serves nothing until it is filled or rebuilt"),
 }
+
+WHOLE: Final = frozenset({"CATCHUP", "LIVE", "STOPPED"})
+"""States of a copy that has got all rows that it was to get, and goes on by its queue alone."""
+
+Replica = tuple[str, str, int]
+"""(node, index id, slice): a copy, as long as nothing else takes its place."""
 
 
 def node_subject(name: str) -> tuple[str, str]:
@@ -37,12 +50,13 @@ class HeardNode:
     heartbeat: NodeHeartbeat
     heard_at: int
     live: bool
+    _slices: dict[tuple[str, int], SliceStatus] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slices = {(status.index, status.slice): status for status in self.heartbeat.slices}
 
     def slice(self, index: str, slice_number: int) -> SliceStatus | None:
-        for status in self.heartbeat.slices:
-            if status.index == index and status.slice == slice_number:
-                return status
-        return None
+        return self._slices.get((index, slice_number))
 
 
 class HeardNodes:
@@ -51,22 +65,49 @@ class HeardNodes:
     Args:
         timeout_ms: a node without a heartbeat for this long is not live.
         failure_detector: counts silence.
+        gone_ms: a node that has been silent for longer is not expected back.
 
     Attributes:
         by_id: all of them.
-        lost: (index id, slice) that are LOST on every live node that has them.
+        lost: (index id, slice) of which every copy that counts is LOST, or on a node that is not expected
+            back; one at least is LOST on a live node.
         version: changes whenever `counts` or `lost` says something else of somebody.
     """
 
-    def __init__(self, timeout_ms: int, failure_detector: FailureDetector) -> None:
+    def __init__(self, timeout_ms: int, failure_detector: FailureDetector, gone_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._failure_detector = failure_detector
+        self._gone_ms = gone_ms
         self.by_id: dict[str, HeardNode] = {}
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.version = 0
+        self._counted: dict[Replica, str] = {}
+        self._filling: dict[Replica, str] = {}
+        self._placed: dict[tuple[str, int], list[str]] = {}
+        self._gone: frozenset[str] = frozenset()
+        self._said: dict[tuple[str, int], list[SliceStatus]] = {}
         self._unheard_count = True
         self._live: list[str] = []
         self._live_slices: dict[tuple[str, str, int], int] = {}
+
+    def catalog_changed(self, catalog: Catalog) -> list[Replica]:
+        """Take over which copies the dictionary names. Returns those that are other ones now, or none."""
+        before = self._counted | self._filling
+        self._placed = {
+            (index.id, number): nodes
+            for index in catalog.indexes()
+            for number, nodes in enumerate(index.placement)
+        }
+        self._counted = {
+            (node, index.id, number): index.copy_of(number, node)
+            for index in catalog.indexes()
+            for number, nodes in enumerate(index.placement)
+            for node in nodes
+        }
+        self._filling = {(one.node, one.index, one.slice): one.id for one in catalog.copies()}
+        self._changed()
+        now = self._counted | self._filling
+        return [replica for replica, copy in before.items() if now.get(replica) != copy]
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
         """Take a heartbeat in. Returns whether it comes from a new start of the node, and what to tell."""
@@ -86,6 +127,7 @@ class HeardNodes:
         self._failure_detector.heard(node_subject(message.node))
         self.version += node is None
         self.by_id[message.node] = HeardNode(message, now, live=True)
+        self._gone -= {message.node}
         self._changed()
         return restarted, notes
 
@@ -98,7 +140,9 @@ class HeardNodes:
                 node.live = False
                 text = f"node {name} has been silent for {silence} ms"
                 notes.append(Note("warning", "node-lost", name, text))
-        if notes:
+        gone = frozenset(node for node in self._nodes() if self.gone(node))
+        if notes or gone != self._gone:
+            self._gone = gone
             self._changed()
         if self._unheard_count and self._failure_detector.silence(_NOBODY) > self._timeout_ms:
             self._unheard_count = False
@@ -109,9 +153,38 @@ class HeardNodes:
         """Ids of live nodes, sorted."""
         return list(self._live)
 
+    def gone(self, node: str) -> bool:
+        """Whether a node has been silent for so long that it is not expected back."""
+        return self._failure_detector.silence(node_subject(node)) > self._gone_ms
+
+    def _nodes(self) -> set[str]:
+        """All that copies which count are on."""
+        return {node for nodes in self._placed.values() for node in nodes}
+
+    def names(self, node: str, index: str, slice_number: int) -> bool:
+        """Whether what a node says of a slice now is of a copy that the dictionary names. As long as it has
+        not said which it is, one that counts is taken for that."""
+        replica = node, index, slice_number
+        known = self.by_id.get(node)
+        status = known.slice(index, slice_number) if known else None
+        if status is None:
+            return replica in self._counted
+        return status.copy == self._counted.get(replica, self._filling.get(replica))
+
+    def has_whole(self, index: str, slice_number: int) -> bool:
+        """Whether a copy of a slice that is being filled, on a live node, has got all rows."""
+        for node, copy in (
+            (one[0], id_) for one, id_ in self._filling.items() if one[1:] == (index, slice_number)
+        ):
+            known = self.by_id.get(node)
+            status = known.slice(index, slice_number) if known and known.live else None
+            if status is not None and status.copy == copy and status.state in WHOLE:
+                return True
+        return False
+
     def slice_serves(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
-        """Whether a replica takes part in pacing: on a live node, reading its queue, with a snapshot, rolled
-        back as far as the keyspace is."""
+        """Whether a copy takes part in pacing: it counts, on a live node, reading its queue, with a snapshot,
+        rolled back as far as the keyspace is."""
         return self._live_slices.get((node, index, slice_number), -1) == incarnation
 
     def counts(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
@@ -124,25 +197,27 @@ class HeardNodes:
     def _changed(self) -> None:
         known = self._live_slices, self.lost
         self._live = sorted(name for name, node in self.by_id.items() if node.live)
-        self._live_slices = {
-            (name, status.index, status.slice): status.incarnation
-            for name, node in self.by_id.items()
-            if node.live
-            for status in node.heartbeat.slices
-            if status.state == "LIVE" and status.number >= 0
-        }
-        self.lost = frozenset(
-            key for key, found in self.slices().items() if all(one.state == "LOST" for one in found)
-        )
+        self._said, self._live_slices = {}, {}
+        for name in self._live:
+            for status in self.by_id[name].heartbeat.slices:
+                replica = name, status.index, status.slice
+                if self._counted.get(replica) != status.copy:
+                    continue
+                self._said.setdefault((status.index, status.slice), []).append(status)
+                if status.state == "LIVE" and status.number >= 0:
+                    self._live_slices[replica] = status.incarnation
+        self.lost = frozenset(key for key, said in self._said.items() if self._is_lost(key, said))
         self.version += (self._live_slices, self.lost) != known
 
+    def _is_lost(self, key: tuple[str, int], said: list[SliceStatus]) -> bool:
+        """Whether nobody can go on with a slice. `said`: of its copies that count, on live nodes."""
+        if any(status.state != "LOST" for status in said):
+            return False
+        return len(said) + sum(node in self._gone for node in self._placed[key]) == len(self._placed[key])
+
     def slices(self) -> dict[tuple[str, int], list[SliceStatus]]:
-        """What live nodes say of each slice, by index id and number."""
-        found: dict[tuple[str, int], list[SliceStatus]] = {}
-        for _, node in sorted(self.by_id.items()):
-            for status in node.heartbeat.slices if node.live else ():
-                found.setdefault((status.index, status.slice), []).append(status)
-        return found
+        """What live nodes say of the copies of each slice that count, by index id and number."""
+        return self._said
 
 
 def _stopped_slices(before: HeardNode | None, message: NodeHeartbeat) -> list[Instruction]:

@@ -23,6 +23,8 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
             suspect_ms=core.suspect_ms,
             stale_limit_ms=core.stale_limit_ms,
             reserve=core.reserve,
+            copies_per_node=core.copies_per_node,
+            copy_after_ms=core.copy_after_s * 1000,
             newest_held=settings.indexer.snapshots_kept,
         ),
         BuildLimits(

@@ -38,7 +38,9 @@ class RequiredCopies(NamedTuple):
 
 
 class AcknowledgedNumbers:
-    """Acknowledged snapshot numbers by replica. The caller leaves out replicas that are not placed.
+    """Acknowledged snapshot numbers by replica. The caller leaves out replicas that the dictionary does not
+    name, and tells what is another copy now (`reset`): one that is being filled is remembered like the others
+    (R41), and nobody asks for it.
 
     Args:
         newest: how many of the newest numbers of a replica are remembered.
@@ -75,8 +77,13 @@ class AcknowledgedNumbers:
         numbers = self._held.get(index, {}).get((slice_number, node))
         return numbers[-1] if numbers else -1
 
+    def holds_number(self, node: str, index: str, slice_number: int, number: int) -> bool:
+        """Whether this replica holds just that number."""
+        return number in self._held.get(index, {}).get((slice_number, node), ())
+
     def reset(self, node: str, index: str = "", slice_number: int = -1) -> None:
-        """Forget what a node (or one slice on it) held: it was restarted and has no snapshot (R2)."""
+        """Forget what a node (or one slice on it) held: it was restarted and has no snapshot (R2), or is
+        another copy now (R48)."""
         for name in [index] if index else list(self._held):
             held = self._held.get(name, {})
             gone = [one for one in held if one[1] == node and slice_number in (-1, one[0])]

@@ -73,7 +73,7 @@ class TimestampIssuer:
         self.term = term
         self.streams: dict[str, StabilityStream] = {}
         self.failure_detector = FailureDetector(limits.suspect_ms)
-        self.nodes = HeardNodes(limits.node_timeout_ms, self.failure_detector)
+        self.nodes = HeardNodes(limits.node_timeout_ms, self.failure_detector, limits.copy_after_ms)
         self.acknowledgements = AcknowledgedNumbers(limits.newest_held, limits.landmarks_held)
         self._pacing = Pacing(limits, self.acknowledgements, self.nodes)
         self._publishing = Publishing(self.acknowledgements, self.nodes, term)
@@ -81,6 +81,8 @@ class TimestampIssuer:
     def catalog_changed(self, catalog: Catalog, now: int) -> list[Instruction | CommonSnapshot]:
         """Take over what the dictionary says of keyspaces and indexes."""
         out: list[Instruction | CommonSnapshot] = []
+        for node, index, slice_number in self.nodes.catalog_changed(catalog):
+            self.acknowledgements.reset(node, index, slice_number)
         self._publishing.catalog_changed(catalog)
         for keyspace in catalog.keyspaces():
             mine = [
@@ -224,6 +226,7 @@ class TimestampIssuer:
         invariant(number > stream.number, "Monotonic", lambda: f"number {number} after {stream.number}")
         stream.in_flight = None
         stream.number = number
+        stream.first = number if stream.first < 0 else stream.first
         stream.settling.issued(message.issued_at, number)
         if stream.content_number is None:
             stream.content_number = number
@@ -293,10 +296,12 @@ class TimestampIssuer:
             self._publishing.slices_changed()
         if restarted:
             self.acknowledgements.reset(message.node)
+        if self.nodes.by_id[message.node].heartbeat is not message:
+            return [*notes]  # of a start that is over
         out: list[Instruction | CommonSnapshot] = [*notes]
         held: dict[int, list[tuple[str, int]]] = {}
         for status in message.slices:
-            if status.number < 0:
+            if status.number < 0 or not self.nodes.names(message.node, status.index, status.slice):
                 self.acknowledgements.reset(message.node, status.index, status.slice)
             elif self._of_this_history(status):
                 held.setdefault(status.number, []).append((status.index, status.slice))
@@ -322,15 +327,11 @@ class TimestampIssuer:
     def _hold(
         self, node: str, slices: Iterable[tuple[str, int]], number: int, now: int
     ) -> list[Instruction | CommonSnapshot]:
-        """Slices on a node hold a number; what follows. Replicas that are not placed there do not count."""
+        """Slices on a node hold a number; what follows. Copies that the dictionary does not name do not
+        count."""
         by_index: dict[str, list[int]] = {}
         for index, slice_number in slices:
-            record = self._publishing.indexes.get(index)
-            if (
-                record is not None
-                and slice_number < len(record.placement)
-                and node in record.placement[slice_number]
-            ):
+            if index in self._publishing.indexes and self.nodes.names(node, index, slice_number):
                 by_index.setdefault(index, []).append(slice_number)
         out: list[Instruction | CommonSnapshot] = []
         touched: dict[str, list[str]] = {}

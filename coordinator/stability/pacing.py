@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.core.instructions import Instruction, Note
-from coordinator.core.nodes import HeardNodes
+from coordinator.core.nodes import HeardNodes, Replica
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
-from coordinator.stability.stream import Replica, StabilityLimits, StabilityStream
+from coordinator.stability.stream import StabilityLimits, StabilityStream
 
 REJOIN_MS = 1_000
 MARK_MS = 100

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from coordinator.core.nodes import Replica
 from coordinator.stability.progress import Content, KeyspaceProgress
 from coordinator.unique.settlement import Settling
 from keytide.catalog.history import History
@@ -17,9 +18,6 @@ STAMPS_KEPT = 4096
 """Numbers whose timestamp is remembered, per keyspace: a slice that acknowledges an older one is not waited
 for."""
 
-Replica = tuple[str, str, int]
-"""(node, index id, slice)."""
-
 
 @dataclass(frozen=True, slots=True)
 class StabilityLimits:
@@ -29,6 +27,11 @@ class StabilityLimits:
         reserve: how far a bound is set ahead of what is acknowledged, in offsets of each partition.
         newest_held: how many of its newest numbers a slice keeps for certain.
         landmarks_held: how many of those before, by rank.
+        copies_per_node: copies of slices that are filled at once from or on one node.
+        copy_after_ms: a node that has been silent for longer is not expected back: what it has of slices is
+            filled elsewhere.
+        copy_check_ms: between looks at all copies.
+        copy_pause_ms: before a copy is begun in place of one that came to nothing; doubles with each time.
         examine_retry_ms: between examinations of a history that came to nothing.
         examine_pause_ms: between a rollback and the next examination of the same keyspace.
         queue_settling_ms: nothing of a queue is deleted until its index has been READY for as long.
@@ -46,6 +49,10 @@ class StabilityLimits:
     newest_held: int = 8
     landmarks_held: int = 32
     reserve: int = 262_144
+    copies_per_node: int = 2
+    copy_after_ms: int = 300_000
+    copy_check_ms: int = 200
+    copy_pause_ms: int = 5_000
     examine_retry_ms: int = 1_000
     examine_pause_ms: int = 1_000
     queue_settling_ms: int = 10_000
@@ -61,6 +68,8 @@ class StabilityStream:
         content_since: when this content was first issued.
         issued_at: when the last timestamp was issued.
         in_flight: what is being sent.
+        first: number of the first one that this leader has issued of the keyspace; -1 before. Whatever other
+            leaders may have published, as far as it holds, is older (R37).
         stamps: number -> timestamp of the newest numbers.
         published: index id -> newest common number.
         hold: no new content until this is acknowledged: what lies before it was read late (R27).
@@ -89,6 +98,7 @@ class StabilityStream:
     issued_at: int = 0
     in_flight: StabilityTimestamp | None = None
     number: int = -1
+    first: int = -1
     stamps: dict[int, Timestamp] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     hold: Timestamp | None = None
@@ -144,7 +154,7 @@ def begin(
     """
     stream = StabilityStream(KeyspaceProgress(keyspace))
     if before is not None:  # (a late answer to a question of before is none to a question of now)
-        stream.number, stream.ask = before.number, before.ask
+        stream.number, stream.first, stream.ask = before.number, before.first, before.ask
     stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)
     stream.bound = Timestamp.of(keyspace.bound)
     last = next((one for one in rollbacks if one.incarnation == keyspace.incarnation), None)

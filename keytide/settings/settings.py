@@ -185,6 +185,18 @@ class CoordinatorSettings(Section):
     rebuild_wait_s: int = Field(
         5, description="slices that are lost within this time are rebuilt together, by one read of the source"
     )
+    copies_per_node: int = Field(
+        2,
+        ge=1,
+        description="copies of slices that are filled at once from or on one node; each reads a whole slice, "
+        "and takes disk and network from what the node serves",
+    )
+    copy_after_s: int = Field(
+        300,
+        ge=10,
+        description="copies on a node that is silent for longer are filled on other nodes; on one that comes "
+        "back before they have only to catch up",
+    )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
     )

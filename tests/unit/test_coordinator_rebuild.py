@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import BuildPrepared, DriverExited, Reported, SourceSampled
 from coordinator.core.instructions import (
@@ -181,6 +183,8 @@ def test_a_rebuild_does_not_wait_for_builds_of_new_indexes() -> None:
 
 def test_a_slice_with_a_replica_that_serves_is_not_rebuilt() -> None:
     world = serving()
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, placement=[["n1"], ["n2", "n3"], ["n1"]]))
     beat(world, {1: "LOST"})
     serves = [status(world, 1, "LIVE", (130, 60))]
     world.handle(Reported(NodeHeartbeat("n3", "", 1, world.now, serves, 0, 0, 0), world.now))
