@@ -19,6 +19,7 @@ from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import (
     CommonSnapshot,
     ControlTail,
+    DictionaryWritten,
     Event,
     QueuesTrimmed,
     Reported,
@@ -100,6 +101,8 @@ class Leader:
                 out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
             case RollbackWritten(keyspace):
                 self._hold_back(keyspace)
+            case DictionaryWritten(end):
+                self.dictionary.wrote(end)
             case QueuesTrimmed():
                 out += self.trimmer.trimmed(event)
         out += self._bounds.handle(event)

@@ -34,6 +34,10 @@ class Dictionary:
 
     Attributes:
         changed: something changed since `drain` was last called.
+        ordered: how many writes were taken out.
+        committed: how many of them are known to be committed; they are in order.
+        written: metadata offset up to which this leader knows who has written what: whoever has read further
+            has read what another leader wrote (R49).
     """
 
     def __init__(self, catalog: Catalog, cluster: str) -> None:
@@ -42,6 +46,8 @@ class Dictionary:
         self._pending: dict[str, Record | None] = {}
         self._bumped: set[str] = set()
         self._next_number = catalog.offset
+        self.ordered = self.committed = 0
+        self.written = catalog.offset
 
     @property
     def changed(self) -> bool:
@@ -70,7 +76,13 @@ class Dictionary:
         write = Write(tuple(sorted(self._pending.items(), key=lambda item: item[0].startswith("keyspace/"))))
         self._pending = {}
         self._bumped.clear()
+        self.ordered += 1
         return write
+
+    def wrote(self, end: int) -> None:
+        """The oldest write that was not known to be committed is. `end` as in `DictionaryWritten`."""
+        self.committed += 1
+        self.written = max(self.written, end + 1)  # (behind a transaction is its marker)
 
     def number(self) -> int:
         """A number that no id has borne before (R19). It starts at the metadata topic's end and every id

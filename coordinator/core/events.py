@@ -212,6 +212,18 @@ class BoundWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class DictionaryWritten:
+    """A `Write` is committed; there is one of these for each, in their order.
+
+    Attributes:
+        end: metadata offset behind its last record, -1 when Kafka has not told.
+    """
+
+    end: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueuesTrimmed:
     """Queues were trimmed, as far as Kafka did it.
 
@@ -258,6 +270,7 @@ Event = (
     | HistoryExamined
     | RollbackWritten
     | BoundWritten
+    | DictionaryWritten
     | QueuesTrimmed
     | KafkaAnswered
     | Tick

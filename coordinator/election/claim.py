@@ -23,7 +23,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, Record, TermRecord, encode_record, record_key
@@ -79,6 +79,7 @@ class MetadataWriter:
         self._topic = Topics(settings.cluster).metadata
         self._stopping = threading.Event()
         self._fenced = False
+        self._end = -1
         self._producer = self._make()
         self.term = 0
 
@@ -104,9 +105,12 @@ class MetadataWriter:
             raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
         self._fenced = False
 
-    def write(self, records: Sequence[tuple[str, Record | None]]) -> None:
+    def write(self, records: Sequence[tuple[str, Record | None]]) -> int:
         """Write records (None: a tombstone) in one transaction; tries until it is committed, or `stop` is
         called.
+
+        Returns:
+            The offset behind the last of them, as Kafka has told it; -1 when it has not.
 
         Raises:
             FencedError: another coordinator has taken over; nothing was written.
@@ -115,16 +119,20 @@ class MetadataWriter:
         while not self._try(records):
             if self._stopping.wait(_RETRY_PAUSE_S):
                 raise KafkaUnavailableError("stopped while Kafka did not take metadata")
+        return self._end
 
     def _try(self, records: Sequence[tuple[str, Record | None]]) -> bool:
         """One attempt; False when it was undone and is to be tried again."""
         try:
             if self._fenced:
                 self._regain()
+            self._end = -1
             self._producer.begin_transaction()
             for key, record in records:
                 value = None if record is None else encode_record(record)
-                self._producer.produce(self._topic, key=key, value=value, partition=0)
+                self._producer.produce(
+                    self._topic, key=key, value=value, partition=0, on_delivery=self._delivered
+                )
             self._commit()
         except KafkaUnavailableError as away:
             log.warning("metadata cannot be written yet: %s", away.message)
@@ -142,6 +150,11 @@ class MetadataWriter:
                 self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
             return False
         return True
+
+    def _delivered(self, error: KafkaError | None, record: Message) -> None:
+        """A record of the transaction is in the topic (committed or not). Called while it is committed."""
+        if error is None:
+            self._end = max(self._end, (record.offset() or 0) + 1)
 
     def _regain(self) -> None:
         """Go on under the same term, if nobody has claimed a higher one.

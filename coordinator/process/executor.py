@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from coordinator.core.events import (
     BoundWritten,
     BuildPrepared,
+    DictionaryWritten,
     Event,
     PrepareFailed,
     RollbackWritten,
@@ -151,8 +152,9 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
         match job:
             case Write(records):
                 reach("coordinator-before-write")
-                self._writer.write(records)
+                end = self._writer.write(records)
                 reach("coordinator-after-write")
+                self._post(DictionaryWritten(end, now_ms()))
             case ReplyWhenDone(future, result):
                 future.set_result(result)
             case PrepareBuild(build, keyspace, topics, queues):

@@ -3,10 +3,20 @@
 Theory of operation. Mutation queues have no limit of time or size of their own: Kafka would delete by age
 what a slow slice still needs. Every node says of each slice from which queue offset on it may ever need
 anything, steps back of its base included (`queue_horizon`). What lies below the smallest of them, over all
-replicas of a slice, is deleted now and then. Nothing is deleted
+copies of a slice that count, is deleted now and then. Nothing is deleted
 
-* while a replica has not said it: not heard in this term, or it cannot say;
-* at or past the place where a rebuild is to go on.
+* while a copy has not said it: not heard in this term, or it cannot say;
+* at or past the place where a rebuild is to go on;
+* at or past the place that a copy which is being filled may need (R39), until the write that counts the copy:
+  from then on its own word does.
+
+A copy that is LOST needs nothing: what brings it back begins with a place of its own. One that was taken out
+is not asked.
+
+A leader that was replaced may not know it yet, and deleting is not fenced. It does not know of copies that
+its successor has begun: when their source has gone on since, its word lets go of what they still need. So a
+heartbeat of a node that has read more of the dictionary than this leader knows to be written says nothing
+here (R49).
 
 A node that has been silent for longer than the queue's retention counts no longer; then what is older than
 the retention goes, and when the node comes back its slices say that they are LOST, and are rebuilt.
@@ -30,6 +40,7 @@ from coordinator.core.instructions import Instruction, Note, QueueCopy, QueueLim
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
+from keytide.wire.messages import SliceStatus
 
 ASLEEP_MS = 10_000
 """A leader whose ticks are further apart was asleep, or its clock was set."""
@@ -92,7 +103,9 @@ class Trimmer:
         return [TrimQueues(tuple(limits))]
 
     def _limits_of(self, index: IndexRecord, since: int, now: int) -> list[QueueLimit]:
-        topic = self._registry.dictionary.topics.mutations(index.id)
+        dictionary = self._registry.dictionary
+        topic = dictionary.topics.mutations(index.id)
+        filled = [record for record in dictionary.catalog.copies() if record.index == index.id]
         rebuilds = self._registry.rebuilds(index.id)
         incarnation = self._registry.incarnation(index.keyspace)
         found: list[QueueLimit] = []
@@ -103,13 +116,22 @@ class Trimmer:
                 if number in record.slices.get(index.id, ())
                 for place in (record.queue_positions.get(index.id, {}).get(number, -1),)
             ]
+            copies += [
+                QueueCopy(f"copy {record.id}", record.need, record.need)
+                for record in filled
+                if record.slice == number
+            ]
             expired = False
             for node in nodes:
                 if self._silent(node, now):
                     expired = True
-                else:
-                    horizon = self._horizon(node, index.id, number, since, incarnation)
-                    copies.append(QueueCopy(f"node {node}", horizon, self._position(node, index.id, number)))
+                    continue
+                status = self._status(node, index, number, since)
+                if status is not None and status.state == "LOST":
+                    continue
+                said = status is not None and status.incarnation == incarnation
+                horizon = status.queue_horizon if status is not None and said else -1
+                copies.append(QueueCopy(f"node {node}", horizon, self._position(node, index.id, number)))
             before = min((copy.horizon for copy in copies), default=-1)
             older_than = now - self._limits.queue_retention_ms if expired else 0
             if (copies and before < 0) or not (copies or expired):
@@ -118,13 +140,16 @@ class Trimmer:
                 found.append(QueueLimit(topic, number, before, older_than, tuple(copies)))
         return found
 
-    def _horizon(self, node: str, index: str, number: int, since: int, incarnation: int) -> int:
-        """What a replica may still need, -1 when that is not known."""
+    def _status(self, node: str, index: IndexRecord, number: int, since: int) -> SliceStatus | None:
+        """What a copy that counts has said of itself, as far as it counts here: not before `since`, and by a
+        node that has read nothing of another leader."""
         known = self._stability.nodes.by_id.get(node)
-        status = known.slice(index, number) if known and known.heard_at >= since else None
-        if known is None or status is None or status.incarnation != incarnation:
-            return -1
-        return status.queue_horizon
+        if known is None or known.heard_at < since:
+            return None
+        if known.heartbeat.catalog_offset > self._registry.dictionary.written:
+            return None
+        status = known.slice(index.id, number)
+        return status if status is not None and status.copy == index.copy_of(number, node) else None
 
     def _position(self, node: str, index: str, number: int) -> int:
         """What a replica has durably read: nothing, as far as is known, when it has not said so."""

@@ -12,6 +12,7 @@ from coordinator.core.events import (
     BoundWritten,
     BuildPrepared,
     ControlTail,
+    DictionaryWritten,
     Event,
     HistoryExamined,
     Issued,
@@ -253,7 +254,9 @@ class SimCoordinator:
         self._pass_by()
         match job:
             case Write(records):
-                if not kafka.write(self.term, records):
+                if kafka.write(self.term, records):
+                    self._inbox.append(DictionaryWritten(len(kafka.metadata), now))
+                else:
                     self.stop()  # fenced
                 world.wrote(self, records)
             case PrepareBuild(build, _, topics, queues):

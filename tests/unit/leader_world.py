@@ -9,6 +9,7 @@ from coordinator.core.events import (
     BoundWritten,
     BuildPrepared,
     ControlTail,
+    DictionaryWritten,
     Event,
     Issued,
     Reported,
@@ -97,7 +98,7 @@ class World:
         """Which topic has the keyspace's name; "" for the one that it has in the dictionary."""
         catalog = catalog or Catalog()
         catalog.put("term", TermRecord(1, "test", 0))
-        catalog.offset = max(catalog.offset, 7)
+        catalog.offset = self.offset = max(catalog.offset, 7)
         self.leader = Leader(catalog, "kt", 1, StabilityLimits(), self.limits)
 
     def take(self, instructions: list[Instruction]) -> list[Instruction]:
@@ -111,6 +112,9 @@ class World:
                         del self.written[key]
                     else:
                         self.written[key] = encode_record(record)
+                end = self.offset + len(one.records)
+                self.offset = end + 1  # the marker
+                rest += self.take(self.leader.handle(DictionaryWritten(end, self.now)))
             elif isinstance(one, Broadcast):
                 if isinstance(one.message, StabilityTimestamp):
                     self.number += 1
