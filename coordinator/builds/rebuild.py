@@ -2,9 +2,14 @@
 
 Theory of operation. A node says that a slice is LOST when it cannot go on from what it has: its folder is
 gone or damaged, its queue no longer reaches back to its position, its base cannot step back as far as a
-rollback went. When every replica that is heard says so, the slice is queued for a *rebuild*: a build that
-fills these slices only, while the others serve (docs/adr/0013). What is lost within `rebuild_wait_ms` goes
-into one build per keyspace, with one read of the source.
+rollback went. While another copy of the slice is left it is filled from that (`coordinator.copies`). When
+every copy that counts is lost, or on a node that is not expected back, the slice is queued for a *rebuild*:
+a build that fills these slices only, while the others serve (docs/adr/0013). What is lost within
+`rebuild_wait_ms` goes into one build per keyspace, with one read of the source. It fills all copies of a
+slice that count, and is over when one of them serves: what is still lost is filled from that.
+
+A copy may be there again before the rebuild begins: its node came back, or it was being filled and had got
+all it needed. Then that one is kept, and the rebuild leaves the slice out (R46).
 
 A rebuild that fails is tried again after a pause that doubles each time; the count is kept in its record, so
 a new leader goes on counting. When it has failed too often, the index becomes FAILED and says so: an index
@@ -16,6 +21,8 @@ A slice that loses its data while it is built begins again with its whole build.
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
 from coordinator.builds.completion import words
@@ -68,6 +75,8 @@ class Rebuilds:
         out: list[Instruction] = []
         lost: dict[tuple[str, str, int], int] = {}
         for record in self._registry.all():
+            if record.state == "QUEUED" and record.rebuild:
+                out += self._spare(record, now)
             if (
                 record.state not in ("BACKFILL", "PAUSED", "CATCHUP")
                 or record.keyspace in self._registry.halted
@@ -86,6 +95,26 @@ class Rebuilds:
                 out += self._builds.completion.rebuilt(record, now)
         self._lost_in_build = lost
         return out
+
+    def _spare(self, record: BuildRecord, now: int) -> list[Instruction]:
+        """Leave slices that serve again out of a rebuild that has not begun."""
+        if self._registry.run(record.id).preparing:
+            return []
+        incarnation = self._registry.incarnation(record.keyspace)
+        serve = {
+            (index.id, number)
+            for index, number in self._filled(record)
+            for node in (index.placement[number] if index.placement else ())
+            if self._nodes.slice_serves(node, index.id, number, incarnation)
+        }
+        if not serve:
+            return []
+        left = {id_: [n for n in numbers if (id_, n) not in serve] for id_, numbers in record.slices.items()}
+        left = {id_: numbers for id_, numbers in left.items() if numbers}
+        if not left:
+            return self._registry.cancel(record, "its slices serve again", now)
+        self._registry.put(replace(record, indexes=list(left), slices=left))
+        return []
 
     def _filled(self, record: BuildRecord) -> Iterator[tuple[IndexRecord, int]]:
         for index in self._registry.indexes(record):
@@ -139,6 +168,8 @@ class Rebuilds:
         """Whether a slice has nothing to go on from and no build that is to bring it."""
         if last is not None and last.state not in FINAL:
             return False
+        if self._nodes.has_whole(index.id, number):
+            return False  # a copy that is about to count
         if (index.id, number) in self._nodes.lost:
             return True
         return (
