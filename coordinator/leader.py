@@ -16,6 +16,7 @@ from coordinator.builds.rebuild import Rebuilds
 from coordinator.builds.registry import BuildLimits
 from coordinator.builds.retirement import Retirement, give_up
 from coordinator.catalog.dictionary import Dictionary
+from coordinator.copies.copies import Copies
 from coordinator.core.events import (
     CommonSnapshot,
     ControlTail,
@@ -68,6 +69,7 @@ class Leader:
         self.term = term
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
+        self.copies = Copies(self.builds.registry, self.stability, limits, build_limits)
         self.trimmer = Trimmer(self.builds, self.stability, limits)
         self._retirement = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
@@ -110,6 +112,7 @@ class Leader:
         out += self.stability.handle(event)
         out += self.jobs.handle(event)
         out += self.builds.handle(event, self.stability.nodes.live())
+        out += self.copies.handle(event)
         return self._settle(out, event.now)
 
     @property

@@ -42,11 +42,12 @@ def retire(
         if state == "DROPPING" and index.build is None:
             dictionary.delete(f"index/{index.id}")
             return []
-        dictionary.put(replace(index, state=state, reason=reason, placement=[], slice_builds={}))
+        gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={})
+        dictionary.put(gone)
         return [DeleteTopics(_topics(dictionary, index), index.id)]
     version = dictionary.bump(index.keyspace).version
-    gone = replace(index, state=state, reason=reason, placement=[], version=version, slice_builds={})
-    dictionary.put(gone)
+    gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={})
+    dictionary.put(replace(gone, version=version))
     return []
 
 

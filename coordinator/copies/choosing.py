@@ -1,0 +1,119 @@
+"""Where a copy is filled, and from which one. Pure (R39).
+
+A node that is live, has no copy of the slice and has room for one; of these one on which filling it has not
+come to nothing before, then the one that has lost it (it has the room, and the placement stays as it was),
+then the one with the fewest slices. The copy that it is filled from serves; one that does not lag is
+preferred, and one whose node takes part in fewer fillings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from coordinator.catalog.placement import counts
+from coordinator.copies.reports import CopyReports
+from coordinator.core.nodes import WHOLE, HeardNodes
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import CopyRecord, IndexRecord
+
+TURN: Final = (
+    "its turn: as many copies are filled from or on these nodes as may be at once (setting "
+    "coordinator.copies_per_node)"
+)
+
+
+class Source(NamedTuple):
+    """A copy that another one is filled from.
+
+    Attributes:
+        horizon: what its slice's queue keeps for it (`SliceStatus.queue_horizon`).
+        bytes: what it takes on its disk.
+    """
+
+    node: str
+    horizon: int
+    bytes: int
+
+
+class Choosing:
+    """What nodes have to do with copies, at one moment.
+
+    Args:
+        catalog: with the copies that are being filled.
+        nodes: as heard.
+        reports: what they say of copies.
+        at_once: copies that are filled from or on one node at a time.
+        room: bytes that stay free on a disk.
+    """
+
+    def __init__(
+        self, catalog: Catalog, nodes: HeardNodes, reports: CopyReports, at_once: int, room: int
+    ) -> None:
+        self._nodes = nodes
+        self._reports = reports
+        self._at_once = at_once
+        self._room = room
+        self._load = counts(nodes.live(), catalog.indexes())
+        self._busy: Counter[str] = Counter()
+        self._promised: Counter[str] = Counter()
+        for record in catalog.copies():
+            index = catalog.index(record.index)
+            status = reports.counted(index, record.slice, record.source) if index else None
+            self.begun(record, status.bytes if status else 0)
+
+    def begun(self, record: CopyRecord, size: int) -> None:
+        """A copy is being filled, which takes `size` bytes."""
+        if record.node in self._load:
+            self._load[record.node] += 1
+        status = self._reports.filled(record)
+        if status is None or status.state not in WHOLE:
+            self._busy.update((record.node, record.source))
+            self._promised[record.node] += size
+
+    def source(self, index: IndexRecord, number: int) -> tuple[Source | None, str]:
+        """What to fill a copy of a slice from; what has to be waited for, in words, when there is none."""
+        found: list[tuple[bool, int, Source]] = []
+        for node in index.placement[number]:
+            status = self._reports.counted(index, number, node)
+            if status is None or status.queue_horizon < 0 or not self._reports.serves(index, number, node):
+                continue
+            source = Source(node, status.queue_horizon, status.bytes)
+            found.append((self._reports.lags(index, number, node), self._busy[node], source))
+        if not found:
+            return (
+                None,
+                f"a copy to fill it from: none serves, of those on {', '.join(index.placement[number])}",
+            )
+        free = [one for one in found if one[1] < self._at_once]
+        return (min(free, key=lambda one: one[:2])[2], "") if free else (None, TURN)
+
+    def target(
+        self, holders: set[str], size: int, failures: Mapping[str, int], preferred: str
+    ) -> tuple[str, str]:
+        """Which node to fill a copy on; else "", and what has to be waited for, in words.
+
+        Args:
+            holders: nodes that have a copy, or are getting one.
+            size: what it takes, in bytes.
+            failures: how often filling it on a node came to nothing.
+            preferred: the node that has lost it, "" for none.
+        """
+        others = [node for node in self._load if node not in holders]
+        if not others:
+            return "", f"another indexer node: none is live beside {', '.join(sorted(holders))}; start one"
+        roomy = [
+            node
+            for node in others
+            if self._nodes.by_id[node].heartbeat.disk_free - self._promised[node] >= size + self._room
+        ]
+        if not roomy:
+            return "", (
+                f"{(size + self._room) / 1e9:.1f} GB of free disk on one of {', '.join(others)}: make room, "
+                "or start another indexer node"
+            )
+        free = [node for node in roomy if self._busy[node] < self._at_once]
+        if not free:
+            return "", TURN
+        return min(free, key=lambda n: (failures.get(n, 0), n != preferred, self._load[n], n)), ""

@@ -1,0 +1,328 @@
+"""Keeps as many copies of each slice as its index is to have. Pure (R39, R41, R43, R46, R48).
+
+Theory of operation. Everything that must outlive this leader is in the dictionary: which copies of a slice
+count (`IndexRecord.placement` and `copies`), and which are being filled (`CopyRecord`). Now and then all
+slices of READY indexes are looked at, and each gets the next step that what nodes say allows:
+
+* a copy that counts is taken out when its node says that it is LOST, or has been silent for `copy_after_ms`;
+  only while another one that counts holds what is published (`reports`), so the last one never is;
+* where copies are missing, one is begun: on which node, and filled from which, is chosen (`choosing`) and
+  written before the first byte is read, with the place in the queue from which it may need it;
+* one that is being filled counts from the write on that names it in the index and ends its `CopyRecord`;
+* it is given up when its node says LOST or stays silent, and another one under a new id follows; when only
+  the copy that it is filled from is gone, another one is named. What it may need of the queue never rises.
+
+A slice of which nothing is left is rebuilt from its source (`coordinator.builds.rebuild`). What a build fills
+has no copy id. So the ids of a slice's copies go in the write that begins its rebuild, and what was being
+filled is given up.
+
+A rollback needs nothing here: both ends of a filling step back by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from coordinator.builds.registry import FINAL, BuildLimits, BuildRegistry
+from coordinator.copies.choosing import TURN, Choosing
+from coordinator.copies.reports import CopyReports, Slice
+from coordinator.core.events import BuildPrepared, DictionaryWritten, Event, Tick
+from coordinator.core.instructions import Instruction, Note
+from coordinator.core.nodes import WHOLE
+from coordinator.stability.issuer import TimestampIssuer
+from coordinator.stability.stream import StabilityLimits
+from keytide.catalog.records import CopyRecord, IndexRecord
+
+TOLD_AFTER_MS: Final = 5_000
+"""A wait that is over before is nobody's business: a node was started again, another copy was on its way."""
+
+
+class Copies:
+    """Takes out, begins, follows and counts copies.
+
+    Args:
+        registry: whose dictionary is changed; slices that its rebuilds fill are left alone.
+        stability: with what nodes say.
+        limits, build_limits: settings.
+
+    Attributes:
+        waiting: (index id, slice) that has fewer copies than it is to have, and gets none now -> what that
+            waits for, in words.
+    """
+
+    def __init__(
+        self,
+        registry: BuildRegistry,
+        stability: TimestampIssuer,
+        limits: StabilityLimits,
+        build_limits: BuildLimits,
+    ) -> None:
+        self.waiting: dict[Slice, str] = {}
+        self._registry = registry
+        self._dictionary = registry.dictionary
+        self._nodes = stability.nodes
+        self._reports = CopyReports(registry, stability)
+        self._limits = limits
+        self._room = build_limits.node_disk_bytes
+        self._checked_at = 0
+        self._waited: dict[tuple[str, str], int] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._lost_on: dict[Slice, str] = {}
+        self._failures: dict[Slice, dict[str, int]] = {}
+        self._again_at: dict[Slice, int] = {}
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """One event; what follows."""
+        match event:
+            case DictionaryWritten(end):
+                self._reports.written(end)
+                return []
+            case BuildPrepared():
+                return self._leave_to_builds()
+            case Tick(now) if now - self._checked_at >= self._limits.copy_check_ms:
+                self._checked_at = now
+                return [*self._leave_to_builds(), *self._check(now)]
+            case _:
+                return []
+
+    def _leave_to_builds(self) -> list[Instruction]:
+        """Nothing is filled for an index that is not READY, nor in a slice that a rebuild has begun."""
+        out: list[Instruction] = []
+        catalog = self._dictionary.catalog
+        for index in catalog.indexes():
+            rebuilt = set(self._rebuilt(index)).intersection(index.copies)
+            if rebuilt:
+                kept = {number: ids for number, ids in index.copies.items() if number not in rebuilt}
+                self._dictionary.put(replace(index, copies=kept))
+        for record in catalog.copies():
+            of = catalog.index(record.index)
+            if of is None or of.state != "READY":
+                out += self._give_up(record, "its index is not READY any more", level="info")
+            elif record.slice in self._rebuilt(of):
+                out += self._give_up(record, "the slice is rebuilt from its source")
+        return out
+
+    def _rebuilt(self, index: IndexRecord) -> list[int]:
+        """Slices that a rebuild which is not over has begun to fill."""
+        builds = self._registry.find
+        return [
+            number
+            for number, id_ in index.slice_builds.items()
+            if (build := builds(id_)) is not None and build.state not in FINAL
+        ]
+
+    def _check(self, now: int) -> list[Instruction]:
+        """Look at all slices."""
+        out: list[Instruction] = []
+        self.waiting = {}
+        for record in self._dictionary.catalog.copies():
+            index = self._open(record.index, record.slice)
+            out += self._follow(record, index, now) if index else []
+        for key in self._slices():
+            index = self._open(*key)
+            out += self._take_out(index, key[1]) if index else []
+        out += self._fill_up(now)
+        return [*out, *self._tell(now)]
+
+    def _slices(self) -> list[Slice]:
+        """Those that have, or are to have, several copies."""
+        return [
+            (index.id, number)
+            for index in self._dictionary.catalog.indexes()
+            for number, nodes in enumerate(index.placement)
+            if index.definition.replicas or len(nodes) > 1
+        ]
+
+    def _open(self, id_: str, number: int) -> IndexRecord | None:
+        """The index of a slice whose copies may be changed now."""
+        index = self._dictionary.catalog.index(id_)
+        if index is None or index.state != "READY" or index.keyspace in self._registry.halted:
+            return None
+        return None if number in self._rebuilt(index) else index
+
+    def _choosing(self) -> Choosing:
+        return Choosing(
+            self._dictionary.catalog, self._nodes, self._reports, self._limits.copies_per_node, self._room
+        )
+
+    # --- copies that are being filled -----------------------------------------------------------------------
+
+    def _follow(self, record: CopyRecord, index: IndexRecord, now: int) -> list[Instruction]:
+        """The next step of a copy that is being filled."""
+        status = self._reports.filled(record)
+        if status is not None and status.state == "LOST":
+            failures = self._failures.setdefault((record.index, record.slice), {})
+            pause = self._limits.copy_pause_ms << min(sum(failures.values()), 6)
+            failures[record.node] = failures.get(record.node, 0) + 1
+            self._again_at[record.index, record.slice] = now + pause
+            return self._give_up(record, f"its node says that it is lost ({status.reason})")
+        if self._nodes.gone(record.node):
+            return self._give_up(record, self._silent(record.node))
+        if self._reports.caught_up(record, index):
+            return self._count(record, index)
+        if status is not None and status.state in WHOLE:
+            return []  # it needs no other copy any more
+        if self._reports.serves(index, record.slice, record.source):
+            return []
+        return self._replace_source(record, index)
+
+    def _count(self, record: CopyRecord, index: IndexRecord) -> list[Instruction]:
+        """From now on a copy serves, and is waited for."""
+        number = record.slice
+        placement = [list(nodes) for nodes in index.placement]
+        placement[number].append(record.node)
+        ids = {**index.copies.get(number, {}), record.node: record.id}
+        # The index comes first: who reads half of this write sees the copy named twice, not at all.
+        self._dictionary.put(replace(index, placement=placement, copies={**index.copies, number: ids}))
+        self._dictionary.delete(f"copy/{record.id}")
+        self._reports.changed(index.id, number)
+        for known in (self._failures, self._again_at, self._lost_on):
+            known.pop((index.id, number), None)
+        text = (
+            f"{self._words(record)} has caught up and counts: "
+            f"{len(placement[number])} of {index.definition.replicas + 1} copies do"
+        )
+        return [Note("info", "copy-counts", index.name, text)]
+
+    def _replace_source(self, record: CopyRecord, index: IndexRecord) -> list[Instruction]:
+        """Name another copy that it is filled from, if there is one. What it may need is told again before
+        its first byte, and never rises (R39)."""
+        source, words = self._choosing().source(index, record.slice)
+        if source is None:
+            self.waiting[index.id, record.slice] = words
+            return []
+        need = min(record.need, source.horizon)
+        self._dictionary.put(replace(record, source=source.node, need=need))
+        text = (
+            f"{self._words(record)} is filled from node {source.node} now: the copy on node {record.source} "
+            "does not serve any more"
+        )
+        return [Note("warning", "copy-source-replaced", index.name, text)]
+
+    def _give_up(
+        self, record: CopyRecord, why: str, level: Literal["info", "warning"] = "warning"
+    ) -> list[Instruction]:
+        self._dictionary.delete(f"copy/{record.id}")
+        text = f"{self._words(record)} is given up: {why}"
+        return [Note(level, "copy-given-up", self._name(record.index), text)]
+
+    # --- copies that count ----------------------------------------------------------------------------------
+
+    def _take_out(self, index: IndexRecord, number: int) -> list[Instruction]:
+        """One that has nothing any more, or whose node is not expected back, counts no longer, if another one
+        has what it had (R43)."""
+        nodes, key = index.placement[number], (index.id, number)
+        for node in nodes if len(nodes) > 1 and key not in self._nodes.lost else ():
+            status = self._reports.counted(index, number, node)
+            lost = status is not None and status.state == "LOST"
+            if not lost and not self._nodes.gone(node):
+                continue
+            others = [one for one in nodes if one != node]
+            holder = next((one for one in others if self._reports.holds(index, number, one)), None)
+            if holder is None:
+                self.waiting[key] = (
+                    f"a copy that holds what is published, on {' or '.join(others)}, before the one on node "
+                    f"{node} is replaced"
+                )
+                continue
+            placement = [list(one) for one in index.placement]
+            placement[number].remove(node)
+            ids = {one: id_ for one, id_ in index.copies.get(number, {}).items() if one != node}
+            copies = {n: one for n, one in {**index.copies, number: ids}.items() if one}
+            self._dictionary.put(replace(index, placement=placement, copies=copies))
+            self._reports.changed(*key)
+            if lost:
+                self._lost_on[key] = node
+            why = f"it is lost ({status.reason})" if status and lost else self._silent(node)
+            text = (
+                f"the copy of slice {number} of {index.name} on node {node} counts no longer: {why}; node "
+                f"{holder} has what it had"
+            )
+            return [Note("warning", "copy-taken-out", index.name, text)]
+        return []
+
+    def _fill_up(self, now: int) -> list[Instruction]:
+        """Begin copies where there are too few."""
+        catalog = self._dictionary.catalog
+        getting: dict[Slice, set[str]] = {}
+        for record in catalog.copies():
+            getting.setdefault((record.index, record.slice), set()).add(record.node)
+        out: list[Instruction] = []
+        choosing: Choosing | None = None
+        for key in self._slices():
+            index = self._open(*key)
+            if index is None or key in self._nodes.lost:
+                continue
+            holders = getting.get(key, set()).union(index.placement[key[1]])
+            if len(holders) <= index.definition.replicas:
+                choosing = choosing or self._choosing()
+                out += self._begin(index, key[1], holders, choosing, now)
+        return out
+
+    def _begin(
+        self, index: IndexRecord, number: int, holders: set[str], choosing: Choosing, now: int
+    ) -> list[Instruction]:
+        key = index.id, number
+        failures, lost_on = self._failures.get(key, {}), self._lost_on.get(key, "")
+        if now < self._again_at.get(key, 0):
+            self.waiting[key] = f"the end of a pause: {sum(failures.values())} attempts came to nothing"
+            return []
+        source, words = choosing.source(index, number)
+        if source is None:
+            self.waiting[key] = words
+            return []
+        node, words = choosing.target(holders, source.bytes, failures, lost_on)
+        if not node:
+            self.waiting[key] = words
+            return []
+        record = CopyRecord(
+            id=f"c{self._dictionary.number()}",
+            index=index.id,
+            slice=number,
+            node=node,
+            source=source.node,
+            need=source.horizon,
+            incarnation=self._registry.incarnation(index.keyspace),
+            created_at=now,
+            why="lost" if node == lost_on else "wanted",
+        )
+        self._dictionary.put(record)
+        choosing.begun(record, source.bytes)
+        text = f"{self._words(record)} is filled from node {source.node}"
+        return [Note("info", "copy-begun", index.name, text)]
+
+    # --- words ----------------------------------------------------------------------------------------------
+
+    def _tell(self, now: int) -> list[Instruction]:
+        """What copies wait for, once for each cause that lasts."""
+        causes: dict[tuple[str, str], list[int]] = {}
+        for (id_, number), words in sorted(self.waiting.items()):
+            causes.setdefault((id_, words), []).append(number)
+        self._waited = {cause: self._waited.get(cause, now) for cause in causes}
+        self._told &= causes.keys()
+        out: list[Instruction] = []
+        for (id_, words), numbers in causes.items():
+            if (id_, words) in self._told or now - self._waited[id_, words] < TOLD_AFTER_MS:
+                continue
+            self._told.add((id_, words))
+            text = (
+                f"slices {', '.join(map(str, numbers))} of {self._name(id_)} have fewer copies than they are "
+                f"to have, and wait for {words}"
+            )
+            level: Literal["info", "warning"] = "info" if words == TURN else "warning"
+            out.append(Note(level, "copy-waits", self._name(id_), text))
+        return out
+
+    def _silent(self, node: str) -> str:
+        limit_s = self._limits.copy_after_ms // 1000
+        return f"node {node} has been silent for more than {limit_s} s (setting coordinator.copy_after_s)"
+
+    def _words(self, record: CopyRecord) -> str:
+        return f"copy {record.id} of slice {record.slice} of {self._name(record.index)} on node {record.node}"
+
+    def _name(self, id_: str) -> str:
+        """Of an index; its id when it is gone."""
+        index = self._dictionary.catalog.index(id_)
+        return index.name if index else id_
