@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation import (  # noqa: F401 - add their own
     mutants_clock,
+    mutants_copies,
     mutants_range,
     mutants_repair,
     mutants_rollback,

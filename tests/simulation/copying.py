@@ -1,7 +1,7 @@
 """Copies of slices on their way from node to node: the real ends (`indexer.copying`), a chunk at a time.
 
 A node asks for one chunk of each of its copies now and then. The request or its answer may be lost, and an
-answer may be that to an earlier request; who is silent answers nothing. Chunks are a few rows each, so that
+answer may be that to an earlier request; who is silent answers nothing. Chunks are a row each, so that
 folds, steps back, crashes and other sources come in between.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode, SlicePath
     from tests.simulation.world import World
 
-CHUNK_BYTES = 120
-"""Two rows or three."""
+CHUNK_BYTES = 1
+"""A row."""
 source_module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""Copies of slices that are filled from another node's: which are begun, where they lie, what becomes of them."""
+"""Copies of slices that are filled from those of other nodes: which, where they lie, what becomes of them."""
 
 from __future__ import annotations
 

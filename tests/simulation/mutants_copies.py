@@ -1,0 +1,72 @@
+"""Planted faults in copies of slices. Importing this adds them to `mutants.MUTANTS`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from msgspec.structs import replace
+
+from coordinator.copies.copies import Copies
+from coordinator.copies.reports import CopyReports
+from coordinator.queues.trimming import Trimmer
+from indexer.copying.messages import CopyRequest, pack_chunk, read_chunk
+from indexer.copying.source import CopySources
+from indexer.hosting import hosting
+from indexer.hosting.placed import Placed
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import CopyRecord, IndexRecord
+from tests.simulation.mutants import mutant
+from tests.simulation.planting import Patches
+
+LOSSES = ("damage", "disk-loss")
+
+
+@mutant("R39", "what a copy may need of the queue while it is filled is trimmed", faults=LOSSES)
+def trim_what_copies_need(patches: Patches) -> None:
+    def limits_of(self: Trimmer, *arguments: Any) -> Any:
+        return [
+            dataclasses.replace(limit, copies=kept, before=min((one.horizon for one in kept), default=-1))
+            for limit in _limits_of(self, *arguments)
+            for kept in (tuple(one for one in limit.copies if not one.who.startswith("copy ")),)
+        ]
+
+    _limits_of = patches.put(Trimmer, "_limits_of", limits_of)
+
+
+@mutant("R40", "rows of two commits come into one copy", faults=LOSSES)
+def mix_generations(patches: Patches) -> None:
+    def answer(self: CopySources, request: CopyRequest, now: int) -> bytes:
+        asked = replace(request, generation="")
+        chunk, _ = read_chunk(asked, _answer(self, asked, now))
+        generation = request.generation or chunk.generation
+        return pack_chunk(request, replace(chunk, generation=generation))
+
+    _answer = patches.put(CopySources, "answer", answer)
+
+
+@mutant("R41", "a copy counts as soon as it is whole", faults=LOSSES)
+def count_early(patches: Patches) -> None:
+    def caught_up(self: CopyReports, record: CopyRecord, index: IndexRecord) -> bool:
+        status = self.filled(record)
+        return status is not None and status.state in ("CATCHUP", "LIVE")
+
+    patches.put(CopyReports, "caught_up", caught_up)
+
+
+@mutant("R43", "a copy is taken out whatever the others have", faults=LOSSES)
+def take_out_whatever_others_have(patches: Patches) -> None:
+    patches.put(CopyReports, "holds", lambda self, index, number, node: True)
+
+
+@mutant("R43, as many as there are to be", "lost copies are not replaced", faults=LOSSES)
+def never_fill_up(patches: Patches) -> None:
+    patches.put(Copies, "_fill_up", lambda self, now: [])
+
+
+@mutant("R48", "a copy that counts and is not there is begun empty", faults=LOSSES)
+def begin_lost_copies_empty(patches: Patches) -> None:
+    def may_begin(placed: Placed, slice_number: int, catalog: Catalog) -> bool:
+        return placed.filling is None
+
+    patches.put(hosting, "may_begin", may_begin)
