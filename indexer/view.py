@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from indexer.store.interface import SkipLine as SkipLine
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
 from indexer.store.interface import StoredDocument as StoredDocument
+from indexer.store.interface import StoreExport as StoreExport
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.errors import RetryableError
@@ -141,6 +142,15 @@ class NodeView(Protocol):
 
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""
+        ...
+
+    def export(self, index: str, slice_number: int) -> StoreExport | None:
+        """What a slice has made durable, for a copy on another node; None when the slice is not on this node
+        or not open. Whoever asked closes it.
+
+        Raises:
+            RetryableError: its store is just being closed, or has too many readers.
+        """
         ...
 
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:

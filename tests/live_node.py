@@ -16,6 +16,7 @@ from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import (
     ClusterRecord,
+    CopyRecord,
     IndexRecord,
     KeyspaceRecord,
     NodeRecord,
@@ -37,6 +38,12 @@ STATEMENTS = (
     "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (name) WITH (slices=2)",
     "CREATE UNIQUE INDEX one_n ON users (n) WITH (slices=2)",
 )
+COPIES = (
+    CopyRecord("c1", "by_city-1", 0, "n1", "n0", 0, 0, 0),
+    CopyRecord("c2", "one_n-1", 1, "n1", "n0", 0, 0, 0),
+    CopyRecord("c3", "one_n-1", 1, "n0", "n1", 0, 0, 0),
+)
+"""Two that the node gives, and one that it fills."""
 _CITIES = ("Boston", "Aachen", "Bonn", "Zürich", "x" * 600)
 
 
@@ -49,16 +56,18 @@ class LiveNode:
         self.rings: dict[SliceKey, SnapshotRing] = {}
         self.stores: dict[SliceKey, LmdbSliceStore] = {}
         self._folds = FoldWorker()
-        for record in (
+        records: tuple[Record, ...] = (
             ClusterRecord("c", SECRET, 0),
             KeyspaceRecord(KEYSPACE, "t", 1, 1),
             NodeRecord("n0", "http://127.0.0.1:1", 0),
-        ):
+            *COPIES,
+        )
+        for record in records:
             self._write(record)
         for statement in STATEMENTS:
             self._create(statement, folder)
         self.view.show_catalog(self.catalog)
-        self.view.show_slices(self.rings.items())
+        self.view.show_slices(self.rings.items(), {key: one.export for key, one in self.stores.items()})
         timestamp = Timestamp.of({0: DOCUMENTS})
         self.view.control.stamped(NUMBER, StabilityTimestamp(KEYSPACE, 1, 0, timestamp, 0, 0))
         numbers = {record.id: NUMBER for record in self.catalog.indexes()}

@@ -20,7 +20,6 @@ from indexer.store.interface import Applied, Counts, Row
 from keytide.errors import UNDECODABLE, RetryableError
 
 COPY_PATH: Final = "/internal/v1/copy"
-GENERATION_GONE: Final = "generation-gone"
 
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
 _Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=511)]
@@ -39,7 +38,7 @@ class GenerationGoneError(RetryableError):
     """The commit that a copy has rows of cannot be read on: the slice has made another one durable, was
     rolled back or opened anew, and nobody asked for a while. The copy begins again."""
 
-    problem_type = GENERATION_GONE
+    problem_type = "generation-gone"
 
 
 class ChunkRefusedError(RetryableError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from indexer.copying.messages import COPY_PATH, GENERATION_GONE, pack_request
+from indexer.copying.messages import COPY_PATH, GenerationGoneError, pack_request
 from indexer.copying.target import CopyTarget
 from indexer.hosting.filling import FillProgress
 from indexer.store.copies import StoreFilling
@@ -47,9 +47,9 @@ class _Job:
 
     copy: CopyRecord
     folder: Path
-    progress: FillProgress = FillProgress(error=_WAITS)
-    due: float = 0.0
-    pause: float = FIRST_PAUSE_S
+    progress: FillProgress
+    due: float
+    pause: float
 
     def failed(self, error: RetryableError | StoreDamagedError) -> None:
         if error.message != self.progress.error:
@@ -95,7 +95,7 @@ class CopyWorker(Worker):
         with self._lock:
             job = self._jobs.get(copy.id)
             if job is None:
-                self._jobs[copy.id] = _Job(copy, folder)
+                self._jobs[copy.id] = _Job(copy, folder, FillProgress(error=_WAITS), 0.0, FIRST_PAUSE_S)
             elif job.copy != copy:
                 job.copy, job.due, job.pause = copy, 0.0, FIRST_PAUSE_S
         self._news.set()
@@ -139,25 +139,32 @@ class CopyWorker(Worker):
 
     def _fill(self, job: _Job) -> None:
         """Fill one copy until it is done, cannot go on for now, or is left."""
-        filling: StoreFilling | None = None
+        with self._lock:
+            copy = job.copy
         try:
             filling = self._open_filling(job.folder)
-            done = self._fill_on(job, filling)
+            try:
+                done = self._fill_on(job, copy, CopyTarget(copy, filling))
+            finally:
+                filling.close()
         except (RetryableError, StoreDamagedError) as error:
             with self._lock:
                 job.failed(error)
-            return
-        finally:
-            if filling is not None:
-                filling.close()
-        if done:
-            log.info("copy %s is all there", job.copy.id)
-            with self._lock:
-                job.progress = job.progress._replace(error="", done=True)
+        except OSError as error:
+            if not self._left(job, copy):
+                raise
+            log.info("copy %s was deleted at its work: %s", copy.id, error)
+        else:
+            if done:
+                log.info("copy %s is all there", copy.id)
+                with self._lock:
+                    job.progress = job.progress._replace(error="", done=True)
 
-    def _fill_on(self, job: _Job, filling: StoreFilling) -> bool:
-        copy = job.copy
-        target = CopyTarget(copy, filling)
+    def _fill_on(self, job: _Job, copy: CopyRecord, target: CopyTarget) -> bool:
+        """Whether it is done."""
+        with self._lock:
+            error = "" if job.progress.error == _WAITS else job.progress.error
+            job.progress = FillProgress(target.rows, job.progress.rows_total, error)
         while not target.done:
             body = self._ask(copy, target)
             if self._left(job, copy):
@@ -185,11 +192,11 @@ class CopyWorker(Worker):
         url = self._node_url(copy.source)
         if url is None:
             raise NodeUnavailableError(f"node {copy.source} is not known to be running")
+        request = target.request()
         try:
-            request = pack_request(target.request())
-            return self._nodes.ask(url + COPY_PATH, request, self._catalog().secret)
+            return self._nodes.ask(url + COPY_PATH, pack_request(request), self._catalog().secret)
         except RefusedError as refused:
-            if refused.type == GENERATION_GONE:
+            if refused.type == GenerationGoneError.problem_type and request.generation:
                 target.gone()
                 return None
             raise NodeUnavailableError(f"node {copy.source} {refused}") from refused

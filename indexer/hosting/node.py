@@ -7,17 +7,19 @@ operation; the rings have locks of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from indexer.hosting.control import Control
 from indexer.hosting.slice_runner import SliceKey
 from indexer.hosting.snapshots import SnapshotReader, SnapshotRing
-from indexer.view import SliceTrouble
+from indexer.view import SliceTrouble, StoreExport
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus, UniqueViolation
 
+OpenExport = Callable[[], StoreExport]
 _NO_HISTORY: Final = History()
 
 
@@ -40,6 +42,7 @@ class ServingNode:
         self._urls: dict[str, str] = {}
         self._histories: dict[str, History] = {}
         self._rings: dict[SliceKey, SnapshotRing] = {}
+        self._exports: Mapping[SliceKey, OpenExport] = {}
         self._troubles: dict[SliceKey, SliceTrouble] = {}
         self._violations: Mapping[SliceKey, Sequence[UniqueViolation]] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -61,9 +64,17 @@ class ServingNode:
             self.control.show_history(keyspace, history)
         self.changed()
 
-    def show_slices(self, rings: Iterable[tuple[SliceKey, SnapshotRing]]) -> None:
-        """The slices that run here have changed."""
-        self._rings = dict(rings)
+    def show_slices(
+        self,
+        rings: Iterable[tuple[SliceKey, SnapshotRing]],
+        exports: Mapping[SliceKey, OpenExport] = MappingProxyType({}),
+    ) -> None:
+        """The slices that run here have changed.
+
+        Args:
+            exports: of those that others may copy: gives what the slice's store has made durable.
+        """
+        self._rings, self._exports = dict(rings), exports
 
     def show_states(self, statuses: Iterable[SliceStatus]) -> None:
         """How the slices that are placed here are, as heartbeats tell it."""
@@ -145,6 +156,13 @@ class ServingNode:
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""
         return self._troubles.get((index, slice_number))
+
+    def export(self, index: str, slice_number: int) -> StoreExport | None:
+        """What a slice has made durable; None when it is not here, not open or damaged. Raises as
+        `SliceStore.export`."""
+        key = (index, slice_number)
+        ring, opens = self._rings.get(key), self._exports.get(key)
+        return None if ring is None or ring.damage or opens is None else opens()
 
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:
         """A slice's store is not what was written: take it out of service."""

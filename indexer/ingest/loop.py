@@ -18,6 +18,7 @@ from typing import Final
 
 import psutil
 
+from indexer.copying.worker import CopyWorker
 from indexer.hosting.hosting import Hosting, SliceChange
 from indexer.hosting.metrics import NodeMetrics, shown_names
 from indexer.hosting.node import ServingNode
@@ -27,6 +28,9 @@ from indexer.ingest.metadata import MetadataFeed
 from indexer.ingest.reports import NodeReporter
 from indexer.slice.events import BackfillData, CaughtUp, Decide, MutationData, Stamped
 from indexer.store.fold.worker import FoldWorker
+from indexer.store.lmdb.copying import LmdbSliceFilling
+from indexer.store.settings import StoreSettings
+from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
 from keytide.process.clock import now_ms
@@ -41,6 +45,8 @@ UPKEEP_MS: Final = 40
 NEWS_HEARTBEAT_MS: Final = 100
 """Between heartbeats when the state of a slice has changed."""
 OPEN_AGAIN_MS: Final = 2_000
+STOP_S: Final = 5.0
+"""What is at hand of a copy when the node stops: it asks, or puts, a chunk. The next process goes on."""
 
 
 class Ingest:
@@ -63,6 +69,7 @@ class Ingest:
         self._consumer = NodeConsumer(settings, self._identity.confirmed)
         self._reporter = NodeReporter(settings, folder.node_id, url, now_ms())
         self._folds = FoldWorker(settings.indexer.stall_s)
+        self._copies = copy_worker(settings, node)
         self._hosting = Hosting(
             folder,
             node,
@@ -93,6 +100,7 @@ class Ingest:
             self._identity.open()
             self._catalog.start()
             self._consumer.start()
+            self._copies.open()
             self._catalog_changed(now_ms())
             started.set()
             while not stop.is_set():
@@ -149,6 +157,7 @@ class Ingest:
 
     def _upkeep(self, now: int) -> None:
         self._upkeep_at = now + UPKEEP_MS
+        self._copies.check()
         if self._catalog.poll():
             self._catalog_changed(now)
         elif now >= self._open_again_at:
@@ -185,9 +194,23 @@ class Ingest:
         )
 
     def _close(self) -> None:
+        self._copies.close(STOP_S)
         self._folds.close()  # before the slices, which would end a fold at work
         self._hosting.close()
         self._reporter.close()
         self._consumer.close()
         self._catalog.close()
         self._identity.close()
+
+
+def copy_worker(settings: Settings, node: ServingNode) -> CopyWorker:
+    """What fills copies of slices on this node."""
+    own = settings.indexer
+    store = StoreSettings(base_map_bytes=own.base_map_bytes, fold_entries=own.delta_entries)
+    return CopyWorker(
+        node.catalog,
+        node.node_url,
+        BlockingNodeClient(settings.security.tls_authority),
+        lambda folder: LmdbSliceFilling(folder, store),
+        own.copy_rate,
+    )

@@ -20,6 +20,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from indexer.copying.messages import COPY_PATH
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.scan.http.endpoint import (
     SCAN,
@@ -35,6 +36,7 @@ from indexer.scan.http.openapi import PROBLEMS, show_types
 from indexer.scan.http.problems import OnBug, add_problem_handlers
 from indexer.scan.http.routes import add_routes
 from indexer.scan.peer.messages import encoder, lease_decoder, read_decoder
+from indexer.serve.copies import CopyEndpoint
 from indexer.serve.digests import answer as answer_verifier
 from indexer.serve.index_lists import page
 from indexer.view import NodeView
@@ -137,6 +139,8 @@ def create_app(
 def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
     """The routes for other nodes; returns the handler of reads."""
     view, threads = endpoint.view, endpoint.local.threads
+    copies = CopyEndpoint(view)
+    endpoint.closing.append(copies.close)
 
     async def read(request: Request) -> Response:
         wanted = await message_of(request, read_decoder, view)
@@ -155,7 +159,16 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
         ask = await message_of(request, lists.ask_decoder, view)
         return _message(await threads.run(page, view, ask))
 
-    routes = {READ_PATH: read, LEASE_PATH: lease, digests.VERIFY_PATH: verify, lists.LISTS_PATH: list_page}
+    async def copy(request: Request) -> Response:
+        return Response(await copies.answer(await request.body()), media_type=MESSAGE)
+
+    routes = {
+        READ_PATH: read,
+        LEASE_PATH: lease,
+        digests.VERIFY_PATH: verify,
+        lists.LISTS_PATH: list_page,
+        COPY_PATH: copy,
+    }
     for path, handler in routes.items():
         app.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
     return read

@@ -141,6 +141,11 @@ class IndexerSettings(Section):
         "it is ended and another takes its place; a slow one that comes further, or that waits for the disk, "
         "is left alone",
     )
+    copy_rate: int = Field(
+        0,
+        ge=0,
+        description="bytes per second that copies of slices are filled with from other nodes; 0: no limit",
+    )
     unique_keys_listed: int = Field(
         1_000,
         description="keys of a UNIQUE index with several documents that each slice lists; further ones are "

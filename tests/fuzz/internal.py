@@ -19,6 +19,7 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from indexer.copying.messages import COPY_PATH
 from indexer.scan.aggregate import task as aggregate_task
 from indexer.scan.aggregate.request import AggregationPlan, Function
 from indexer.scan.aggregate.task import Arguments, encode_plan
@@ -101,7 +102,9 @@ class InternalFuzz:
     def message(self) -> tuple[str, bytes]:
         """A path, and what is sent to it."""
         draw = self._random
-        kind = draw.choice((self._read, self._read, self._read, self._lease, self._verify, self._list))
+        kind = draw.choice(
+            (self._read, self._read, self._read, self._lease, self._verify, self._list, self._copy)
+        )
         path, message = kind()
         if draw.random() < 0.5:
             self._spoil(message)
@@ -188,6 +191,20 @@ class InternalFuzz:
             message["after"] = [0, draw.choice((0, 10, (1 << 63) - 1))]
             message["after_key"] = self._key()
         return LISTS_PATH, message
+
+    def _copy(self) -> tuple[str, Any]:
+        draw = self._random
+        copy, index, number = draw.choice(
+            (("c1", INDEXES[0], 0), ("c2", INDEXES[1], 1), ("c3", INDEXES[1], 1))
+        )
+        return COPY_PATH, {
+            "copy": draw.choice((copy, copy, copy, "c9", "")),
+            "index": draw.choice((index, index, self._index())),
+            "slice": draw.choice((number, number, number, 7)),
+            "generation": draw.choice(("", "", "", "g", "x" * 300)),
+            "table": draw.choice(("forward", "long", "back", "skips", "meta")),
+            "after": self._key(),
+        }
 
     # --- members --------------------------------------------------------------------------------------
 

@@ -220,6 +220,9 @@ class FakeView:
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         return self.troubles.get((index, slice_number))
 
+    def export(self, index: str, slice_number: int) -> None:
+        """Fakes have no store that could be copied."""
+
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:
         """The slice is taken out of service, as the ingest thread does."""
         self.damaged[index, slice_number] = reason

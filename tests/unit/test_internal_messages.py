@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
+from indexer.copying.messages import COPY_PATH
 from indexer.hosting.node import ServingNode
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.serve.api import create_app
@@ -48,6 +49,14 @@ def read(spans: list[Any], after: bytes = b"", limit: int = 10, **others: Any) -
 
 
 WHOLE: list[Any] = [[b"", None]]
+COPY: dict[str, Any] = {
+    "copy": "c1",
+    "index": INDEX,
+    "slice": 0,
+    "generation": "",
+    "table": "forward",
+    "after": b"",
+}
 CONTRADICTIONS: list[tuple[str, Any]] = [
     # What took slices out of service.
     (READ_PATH, [INDEX, NUMBER, 0, [0], [[b"", None], [b"", None]], [b""], False, 1_000_000]),
@@ -71,6 +80,9 @@ CONTRADICTIONS: list[tuple[str, Any]] = [
     (VERIFY_PATH, ["pin", INDEX, [0, 5], NUMBER, 0, "v", 10]),
     (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [0], "limit": 5, "after": [-1, 0]}),
     (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [3], "limit": 5}),
+    (COPY_PATH, {**COPY, "table": "meta"}),
+    (COPY_PATH, {**COPY, "after": b"x" * 512}),
+    (COPY_PATH, {**COPY, "slice": -1}),
 ]
 
 
@@ -106,7 +118,14 @@ def test_only_the_credential_of_the_cluster_opens_the_routes_of_nodes(node: Live
     other = of_the_cluster("ab" * 32)["Authorization"]
     for settings in (load_settings(), load_settings(security={"tokens": tokens})):
         with TestClient(create_app(node.view, settings, CollectorRegistry())) as client:
-            for path in (READ_PATH, LEASE_PATH, VERIFY_PATH, LISTS_PATH, "/internal/v1/of-a-later-release"):
+            for path in (
+                READ_PATH,
+                LEASE_PATH,
+                VERIFY_PATH,
+                LISTS_PATH,
+                COPY_PATH,
+                "/internal/v1/of-a-later-release",
+            ):
                 for authorization in ("", "Bearer reads", "Bearer rules", other, "Keytide-Cluster "):
                     headers = {"Authorization": authorization, "Content-Type": kind}
                     response = client.post(path, content=b"", headers=headers)

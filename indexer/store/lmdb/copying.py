@@ -172,8 +172,8 @@ class _Filled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LmdbSliceFilling:
-    """`StoreFilling` on LMDB. Opening it goes on with what an earlier process has put; what cannot be read, or
-    another release has put, is thrown away: there is more of it where it came from.
+    """`StoreFilling` on LMDB. Opening it goes on with what an earlier process has put. What cannot be read,
+    or is another release's, is thrown away: there is more of it where it came from.
 
     Args:
         folder: where the slice's store is to be; made if missing. What else lies there is left alone.
