@@ -78,6 +78,7 @@ class Ingest:
             self._reporter.acknowledge,
             metrics,
             self._folds,
+            self._copies,
         )
         self._process = psutil.Process()
         self._upkeep_at = 0

@@ -44,12 +44,12 @@ class SimFiller:
         filling = folder.folder.fillings[copy.index, copy.slice][1]
         self._targets[copy.id] = copy, CopyTarget(copy, filling)
 
-    def look(self, copy_id: str) -> FillProgress:
-        target = self._targets[copy_id][1]
+    def look(self, id_: str) -> FillProgress:
+        target = self._targets[id_][1]
         return FillProgress(target.rows, target.rows_total, "", target.done)
 
-    def leave(self, copy_id: str) -> None:
-        del self._targets[copy_id]
+    def leave(self, id_: str) -> None:
+        del self._targets[id_]
 
     def step(self) -> None:
         """One chunk for each, or as many as there are once everything is calm."""

@@ -97,11 +97,11 @@ class Filler:
     def begin(self, copy: CopyRecord, folder: Path) -> None:
         self.begun[copy.id] = copy, folder
 
-    def look(self, copy_id: str) -> FillProgress:
-        return self.told.get(copy_id, FillProgress(0, 0, "", False))
+    def look(self, id_: str) -> FillProgress:
+        return self.told.get(id_, FillProgress(0, 0, "", False))
 
-    def leave(self, copy_id: str) -> None:
-        del self.begun[copy_id]
+    def leave(self, id_: str) -> None:
+        del self.begun[id_]
 
 
 class Place:
