@@ -150,6 +150,7 @@ class BuildAdmission:
                     reason="",
                     placement=run.placement[index.id],
                     slice_builds={},
+                    copies={},
                     splits=self._sampling.splits(record, index),
                 )
             )
@@ -162,7 +163,8 @@ class BuildAdmission:
         positions: dict[str, dict[int, int]] = {}
         for index in self._registry.indexes(record):
             mine = dict.fromkeys(record.slices_of(index), record.id)
-            dictionary.put(replace(index, slice_builds={**index.slice_builds, **mine}))
+            copies = {number: ids for number, ids in index.copies.items() if number not in mine}
+            dictionary.put(replace(index, slice_builds={**index.slice_builds, **mine}, copies=copies))
             ends = event.queue_ends[dictionary.topics.mutations(index.id)]
             positions[index.id] = {number: ends[number] for number in mine}
         return replace(record, queue_positions=positions, low_watermark=load.offsets())

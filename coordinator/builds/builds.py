@@ -65,6 +65,7 @@ class Builds:
     """
 
     def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: HeardNodes) -> None:
+        self.nodes = nodes
         self.registry = BuildRegistry(dictionary)
         self.pausing = BuildPausing(self.registry, limits, nodes)
         self.phases = Phases(self.registry, nodes)

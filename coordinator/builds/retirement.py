@@ -36,18 +36,14 @@ def retire(
     reason: str = "",
 ) -> list[Instruction]:
     """Take an index out of service; the record says `state` from now on."""
-    if (
-        index.version == 0
-    ):  # nothing was ever emitted; its topics may have been made for a build that did not begin
+    gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={})
+    if index.version == 0:  # nothing was ever emitted; topics may be there of a build that did not begin
         if state == "DROPPING" and index.build is None:
             dictionary.delete(f"index/{index.id}")
             return []
-        gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={})
         dictionary.put(gone)
         return [DeleteTopics(_topics(dictionary, index), index.id)]
-    version = dictionary.bump(index.keyspace).version
-    gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={})
-    dictionary.put(replace(gone, version=version))
+    dictionary.put(replace(gone, version=dictionary.bump(index.keyspace).version))
     return []
 
 

@@ -44,9 +44,8 @@ def place(slices: int, replicas: int, load: dict[str, int]) -> list[list[str]]:
     """
     needed = replicas + 1
     if len(load) < needed:
-        have = "no indexer node is live" if not load else f"only {len(load)} indexer node(s) are live"
         raise TooFewNodesError(
-            f"{have}, and {needed} are needed" if replicas else have,
+            shortage(len(load), needed),
             next_step="start one: `python -m indexer`, or `keytide up --nodes N` for a local cluster",
         )
     placement: list[list[str]] = []
@@ -58,6 +57,14 @@ def place(slices: int, replicas: int, load: dict[str, int]) -> list[list[str]]:
             chosen.append(node)
         placement.append(chosen)
     return placement
+
+
+def shortage(live: int, needed: int) -> str:
+    """That fewer indexer nodes are live than are needed, in words."""
+    if not live:
+        return "no indexer node is live" + (f", and {needed} are needed" if needed > 1 else "")
+    have = "only 1 indexer node is live" if live == 1 else f"only {live} indexer nodes are live"
+    return f"{have}, and {needed} are needed"
 
 
 def nodes_of(placement: Sequence[Sequence[str]]) -> list[str]:

@@ -55,7 +55,7 @@ class StatementBody(BaseModel):
     """A statement to run."""
 
     statement: str = Field(
-        description="CREATE INDEX, DROP INDEX or BUILD INDEX", examples=["DROP INDEX by_city"]
+        description="CREATE INDEX, ALTER INDEX, DROP INDEX or BUILD INDEX", examples=["DROP INDEX by_city"]
     )
 
 
@@ -125,7 +125,7 @@ def _described(outcome: CommandResult) -> dict[str, Any]:
 def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
     @app.post("/v1/statements", tags=["statements"], summary="Run a statement")
     async def statements(body: StatementBody) -> dict[str, Any]:
-        """CREATE INDEX, DROP INDEX, BUILD INDEX. Answers when the change is in the dictionary; a build goes
+        """CREATE, ALTER, DROP and BUILD INDEX. Answers when the change is in the dictionary; a build goes
         on after that."""
         try:
             statement = parse_statement(body.statement)

@@ -1,4 +1,4 @@
-"""CREATE, DROP and BUILD INDEX, steering builds, starting jobs: what they may do and what follows. Pure.
+"""CREATE, ALTER, DROP, BUILD INDEX, steering builds, starting jobs: what they may do, what follows. Pure.
 
 Each command checks first and changes the dictionary only when nothing is in the way; errors say what to do
 next. The state of a source comes from the caller, who has just looked them up.
@@ -22,10 +22,11 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import FINAL as JOB_FINAL
+from coordinator.statements.altering import set_replicas
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, JobRecord, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
-from keytide.definition.statement import BuildIndex, CreateIndex, DropIndex, Statement
+from keytide.definition.statement import AlterIndex, BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.errors import CallerError
 from keytide.model.topics import LONGEST_TOPIC, QUEUES
 
@@ -88,7 +89,7 @@ class Commands:
         return CommandResult(message, index, build, job, self._settle(out, now))
 
     def execute(self, statement: Statement, source: SourceStatus | None, now: int) -> CommandResult:
-        """CREATE, DROP or BUILD INDEX.
+        """CREATE, ALTER, DROP or BUILD INDEX.
 
         Args:
             source: of the keyspace, looked up just now (CREATE INDEX needs it).
@@ -98,6 +99,9 @@ class Commands:
                 if source is None:
                     raise ValueError("CREATE INDEX needs its source")
                 return self.create(definition, if_not_exists, source, now)
+            case AlterIndex(name, replicas):
+                text, index, notes = set_replicas(self._builds, name, replicas)
+                return self._done(now, text, index, out=notes)
             case DropIndex(name, if_exists):
                 return self.drop(name, now, if_exists)
             case BuildIndex(keyspace, names):

@@ -1,7 +1,7 @@
 """`keytide sql`: statements and queries, one from the command line or many from a prompt.
 
-CREATE, DROP and BUILD INDEX go to the coordinator; SELECT and EXPLAIN to an indexer node. All queries of a
-prompt share a session: none sees an older snapshot than the one before it.
+CREATE, ALTER, DROP and BUILD INDEX go to the coordinator; SELECT and EXPLAIN to an indexer node. All queries
+of a prompt share a session: none sees an older snapshot than the one before it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sql(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
-    """Run SELECT, EXPLAIN SELECT, CREATE INDEX, DROP INDEX or BUILD INDEX."""
+    """Run SELECT, EXPLAIN SELECT, CREATE INDEX, ALTER INDEX, DROP INDEX or BUILD INDEX."""
     moment: dict[str, Any] = {"consistency": "tip"} if tip else {}
     if at_least is not None:
         try:

@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 `statement.parse_statement` turns one SQL statement (PostgreSQL flavour, docs/reference) into CreateIndex,
-DropIndex or BuildIndex. A CREATE INDEX holds an `IndexDefinition`: immutable, JSON-serialisable, and
-complete: projection needs nothing else. Its expressions are small trees (`expression`), their meaning is in
-`semantics`, and `render` writes them as SQL again, in a normal form.
+AlterIndex, DropIndex or BuildIndex. A CREATE INDEX holds an `IndexDefinition`: immutable, JSON-serialisable,
+and complete: projection needs nothing else. Its expressions are small trees (`expression`), their meaning is
+in `semantics`, and `render` and `normal` write them, and all of it, as SQL again, in a normal form.
 
 Names in documents keep their case, quoted or not. `id` is the document id; a field of that name is `"id"`.
 Array positions count from 0.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sqlglot.tokenizer_core import Token, TokenType
 
 from keytide.collation import encode_part
-from keytide.definition.errors import NotThereYetError, quoted_wrongly
+from keytide.definition.errors import quoted_wrongly
 from keytide.definition.expression import (
     DocumentId,
     Expression,
@@ -26,6 +26,7 @@ from keytide.definition.index import (
     DEFAULT_SLICES,
     MAX_INCLUDED,
     MAX_KEY_PARTS,
+    MAX_REPLICAS,
     MAX_SLICES,
     MAX_SPLIT_BYTES,
     IndexDefinition,
@@ -40,7 +41,7 @@ from keytide.model.hints import did_you_mean
 
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50
-_OPTIONS: Final = ("slices", "replicas", "defer_build", "include_missing")
+OPTIONS: Final = ("slices", "replicas", "defer_build", "include_missing")
 _CLAUSES: Final = ("INCLUDE", "PARTITION BY", "WITH", "WHERE")
 
 
@@ -56,6 +57,7 @@ class _Clauses:
         self.where: Predicate | None = None
         self.slices = DEFAULT_SLICES
         self.slices_said: Token | None = None
+        self.replicas = 0
         self.include_missing = False
         self.defer_build = False
 
@@ -90,6 +92,7 @@ class CreateReader:
             include=clauses.include,
             where=clauses.where,
             slices=clauses.slices,
+            replicas=clauses.replicas,
             unique=unique,
             include_missing=clauses.include_missing,
             defer_build=clauses.defer_build,
@@ -282,49 +285,51 @@ class CreateReader:
         return predicate
 
     def _options(self, clauses: _Clauses) -> None:
-        seen: set[str] = set()
-        for tokens in self._at.parenthesised("an option, as in slices=8"):
-            name = tokens[0].text.lower()
-            if len(tokens) == 1:
-                value, at = "true", tokens[0]  # as PostgreSQL reads an option without a value
-            elif len(tokens) == 3 and tokens[1].token_type == TokenType.EQ:
-                value, at = tokens[2].text.lower(), tokens[2]
-            else:
-                raise self._at.error("an option is name=value", tokens)
-            if name in seen:
-                raise self._at.error(f"{name} stands twice", tokens[0])
-            seen.add(name)
+        for name, said, value, at in options(self._at):
             if name == "slices":
-                clauses.slices = self._number(at, value, 1, MAX_SLICES)
+                clauses.slices = whole_number(self._at, at, value, 1, MAX_SLICES)
                 clauses.slices_said = at
             elif name == "replicas":
-                if self._number(at, value, 0, 100) > 0:
-                    raise NotThereYetError(
-                        "replicas are not there yet",
-                        self._at.text,
-                        at.start,
-                        at.end + 1,
-                        next_step="Write replicas=0.",
-                    )
+                clauses.replicas = whole_number(self._at, at, value, 0, MAX_REPLICAS)
             elif name == "defer_build":
                 clauses.defer_build = self._boolean(at, value)
             elif name == "include_missing":
                 clauses.include_missing = self._boolean(at, value)
             else:
                 raise self._at.error(
-                    f"there is no option {tokens[0].text}",
-                    tokens[0],
+                    f"there is no option {said.text}",
+                    said,
                     next_step=did_you_mean(
-                        name, _OPTIONS, "There are slices, replicas, defer_build and include_missing."
+                        name, OPTIONS, "There are slices, replicas, defer_build and include_missing."
                     ),
                 )
-
-    def _number(self, token: Token, value: str, low: int, high: int) -> int:
-        if not re.fullmatch("[0-9]{1,9}", value) or not low <= int(value) <= high:
-            raise self._at.error(f"this must be a whole number from {low} to {high}", token)
-        return int(value)
 
     def _boolean(self, token: Token, value: str) -> bool:
         if value not in ("true", "on", "false", "off"):
             raise self._at.error("this must be true or false", token)
         return value in ("true", "on")
+
+
+def options(at: Cursor) -> Iterator[tuple[str, Token, str, Token]]:
+    """The options of `(name=value, ...)`, each once: name (in lower case) and where it stands, value (the
+    same) and where it does."""
+    seen: set[str] = set()
+    for tokens in at.parenthesised("an option, as in slices=8"):
+        name = tokens[0].text.lower()
+        if len(tokens) == 1:
+            value, place = "true", tokens[0]  # as PostgreSQL reads an option without a value
+        elif len(tokens) == 3 and tokens[1].token_type == TokenType.EQ:
+            value, place = tokens[2].text.lower(), tokens[2]
+        else:
+            raise at.error("an option is name=value", tokens)
+        if name in seen:
+            raise at.error(f"{name} stands twice", tokens[0])
+        seen.add(name)
+        yield name, tokens[0], value, place
+
+
+def whole_number(at: Cursor, token: Token, value: str, low: int, high: int) -> int:
+    """The number that stands at a token, of those from `low` to `high`."""
+    if not re.fullmatch("[0-9]{1,9}", value) or not low <= int(value) <= high:
+        raise at.error(f"this must be a whole number from {low} to {high}", token)
+    return int(value)

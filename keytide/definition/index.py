@@ -23,6 +23,8 @@ from keytide.definition.render import path_name
 PartitionKind = OneOf["hash", "range"]
 DEFAULT_SLICES: Final = 8
 MAX_SLICES: Final = 1024
+MAX_REPLICAS: Final = 3
+"""Copies of each slice beside the first. Each costs as much as the first one: to hear, to store, to fold."""
 MAX_SPLIT_BYTES: Final = 256
 """Of an encoded split: routing compares so many bytes of every key at most."""
 MAX_KEY_PARTS: Final = 32
@@ -45,12 +47,14 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     Attributes:
         name: what users call it.
         keyspace: the source topic.
-        statement: the statement as it was given.
+        statement: the statement as it was given; in its normal form (`keytide.definition.normal`) once the
+            index was altered.
         keys: the parts of the key, the leading one first.
         partition: entries go to slices by this expression's encoded value (ascending); by default the
             leading key.
         include: paths whose values rows bring along.
         where: only documents for which this is true are indexed; None for all.
+        replicas: copies of each slice that there are to be beside the first.
         unique: two documents with one key are a violation; keys with NULL or MISSING in a part are equal to
             none. It is partitioned by a key part.
         include_missing: documents without the leading key (or without elements to unnest) are indexed as

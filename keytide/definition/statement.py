@@ -1,4 +1,4 @@
-"""Statements: CREATE INDEX, DROP INDEX, BUILD INDEX.
+"""Statements: CREATE INDEX, ALTER INDEX, DROP INDEX, BUILD INDEX.
 
 Theory of operation
 ===================
@@ -18,12 +18,13 @@ import msgspec
 from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
-from keytide.definition.create import CreateReader
-from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
-from keytide.definition.index import IndexDefinition
+from keytide.definition.create import OPTIONS, CreateReader, options, whole_number
+from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
+from keytide.definition.index import MAX_REPLICAS, IndexDefinition
 from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
 from keytide.definition.tokens import Cursor
 from keytide.definition.values import Dialect
+from keytide.model.hints import did_you_mean
 
 MAX_STATEMENT: Final = 100_000
 """Characters of a statement."""
@@ -32,6 +33,11 @@ MAX_STATEMENT: Final = 100_000
 class CreateIndex(msgspec.Struct, frozen=True):
     definition: IndexDefinition
     if_not_exists: bool = False
+
+
+class AlterIndex(msgspec.Struct, frozen=True):
+    name: str
+    replicas: int
 
 
 class DropIndex(msgspec.Struct, frozen=True):
@@ -44,10 +50,10 @@ class BuildIndex(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-Statement = CreateIndex | DropIndex | BuildIndex
+Statement = CreateIndex | AlterIndex | DropIndex | BuildIndex
 CutT = TypeVar("CutT")
 
-_BEGINNINGS: Final = "Write CREATE INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
+_BEGINNINGS: Final = "Write CREATE INDEX, ALTER INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
 
 
 def parse_statement(text: str) -> Statement:
@@ -109,6 +115,8 @@ class _StatementReader:
         statement: Statement
         if at.accept("CREATE"):
             statement = CreateIndex(*CreateReader(at).read())
+        elif at.accept("ALTER"):
+            statement = self._alter()
         elif at.accept("DROP"):
             statement = self._drop()
         elif at.accept("BUILD"):
@@ -134,6 +142,39 @@ class _StatementReader:
                 f"{at.next_token.text!r} does not fit here", next_step="Send one statement at a time."
             )
         return statement
+
+    def _alter(self) -> AlterIndex:
+        at = self._at
+        at.expect("INDEX")
+        name = index_name(at)
+        if at.peek("RENAME"):
+            raise self._not_yet(
+                "an index cannot be renamed yet", at.next_token, "Make it anew, then drop it."
+            )
+        at.expect("SET", next_step="Write ALTER INDEX name SET (replicas=1).")
+        replicas = 0
+        for option, said, value, place in options(at):
+            if option == "replicas":
+                replicas = whole_number(at, place, value, 0, MAX_REPLICAS)
+            elif option == "slices":
+                step = "Make another index with so many slices, then drop this one."
+                raise self._not_yet("the slices of an index cannot be changed yet", said, step)
+            elif option in OPTIONS:
+                raise at.error(
+                    f"{said.text} is said when an index is made, and stays",
+                    said,
+                    next_step="Of an index that there is, replicas can be changed.",
+                )
+            else:
+                step = did_you_mean(
+                    option, ("replicas",), "Of an index that there is, replicas can be changed."
+                )
+                raise at.error(f"there is no option {said.text}", said, next_step=step)
+        return AlterIndex(name, replicas)
+
+    def _not_yet(self, reason: str, token: Token | None, next_step: str) -> NotThereYetError:
+        start, end = (token.start, token.end + 1) if token is not None else (0, 1)
+        return NotThereYetError(reason, self._at.text, start, end, next_step=next_step)
 
     def _drop(self) -> DropIndex:
         self._at.expect("INDEX")

@@ -14,6 +14,7 @@ CREATE [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace (expression [ASC | DESC],
     [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
     [WITH (option = value, ...)]
     [WHERE condition]
+ALTER INDEX name SET (replicas = n)
 DROP INDEX [IF EXISTS] name
 BUILD INDEX ON keyspace (name, ...)
 [EXPLAIN] SELECT [DISTINCT] expression [AS name], ... | * | aggregates
@@ -25,7 +26,7 @@ NODES = {
     "operators": "between values",
     "comparisons": "in conditions, beside AND, OR, NOT, IN, BETWEEN, LIKE, IS [NOT] NULL | MISSING, = ANY",
     "aggregates": "in SELECT; COUNT also with * and DISTINCT",
-    "options": "of CREATE INDEX, after WITH",
+    "options": "of CREATE INDEX, after WITH; `replicas` also of ALTER INDEX, after SET",
 }
 
 
@@ -37,7 +38,7 @@ def page() -> str:
         "operators": list(values._BINARY.values()),
         "comparisons": list(values.COMPARISONS.values()),
         "aggregates": list(expressions.FUNCTIONS),
-        "options": list(create._OPTIONS),
+        "options": list(create.OPTIONS),
     }
     rows = [(name, " ".join(f"`{one}`" for one in listed), NODES[name]) for name, listed in words.items()]
     limits = [
@@ -45,6 +46,7 @@ def page() -> str:
         ("parts of a key", f"{index.MAX_KEY_PARTS:,}"),
         ("included paths", f"{index.MAX_INCLUDED:,}"),
         ("slices", f"{index.MAX_SLICES:,} (default {index.DEFAULT_SLICES})"),
+        ("replicas: copies of each slice beside the first", f"{index.MAX_REPLICAS:,} (default 0)"),
         ("bytes of a split", f"{index.MAX_SPLIT_BYTES:,}"),
         ("depth of an expression", f"{create._MAX_DEPTH:,}"),
     ]

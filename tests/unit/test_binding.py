@@ -18,6 +18,7 @@ from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Comparison, In, Literal, Not, Or, Path, Predicate
 from keytide.definition.fragments import MAX_FRAGMENT, parse_expression
 from keytide.definition.index import IndexDefinition
+from keytide.definition.normal import normal_statement
 from keytide.definition.render import render_expression
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import unpack_value
@@ -27,7 +28,7 @@ from projector.core.decoding import DocumentReader
 from tests import share
 from tests.property import naive_projection as naive
 from tests.property.test_projection import _compound, definitions, exact, ordinary, scalars
-from tests.statements import normal_statement, parse_predicate
+from tests.statements import parse_predicate
 
 
 def defined(statement: str) -> IndexDefinition:

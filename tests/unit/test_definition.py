@@ -7,9 +7,9 @@ import pytest
 
 from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
 from keytide.definition.index import IndexDefinition
-from keytide.definition.statement import BuildIndex, CreateIndex, DropIndex, parse_statement
+from keytide.definition.normal import normal_statement
+from keytide.definition.statement import AlterIndex, BuildIndex, CreateIndex, DropIndex, parse_statement
 from keytide.errors import CallerError
-from tests.statements import normal_statement
 
 
 def definition(statement: str) -> IndexDefinition:
@@ -60,6 +60,14 @@ def definition(statement: str) -> IndexDefinition:
             "CREATE INDEX x ON k (cityName) PARTITION BY HASH(cityName) WITH (slices=8)"
             " WHERE (NOT (a IS NULL) AND NOT (b IS MISSING) AND NOT ((c LIKE '_')) AND NOT (d IN (1)))",
         ),
+        (
+            'CREATE INDEX "a-b" ON my.topic (a) WITH (REPLICAS = 3, slices=2)',
+            'CREATE INDEX "a-b" ON "my.topic" (a) PARTITION BY HASH(a) WITH (slices=2, replicas=3)',
+        ),
+        (
+            "CREATE INDEX x ON k (a) WITH (replicas=0)",
+            "CREATE INDEX x ON k (a) PARTITION BY HASH(a) WITH (slices=8)",
+        ),
     ],
 )
 def test_normal_form(statement: str, normal: str) -> None:
@@ -103,6 +111,8 @@ def test_other_statements() -> None:
     assert parse_statement("DROP INDEX x") == DropIndex("x")
     assert parse_statement("drop index if exists x;") == DropIndex("x", if_exists=True)
     assert parse_statement("BUILD INDEX ON flights (a, b-c)") == BuildIndex("flights", ("a", "b-c"))
+    assert parse_statement("ALTER INDEX a-b SET (replicas=2)") == AlterIndex("a-b", 2)
+    assert parse_statement('alter index "x" set (REPLICAS = 0);') == AlterIndex("x", 0)
     created = parse_statement("CREATE INDEX IF NOT EXISTS x ON k (a)")
     assert isinstance(created, CreateIndex)
     assert created.if_not_exists
@@ -174,6 +184,17 @@ def test_other_statements() -> None:
         ("DROP INDEX", "the name of an index must stand here", 1, 11),
         ("DROP INDEX x CASCADE", "CASCADE is not needed", 1, 14),
         ("BUILD INDEX k (a)", "ON must stand here, not 'k'", 1, 13),
+        ("CREATE INDEX x ON k (a) WITH (replicas=4)", "a whole number from 0 to 3", 1, 40),
+        ("CREATE INDEX x ON k (a) WITH (replicas=-1)", "an option is name=value", 1, 31),
+        ("CREATE INDEX x ON k (a) WITH (replicas=all)", "a whole number from 0 to 3", 1, 40),
+        ("ALTER INDEX x (replicas=1)", "SET must stand here, not '('", 1, 15),
+        ("ALTER INDEX x SET replicas=1", "a list in parentheses must stand here", 1, 19),
+        ("ALTER INDEX x SET ()", "an option, as in slices=8 must stand here", 1, 20),
+        ("ALTER INDEX x SET (replicas=4)", "a whole number from 0 to 3", 1, 29),
+        ("ALTER INDEX x SET (replicas=1, replicas=2)", "replicas stands twice", 1, 32),
+        ("ALTER INDEX x SET (include_missing=true)", "said when an index is made, and stays", 1, 20),
+        ("ALTER INDEX x SET (replica=1)", "there is no option replica", 1, 20),
+        ("ALTER INDEX x SET (replicas=1) WHERE a", "'WHERE' does not fit here", 1, 32),
         ("BUILD INDEX ON k (a, a)", "a stands twice", 1, 22),
         ("CREATE INDEX x ON k (\ud800)", "the statement is not valid Unicode", 1, 22),
         pytest.param(
@@ -201,7 +222,8 @@ def test_refusals_say_what_and_where(statement: str, reason: str, line: int, col
 @pytest.mark.parametrize(
     ("statement", "what", "column"),
     [
-        ("CREATE INDEX x ON k (a) WITH (replicas=2)", "replicas", 40),
+        ("ALTER INDEX x SET (slices=2)", "slices of an index cannot be changed yet", 20),
+        ("ALTER INDEX x RENAME TO y", "cannot be renamed yet", 15),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(statement: str, what: str, column: int) -> None:

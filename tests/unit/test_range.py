@@ -21,13 +21,14 @@ from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.collation import MISSING, decode_key, encode_key, encode_part, span
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.index import MAX_SPLIT_BYTES, IndexDefinition
+from keytide.definition.normal import normal_statement
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.plan import Candidate, Plan, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router import core as router
 from streaming.core.extent_projection import ExtentProjection
-from tests.statements import encode_splits, normal_statement
+from tests.statements import encode_splits
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import never
 

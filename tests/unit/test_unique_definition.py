@@ -4,8 +4,8 @@ import pytest
 
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.index import IndexDefinition
+from keytide.definition.normal import normal_statement
 from keytide.definition.statement import CreateIndex, parse_statement
-from tests.statements import normal_statement
 
 
 def definition(statement: str) -> IndexDefinition:

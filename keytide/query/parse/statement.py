@@ -131,7 +131,7 @@ class _SelectReader:
         at = self._at
         token = at.next_token
         found = f", not {token.text!r}" if token else ""
-        if token is not None and token.text.upper() in ("CREATE", "DROP", "BUILD"):
+        if token is not None and token.text.upper() in ("CREATE", "ALTER", "DROP", "BUILD"):
             step = "POST /v1/statements on the coordinator, or `keytide sql`, runs it."
         else:
             step = "Write SELECT ... FROM keyspace WHERE ... or EXPLAIN SELECT ..."

@@ -1,0 +1,32 @@
+"""Definitions back to CREATE INDEX, in one normal form: what `show` prints of an index that was altered."""
+
+from __future__ import annotations
+
+from keytide.definition.index import IndexDefinition
+from keytide.definition.render import render_expression, render_name, render_predicate
+
+
+def normal_statement(definition: IndexDefinition) -> str:
+    """The CREATE INDEX that makes this index, in its normal form: equal definitions give equal text, and
+    the statement gives the definition back (but for what it was written like)."""
+    keys = ", ".join(
+        render_expression(part.expression) + (" DESC" if part.descending else "") for part in definition.keys
+    )
+    unique = "UNIQUE " if definition.unique else ""
+    lines = [
+        f"CREATE {unique}INDEX {render_name(definition.name)} ON {render_name(definition.keyspace)} ({keys})"
+    ]
+    if definition.include:
+        lines.append(f"INCLUDE ({', '.join(map(render_expression, definition.include))})")
+    kind = definition.partition_kind.upper()
+    lines.append(f"PARTITION BY {kind}({render_expression(definition.partition)})")
+    if definition.given_splits:
+        lines.append(f"SPLIT AT ({', '.join(map(render_expression, definition.given_splits))})")
+    options = [f"slices={definition.slices}"]
+    options += [f"replicas={definition.replicas}"] if definition.replicas else []
+    options += ["include_missing=true"] if definition.include_missing else []
+    options += ["defer_build=true"] if definition.defer_build else []
+    lines.append(f"WITH ({', '.join(options)})")
+    if definition.where is not None:
+        lines.append(f"WHERE {render_predicate(definition.where)}")
+    return " ".join(lines)
