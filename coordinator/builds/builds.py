@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from coordinator.builds.admission import BuildAdmission
 from coordinator.builds.backfill import BEGIN_AGAIN, BackfillPhase
-from coordinator.builds.completion import BuildCompletion
+from coordinator.builds.completion import COMMON, BuildCompletion
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import Phases
 from coordinator.builds.registry import BuildLimits, BuildRegistry
@@ -74,7 +74,7 @@ class Builds:
         self._admission = BuildAdmission(self.registry, limits, self.pausing, self._sampling)
         self._backfill = BackfillPhase(self.registry, limits, self.pausing)
         self.jobs = Jobs(dictionary, limits.jobs)
-        self.completion = BuildCompletion(self.registry, self.jobs)
+        self.completion = BuildCompletion(self.registry, self.jobs, nodes)
         self._witnesses: dict[str, tuple[int, Timestamp]] = {}
         """Build -> when which reach of it was known."""
 
@@ -88,7 +88,7 @@ class Builds:
                 out.append(Note("info", "build-resumed", record.id, text))
             elif record.state == "CATCHUP":
                 out.append(self.completion.build_end(record))
-                self.registry.run(record.id).waiting_for = "a snapshot that every slice holds"
+                self.registry.run(record.id).waiting_for = COMMON
         return out
 
     def request(

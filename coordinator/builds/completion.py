@@ -1,13 +1,14 @@
 """The end of a build: BACKFILL to CATCHUP to READY. Pure.
 
-Theory of operation. In CATCHUP slices read their mutation queues until all of them hold a snapshot past
-everything that the backfill was to bring. Then the indexes could answer. Unless the build says otherwise
-they are verified first: when all have come so far, one job (`coordinator.jobs.jobs`) compares them with the
-source, read once for all of them, at a snapshot of its own choice. They are READY when it has found nothing;
-what the source no longer can prove (UNPROVABLE) is no reason against them, but shown. Else the build fails,
-with the report's address: an index that is wrong when it is new points at a bug, or at a source that was
-changed in ways that nobody tells. Whatever is in the way of the job meanwhile, a node that is away or a disk
-that is full, the build waits for it (`coordinator.jobs.jobs`).
+Theory of operation. In CATCHUP slices read their mutation queues until every copy of each (of which:
+`copies`) holds a snapshot past everything that the backfill was to bring. Then the indexes could answer.
+Unless the build says otherwise they are verified first: when all have come so far, one job
+(`coordinator.jobs.jobs`) compares them with the source, read once for all of them, at a snapshot of its own
+choice. They are READY when it has found nothing; what the source no longer can prove (UNPROVABLE) is no
+reason against them, but shown. Else the build fails, with the report's address: an index that is wrong when
+it is new points at a bug, or at a source that was changed in ways that nobody tells. Whatever is in the way
+of the job meanwhile, a node that is away or a disk that is full, the build waits for it
+(`coordinator.jobs.jobs`).
 
 Single slices that are rebuilt are not verified: their index serves, and a job for one slice would read the
 whole source as well. The next verification of the index covers them.
@@ -15,13 +16,17 @@ whole source as well. The next verification of the index covers them.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
+from coordinator.builds.copies import away
 from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.retirement import give_up
 from coordinator.builds.source_checks import unbuildable
 from coordinator.core.events import CommonSnapshot, SourceSampled
 from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendBuildEnd
+from coordinator.core.nodes import HeardNodes
 from coordinator.jobs.jobs import Jobs
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.unique.violations import failure
@@ -30,11 +35,21 @@ from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildEnd
 
+COMMON: Final = "a snapshot that every slice holds"
+"""What a build waits for first, once it has read everything."""
+MOST_NAMED: Final = 8
+"""Copies that are named in a message."""
+
 
 class BuildCompletion:
-    """What happens to a build when its driver has passed both timestamps."""
+    """What happens to a build when its driver has passed both timestamps.
 
-    def __init__(self, registry: BuildRegistry, jobs: Jobs) -> None:
+    Args:
+        nodes: what indexer nodes say.
+    """
+
+    def __init__(self, registry: BuildRegistry, jobs: Jobs, nodes: HeardNodes) -> None:
+        self._nodes = nodes
         self._registry = registry
         self._jobs = jobs
 
@@ -53,7 +68,7 @@ class BuildCompletion:
             return self._registry.fail(record, reason, event.now)
         final = Timestamp.of(event.source.stable, event.source.topic_id)
         record = self._registry.move(record, "end", ended=True, final_timestamp=final)
-        run.waiting_for = "a snapshot that every slice holds"
+        run.waiting_for = COMMON
         text = f"build {record.id} has read everything; slices switch to their mutation queues"
         return [self.build_end(record), Note("info", "build-catchup", record.id, text)]
 
@@ -92,20 +107,29 @@ class BuildCompletion:
         )
         if not event.timestamp.covers(record.load_timestamp) or not event.timestamp.covers(final):
             return []
+        run = self._registry.run(record.id)
+        run.common_at = run.common_at or event.now
+        waited, given_up = away(self._nodes, index, run.common_at)
+        if waited:
+            run.waiting_for = COMMON
+            return []
         waits, violated = self._registry.unique.verdict(index, event.number, event.now)
         if violated is not None:
             return self._refuse(record, index, violated, event.now)
         if waits:
-            self._registry.run(record.id).waiting_for = f"the slices' verdict on equal keys of {index.name}"
+            run.waiting_for = f"the slices' verdict on equal keys of {index.name}"
             return []
         if record.verify:
-            self._registry.run(record.id).arrived.add(index.id)
+            run.arrived.add(index.id)
             verdict = self._verified(record, event.now)
             if verdict is not None:
                 return verdict
             index = self._registry.dictionary.catalog.index(index.id) or index
         self._registry.dictionary.put(replace(index, state="READY"))
         text = f"index {index.name} answers scans from snapshot {event.number} on"
+        if given_up:
+            missing = ", ".join(f"slice {number} on node {node}" for number, node in given_up[:MOST_NAMED])
+            text += f"; copies are missing, whose nodes say nothing: {missing}"
         topic = self._registry.dictionary.topics.backfill(index.id, record.id)
         out: list[Instruction] = [DeleteTopics((topic,)), Note("info", "index-ready", index.name, text)]
         return out + self.finish_if_ready(record, event.now)

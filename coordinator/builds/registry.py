@@ -107,6 +107,7 @@ class BuildRun:
         resume_at: when a build that pauses by itself is tried again at the earliest.
         futile: pauses for a full disk since `futile_batches` micro-batches were finished.
         arrived: index ids that could be READY, and wait for their verification.
+        common_at: when a snapshot that brings all was first common to what could be used of its slices.
         exited_at: when the driver ended well without having said PASSED.
         silent_ms: for how long its driver has said nothing while others were heard; below 0 while it starts.
         counted_at: up to when that is counted.
@@ -136,6 +137,7 @@ class BuildRun:
     futile: int = 0
     futile_batches: int = -1
     arrived: set[str] = field(default_factory=set)
+    common_at: int = 0
     exited_at: int = 0
     silent_ms: int = -START_MS
     counted_at: int = 0

@@ -5,7 +5,8 @@ from time to time for readers that started since: the death of one copy takes aw
 have seen. A copy that lags is not waited for, and where no copy of a slice serves, one that holds it is
 enough. Slices whose data is lost, or that are being rebuilt, are left out: scans that need them are refused
 anyway, and the others would be held to an old snapshot for as long. For an index under build the same thing
-is told to the build, as `CommonSnapshot`; it waits for every slice.
+is told to the build, as `CommonSnapshot`; there every copy that can be used must hold the number, of every
+slice (`coordinator.builds.copies`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,22 @@ from keytide.wire.messages import Published
 
 REBUILDING: frozenset[str] = frozenset({"BACKFILL", "PAUSED", "CATCHUP"})
 """States of a rebuild in which its slices hold nothing that could be common."""
+
+
+def usable_copies(nodes: HeardNodes, record: IndexRecord) -> list[list[str]]:
+    """Of each slice of an index under build the nodes that can fill it: they are live, and do not say that it
+    is lost. All of its nodes where there are none such."""
+    lost = {
+        (status.slice, name)
+        for name, node in nodes.by_id.items()
+        for status in node.heartbeat.slices
+        if status.index == record.id and status.state == "LOST"
+    }
+    live = set(nodes.live())
+    return [
+        [node for node in placed if node in live and (number, node) not in lost] or placed
+        for number, placed in enumerate(record.placement)
+    ]
 
 
 class Publishing:
@@ -114,6 +131,8 @@ class Publishing:
 
     def _required(self, stream: StabilityStream, record: IndexRecord) -> RequiredCopies:
         """Who must hold a number of an index; worked out again when somebody begins or ceases to serve."""
+        if record.state != "READY":
+            return self._required_of_build(record)
         incarnation = stream.progress.keyspace.incarnation
         state = incarnation, frozenset(stream.lagging)
         known = self._known_required.get(record.id)
@@ -135,6 +154,18 @@ class Publishing:
             if not serving:
                 some.append([(number, node) for node in nodes])
         required = self._acknowledgements.required(record.id, every, some)
+        self._known_required[record.id] = state, required
+        return required
+
+    def _required_of_build(self, record: IndexRecord) -> RequiredCopies:
+        """The same of an index under build; worked out again with every heartbeat."""
+        state = tuple((node.heartbeat, node.live) for node in self._nodes.by_id.values())
+        known = self._known_required.get(record.id)
+        if known is not None and known[0] == state:
+            return known[1]
+        usable = usable_copies(self._nodes, record)
+        every = [(number, node) for number, nodes in enumerate(usable) for node in nodes]
+        required = self._acknowledgements.required(record.id, every, ())
         self._known_required[record.id] = state, required
         return required
 

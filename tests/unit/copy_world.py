@@ -97,7 +97,9 @@ class CopyWorld(World):
 
     def fill(self, id_: str, number: int, node: str, **other: Any) -> CopyRecord:
         """A copy is being filled."""
-        source = self.leader.dictionary.catalog.index(INDEX).placement[number][0]  # type: ignore[union-attr]
+        index = self.leader.dictionary.catalog.index(INDEX)
+        assert index is not None
+        source = index.placement[number][0]
         record = CopyRecord(id_, INDEX, number, node, source, 60, 0, self.now, **other)
         self.leader.dictionary.put(record)
         self.tick()

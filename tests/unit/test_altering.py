@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -88,13 +90,14 @@ def test_no_copy_goes_unless_one_that_stays_serves(trouble: str) -> None:
     world = CopyWorld().ready()
     if trouble == "silent":
         world.silent = {"n1", "n2"}
+    troubles: dict[str, dict[str, Any]] = {
+        "LOST": {"state": "LOST"},
+        "CATCHUP": {"state": "CATCHUP"},
+        "old": {"incarnation": -1},
+        "no snapshot": {"number": -1},
+    }
     for node in ("n1", "n2"):
-        world.says[node, 0] = {
-            "LOST": {"state": "LOST"},
-            "CATCHUP": {"state": "CATCHUP"},
-            "old": {"incarnation": -1},
-            "no snapshot": {"number": -1},
-        }.get(trouble, {})
+        world.says[node, 0] = troubles.get(trouble, {})
     world.live(5_000)
     error = refused(world, 0)
     assert "no copy of slice 0 of by_city serves now" in error.message
