@@ -10,6 +10,9 @@ index each key is told once, as an event, and again only after the index was wit
 minutes or another leader took over: documents that are written all the time may go from the list and come
 back with every write (`indexer.unique.suspects`). The list (`GET /v1/indexes/{name}/violations`) always has
 them.
+
+Copies of a slice find the same, each in its own time. So what any of them has judged is judged, keys that
+several tell of are one key, and of their counts the largest counts.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Uniqueness:
             elif index is not None and (known := self._seen.get((index.build or "", id_))):
                 known[1].update({one.key: one for one in status.violated})
         for id_ in list(self._told):
-            if self._count(id_):
+            if self._violated(id_):
                 self._none_since.pop(id_, None)
             elif message.sent_at - self._none_since.setdefault(id_, message.sent_at) >= FORGET_MS:
                 del self._told[id_], self._none_since[id_]
@@ -83,14 +86,14 @@ class Uniqueness:
         if place not in self._from:
             self._forget_builds()
         needed = self._from.setdefault(place, number)
-        slices = [self._slice(index, one) for one in range(index.slices)]
-        told = {one.key: one for status in slices if status is not None for one in status.violated}
-        waits = any(status is None or status.judged < needed for status in slices)
+        slices = [self._copies(index, one) for one in range(index.slices)]
+        told = {one.key: one for copies in slices for status in copies for one in status.violated}
+        waits = any(all(status.judged < needed for status in copies) for copies in slices)
         if not told:
             return waits, None
         since, known = self._seen.setdefault(place, (now, {}))
         known.update(told)
-        count = sum(_proven(status) for status in slices if status is not None)
+        count = sum(max(map(_proven, copies), default=0) for copies in slices)
         if (waits or len(known) < min(count, KEPT_KEYS)) and now - since < COUNT_MS:
             return True, None
         return False, Violated(max(count, len(known)), not waits, _kept(known))
@@ -109,20 +112,17 @@ class Uniqueness:
         index = self._dictionary.catalog.index(id_)
         return index is not None and index.definition.unique
 
-    def _slice(self, index: IndexRecord, number: int) -> SliceStatus | None:
-        """What the node that holds a slice last said of it, once it follows its queue."""
-        for node in index.placement[number]:
-            status = self._nodes.get(node, {}).get((index.id, number))
-            if status is not None and status.state == "LIVE":
-                return status
-        return None
+    def _copies(self, index: IndexRecord, number: int) -> list[SliceStatus]:
+        """What the nodes that hold a slice last said of it, of each once it follows its queue."""
+        found = [self._nodes.get(node, {}).get((index.id, number)) for node in index.placement[number]]
+        return [status for status in found if status is not None and status.state == "LIVE"]
 
-    def _count(self, id_: str) -> int:
-        return sum(
-            status.violations
-            for mine in self._nodes.values()
-            for (of, _), status in mine.items()
-            if of == id_
+    def _violated(self, id_: str) -> bool:
+        """Whether some copy of an index knows of violations."""
+        index = self._dictionary.catalog.index(id_)
+        slices = range(len(index.placement)) if index is not None else ()
+        return index is not None and any(
+            status.violations for number in slices for status in self._copies(index, number)
         )
 
     def _tell(self, index: IndexRecord, violated: list[UniqueViolation]) -> list[Note]:

@@ -296,3 +296,50 @@ def test_each_slice_is_asked_of_one_node(world: World) -> None:
     asked = list_views.asks(index, "skipped", None, 3, {})
     assert sorted(number for _, ask in asked for number in ask.slices) == [0, 1, 2]
     assert all(ask.reasons and ask.after is None for _, ask in asked)
+
+
+# --- copies -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> World:
+    """An index of two slices, each on n1 and n2, in CATCHUP."""
+    create = "CREATE UNIQUE INDEX by_city ON people (city) WITH (slices=2, replicas=1)"
+    monkeypatch.setattr(leader_world, "CREATE", create)
+    world = backfilled(World(BuildLimits(verify=False)))
+    world.common(130, 60)
+    return world
+
+
+def test_what_one_copy_has_judged_is_judged(copies: World) -> None:
+    say(copies, copies.number, nodes=("n1",))
+    say(copies, -1, nodes=("n2",))
+    copies.common(130, 61)
+    assert copies.index("by_city").state == "READY"
+
+
+def test_keys_that_copies_tell_of_are_united(copies: World) -> None:
+    found = [duplicate(city, copies.number) for city in ("Boston", "Oslo", "Rome")]
+    say(copies, copies.number, found[0], found[1], count=3, nodes=("n1",))
+    say(copies, -1, found[1], found[2], count=2, nodes=("n2",))
+    copies.common(130, 61)
+    index = copies.index("by_city")
+    assert index.state == "FAILED"
+    assert index.violated is not None
+    assert (index.violated.count, index.violated.exact) == (3, True)
+    assert sorted(one.key for one in index.violated.keys) == sorted(one.key for one in found)
+
+
+def test_a_key_of_a_ready_index_is_told_once_whichever_copies_tell_of_it(copies: World) -> None:
+    say(copies, copies.number)
+    copies.common(130, 61)
+    say(copies, copies.number, duplicate("Boston"))
+    assert len(told(copies)) == 1
+    index = copies.index("by_city")
+    assert views.index(copies.leader, index, copies.now)["violations"] == 1
+    copies.now += FORGET_MS + 1
+    say(copies, copies.number, nodes=("n1",))  # the other copy knows of it still
+    say(copies, copies.number, duplicate("Boston"), nodes=("n2",))
+    copies.now += FORGET_MS + 1
+    say(copies, copies.number, duplicate("Boston"))
+    assert len(told(copies)) == 1
