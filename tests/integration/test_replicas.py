@@ -65,7 +65,7 @@ def _by_customer(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 def _record(world: World) -> IndexRecord:
     """What the dictionary says of the index."""
-    settings = load_settings(kafka={"bootstrap": world.bootstrap}, cluster={"name": world.cluster.name})
+    settings = load_settings(kafka={"bootstrap": world.bootstrap}, cluster=world.cluster.name)
     reader = CatalogReader(settings)
     try:
         reader.start()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1
 """A row."""
+SLOW = 6
+"""In the storm a node asks in one look out of so many: everybody else goes on between two chunks."""
 source_module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[misc]
 
 
@@ -52,8 +54,10 @@ class SimFiller:
         del self._targets[id_]
 
     def step(self) -> None:
-        """One chunk for each, or as many as there are once everything is calm."""
+        """One chunk for each now and then, or as many as there are once everything is calm."""
         world = self._world
+        if world.storm and world.chance.below(SLOW):
+            return
         for copy, target in list(self._targets.values()):
             for _ in range(1 if world.storm else 1 << 10):
                 if target.done or not self._chunk(copy, target):
