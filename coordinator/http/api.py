@@ -157,7 +157,7 @@ def _add_indexes(app: FastAPI, access: LeaderAccess) -> None:
         def show(leader: Leader, now: int) -> views.Document:
             record = leader.dictionary.index_named(name)
             document = views.index(leader, record, now)
-            return {**document, "slice_states": views.index_slices(leader, record)}
+            return {**document, "slice_states": views.slices(leader, record, now)}
 
         return await access.look(show)
 

@@ -1,4 +1,5 @@
-"""The routes of jobs: verification and repair of indexes, their progress, their reports."""
+"""The routes of jobs: verification and repair of indexes, their progress, their reports; and copies of slices
+that are being filled."""
 
 from __future__ import annotations
 
@@ -59,6 +60,8 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
 
     @app.get("/v1/jobs", tags=["jobs"], summary="All jobs, oldest first")
     async def jobs() -> Any:
+        """Verifications and repairs, and the copies of slices that are being filled (kind `copy`; `copy` says
+        which, where, and from where): these are here until they count."""
         return await access.look(job_views.jobs)
 
     @app.get("/v1/jobs/{job}", tags=["jobs"], summary="One job")
@@ -67,7 +70,8 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
 
     @app.post("/v1/jobs/{job}/cancel", tags=["jobs"], summary="Cancel a job")
     async def cancel(job: str) -> Any:
-        """A build that waits for it fails: it is not verified."""
+        """A build that waits for it fails: it is not verified. A copy cannot be cancelled: it is there
+        because its index is to have so many (ALTER INDEX)."""
         await access.change(lambda commands, now: commands.cancel_job(job, now))
         return await access.look(_shown(job))
 
@@ -96,4 +100,4 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
 
 
 def _shown(job: str) -> Callable[[Leader, int], job_views.Document]:
-    return lambda leader, now: job_views.job(leader, leader.jobs.get(job), now)
+    return lambda leader, now: job_views.shown(leader, job, now)

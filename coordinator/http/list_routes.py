@@ -16,6 +16,7 @@ from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
 from coordinator.views import index_lists as list_views
 from coordinator.views import views
+from coordinator.views.slices import nodes_to_ask, slice_statuses
 from keytide.catalog.records import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.node_protocol import TRY_AGAIN, NoAnswerError, NodeUnavailableError, RefusedError
@@ -64,15 +65,14 @@ async def _gather(
 ) -> tuple[IndexRecord, Sequence[ListPage], Statuses]:
     """The index, one page of each node that holds slices of it, and what its slices last said."""
 
-    def look(leader: Leader, now: int) -> tuple[IndexRecord, list[dict[str, Any]], Statuses, str]:
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], list[str], Statuses, str]:
         index = leader.dictionary.index_named(name)
-        known = [one for one in views.nodes(leader, now) if one["url"]]
-        return index, known, views.slice_statuses(leader, index), leader.dictionary.catalog.secret
+        urls = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
+        nodes, statuses = nodes_to_ask(leader, index), slice_statuses(leader, index)
+        return index, urls, nodes, statuses, leader.dictionary.catalog.secret
 
-    index, known, statuses, secret = await access.look(look)
-    urls = {one["id"]: one["url"] for one in known}
-    live = {one["id"]: one["url"] for one in known if one["live"]}
-    asked = list_views.asks(index, what, page, limit, live)
+    index, urls, asked_nodes, statuses, secret = await access.look(look)
+    asked = list_views.asks(index, what, page, limit, asked_nodes)
     limit_s = float(access.service.settings.coordinator.request_timeout_s)
 
     async def answer(node: str, ask: ListAsk) -> bytes:

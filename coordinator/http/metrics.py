@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.leader import Leader
 from coordinator.views import health, views
+from coordinator.views.slices import lost_slices, slice_statuses
 from keytide.model.health import KINDS, LEVELS, Verdict
 from keytide.process.metrics import build_info
 
 Family = GaugeMetricFamily | CounterMetricFamily
+COPIES: Final = {
+    "wanted": "that there are to be: (replicas + 1) of each slice",
+    "counted": "that the dictionary counts",
+    "serving": "that have a snapshot, on a live node",
+    "filling": "that are being filled from other ones",
+    "lost": "that count, and whose data is lost",
+}
+"""What is told of copies; keys of `views.slices.copy_counts`."""
 
 
 class _Families:
@@ -69,7 +79,7 @@ def _states(leader: Leader, now: int) -> list[Family]:
     )
     slices = GaugeMetricFamily(
         "keytide_index_slices",
-        "Slices of an index by the state that nodes tell; UNHEARD: none does",
+        "Slices of an index by the state that nodes tell, of the best of their copies; UNHEARD: none does",
         labels=["index", "state"],
     )
     skipped = GaugeMetricFamily(
@@ -78,6 +88,12 @@ def _states(leader: Leader, now: int) -> list[Family]:
     violations = GaugeMetricFamily(
         "keytide_index_violations", "Keys of a UNIQUE index that several documents have", labels=["index"]
     )
+    copies = {
+        kind: GaugeMetricFamily(
+            f"keytide_copies_{kind}", f"Copies of slices of an index {words}", labels=["index"]
+        )
+        for kind, words in COPIES.items()
+    }
     free = GaugeMetricFamily("keytide_node_disk_free_bytes", "Free on the disk of a node", labels=["node"])
     for name, document in views.stability(leader, now)["keyspaces"].items():
         if document["issuing"] and document["staleness_ms"] is not None:
@@ -88,15 +104,15 @@ def _states(leader: Leader, now: int) -> list[Family]:
         skipped.add_metric([record.name], document["skipped"])
         if document["unique"]:
             violations.add_metric([record.name], document["violations"])
-        states = Counter(
-            status.state if status else "UNHEARD" for status in views.slice_statuses(leader, record)
-        )
+        states = Counter(status.state if status else "UNHEARD" for status in slice_statuses(leader, record))
         for state, count in sorted(states.items()):
             slices.add_metric([record.name, state], count)
+        for kind, family in copies.items():
+            family.add_metric([record.name], document["copies"][kind])
     for node in views.nodes(leader, now):
         if node["disk_free"] is not None:
             free.add_metric([node["id"]], node["disk_free"])
-    return [staleness, indexes, slices, skipped, violations, free]
+    return [staleness, indexes, slices, skipped, violations, *copies.values(), free]
 
 
 def _families(leader: Leader, now: int) -> list[Family]:
@@ -140,7 +156,7 @@ def _families(leader: Leader, now: int) -> list[Family]:
     for record in catalog.indexes():
         if record.state != "READY":
             continue
-        lost.add_metric([record.name], len(views.lost_slices(leader, record)))
+        lost.add_metric([record.name], len(lost_slices(leader, record)))
         if record.verification:
             verified.add_metric([record.name], record.verified_at / 1000)
             job = leader.jobs.find(record.verification)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.catalog.dictionary import Dictionary
-from coordinator.catalog.registry import Registry, Transitions, final
+from coordinator.catalog.registry import ConflictError, Registry, Transitions, final
 from coordinator.core.failure_detector import START_MS
 from keytide.catalog.records import JobRecord, JobState
 from keytide.errors import CallerError
@@ -115,6 +115,19 @@ class JobRegistry(Registry[JobRecord, JobRun]):
     def __init__(self, dictionary: Dictionary, limits: JobLimits) -> None:
         super().__init__(dictionary, dictionary.catalog.job, dictionary.catalog.jobs, JobRun)
         self._limits = limits
+
+    def get(self, id_: str) -> JobRecord:
+        copy = self.dictionary.catalog.copy_record(id_)
+        if copy is not None:  # (it is listed with the jobs)
+            index = self.dictionary.catalog.index(copy.index)
+            name = index.name if index is not None else copy.index
+            raise ConflictError(
+                f"job {id_} is a copy of slice {copy.slice} of {name} that is being filled on node "
+                f"{copy.node}: it has no report, and ends when it counts",
+                problem_type="job-is-copy",
+                next_step=f"to have fewer copies: ALTER INDEX {name} SET (replicas=N)",
+            )
+        return super().get(id_)
 
     def waiting_for(self, record: JobRecord) -> str:
         """What a job waits for, in words; "" when it works."""

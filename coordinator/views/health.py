@@ -16,7 +16,7 @@ from coordinator.leader import Leader
 from coordinator.stability.progress import partition_subject
 from coordinator.stability.stream import StabilityStream
 from coordinator.views import views
-from coordinator.views.index_health import index_reasons
+from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
 
 DRIVER_SILENT_MS = 10_000
@@ -157,24 +157,28 @@ def _projectors(leader: Leader, name: str, stream: StabilityStream) -> Iterator[
 
 def _nodes(leader: Leader) -> Iterator[Reason]:
     failure_detector = leader.stability.failure_detector
-    placed = {
-        name
-        for record in leader.dictionary.catalog.indexes()
-        if record.state == "READY"
-        for names in record.placement
-        for name in names
-    }
+    held, alone = set[str](), set[str]()
+    for index in leader.dictionary.catalog.indexes():
+        for number, names in enumerate(index.placement if index.state == "READY" else ()):
+            held.update(names)
+            if not answers(leader, index, number):
+                alone.update(names)
     for record in leader.dictionary.catalog.nodes():
         name, known = record.id, leader.stability.nodes.by_id.get(record.id)
         say = partial(Reason, "node", f"node {name}")
         if failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
             silence = _seconds(failure_detector.silence(node_subject(name)))
-            holds = name in placed
+            holds = name in held
             away = "has not been heard in this term" if known is None else f"has said nothing for {silence}"
+            also = (
+                "and with it the slices that it holds"
+                if name in alone
+                else "other copies answer for its slices"
+            )
             yield say(
-                "failing" if holds else "ok" if known is None else "degraded",
+                "failing" if name in alone else "ok" if known is None and not holds else "degraded",
                 f"it {away}: it is gone, stands still or is cut off"
-                + (", and with it the slices that it holds" if holds else "; it holds no slice of an index"),
+                + (f", {also}" if holds else "; it holds no slice of an index"),
                 "start it again, or see in its log why it stands still",
             )
         free = known.heartbeat.disk_free if known else None

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
+from coordinator.catalog.placement import shortage
 from coordinator.core.nodes import node_subject
 from coordinator.leader import Leader
-from coordinator.views import views
 from coordinator.views.jobs import verification
+from coordinator.views.slices import HeardCopy, counted, filling, slice_statuses
 from keytide.catalog.records import IndexRecord
-from keytide.model.health import Reason
+from keytide.model.health import Reason, Status
 
 SHOWN = 8
 """Slices that are named; more are counted."""
@@ -44,22 +45,21 @@ def _not_built(record: IndexRecord) -> Iterator[Reason]:
 
 
 def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
-    """Slices that answer nothing, together when it is for the same reason."""
-    found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    """Slices of which no copy answers, or fewer than there are to be; together when it is for the same
+    reason."""
+    found: defaultdict[tuple[Status, str, str], list[int]] = defaultdict(list)
     rebuilds = leader.builds.registry.rebuilds(record.id)
     for number in range(len(record.placement)):
-        if story := _story(leader, record, number):
-            rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), "")
-            step = f"wait for build {rebuild}: `keytide build show {rebuild}`" if rebuild else story[1]
-            found[story[0], step].append(number)
-    for (reason, step), numbers in found.items():
+        rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), "")
+        if said := _slice(leader, record, number, rebuild):
+            found[said].append(number)
+    for (status, reason, step), numbers in found.items():
         shown = ", ".join(map(str, numbers[:SHOWN]))
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         plural = "s" if len(numbers) > 1 else ""
-        subject = f"slice{plural} {shown}{more} of {record.name}"
-        yield Reason("slice", subject, "failing", f"{reason}; scans that need it fail", step)
-    if found:
-        missing = sum(map(len, found.values()))
+        yield Reason("slice", f"slice{plural} {shown}{more} of {record.name}", status, reason, step)
+    missing = sum(len(numbers) for (status, _, _), numbers in found.items() if status == "failing")
+    if missing:
         yield Reason(
             "index",
             f"index {record.name}",
@@ -67,6 +67,51 @@ def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
             f"{missing} of {record.slices} slices answer nothing: scans that need them fail",
             "see what is said of its slices",
         )
+
+
+def _slice(leader: Leader, record: IndexRecord, number: int, rebuild: str) -> tuple[Status, str, str] | None:
+    """What is not in order with a slice, and what to do; None when all its copies answer.
+
+    Args:
+        rebuild: id of the build that fills it anew; "" for none.
+    """
+    wanted = record.definition.replicas + 1
+    copies = counted(leader, record, number)
+    answering = sum(_story(leader, copy) is None for copy in copies)
+    if answering >= wanted:
+        return None
+    stories = [_story(leader, copy, others=answering > 0) for copy in copies]
+    troubles = list(dict.fromkeys(story for story in stories if story is not None))
+    why = " and ".join(reason for reason, _ in troubles)
+    if not answering:
+        step = f"wait for build {rebuild}: `keytide build show {rebuild}`" if rebuild else ""
+        placed_nowhere = ("it is placed nowhere", "build the index again")
+        reason, first = (why, troubles[0][1]) if troubles else placed_nowhere
+        return "failing", f"{reason}; scans that need it fail", step or first
+    said = f"{answering} of {wanted} copies answer{'s' if answering == 1 else ''}"
+    done, step = _mended(leader, record, number, troubles)
+    return "degraded", "; ".join(filter(None, (f"{said}: {why}" if why else said, done))), step
+
+
+def _mended(
+    leader: Leader, record: IndexRecord, number: int, troubles: list[tuple[str, str]]
+) -> tuple[str, str]:
+    """What is being done about copies that are missing, and what to do."""
+    wanted, live = record.definition.replicas + 1, len(leader.stability.nodes.live())
+    if nodes := sorted(one.node for one in filling(leader, record, number)):
+        where = f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
+        return f"another is being filled on {where}", "wait: `keytide job list` shows how far it is"
+    if live < wanted:
+        fewer = f"or have fewer copies: ALTER INDEX {record.name} SET (replicas={max(0, live - 1)})"
+        return f"{shortage(live, wanted)}", f"start an indexer node; {fewer}"
+    if troubles:
+        return "", troubles[0][1]
+    return "another is to be filled", "wait: `keytide job list` shows it when it is begun"
+
+
+def answers(leader: Leader, record: IndexRecord, number: int) -> bool:
+    """Whether some copy of a slice answers."""
+    return any(_story(leader, copy) is None for copy in counted(leader, record, number))
 
 
 def _ways_back(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
@@ -90,36 +135,36 @@ def _ways_back(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
         )
 
 
-def _story(leader: Leader, record: IndexRecord, number: int) -> tuple[str, str] | None:
-    """Why a slice answers nothing and what to do; None when some replica of it does answer."""
-    stories: list[tuple[str, str]] = []
-    failure_detector = leader.stability.failure_detector
-    for name in record.placement[number]:
-        node = leader.stability.nodes.by_id.get(name)
-        status = node.slice(record.id, number) if node else None
-        if failure_detector.deaf and status is not None and status.state == "LIVE":
-            return None  # as it was last heard: now nobody can be
-        if node is None or not node.live or failure_detector.suspected(node_subject(name)):
-            stories.append((f"node {name} is silent", f"see what is said of node {name}"))
-        elif status is None:
-            stories.append((f"node {name} does not have it", f"see the log of node {name}"))
-        elif status.state == "LIVE" and status.number >= 0:
-            return None
-        elif status.state == "LOST":
-            step = "wait: a rebuild begins by itself; look at the node's disk if it was damaged"
-            stories.append((f"its data on node {name} is lost: {status.reason}", step))
-        elif status.state == "STOPPED":
-            step = "mend what the reason says; it tries again every 30 s"
-            stories.append((f"it has stopped on node {name}: {status.reason}", step))
-        else:
-            stories.append((f"it catches up on node {name} and has no snapshot yet", "wait"))
-    return stories[0] if stories else ("it is placed nowhere", "build the index again")
+def _story(leader: Leader, copy: HeardCopy, *, others: bool = False) -> tuple[str, str] | None:
+    """Why a copy answers nothing and what to do; None when it does.
+
+    Args:
+        others: other copies of its slice answer.
+    """
+    failure_detector, status, name = leader.stability.failure_detector, copy.status, copy.node
+    if failure_detector.deaf and status is not None and status.state == "LIVE":
+        return None  # as it was last heard: now nobody can be
+    if not copy.live or failure_detector.suspected(node_subject(name)):
+        away = "; a copy whose node stays away is replaced by one on another node" if others else ""
+        return f"node {name} is silent", f"see what is said of node {name}{away}"
+    if status is None:
+        return f"node {name} does not have it", f"see the log of node {name}"
+    if copy.serves:
+        return None
+    if status.state == "LOST":
+        anew = "it is filled again from another copy" if others else "a rebuild begins by itself"
+        step = f"wait: {anew}; look at the node's disk if it was damaged"
+        return f"its data on node {name} is lost: {status.reason}", step
+    if status.state == "STOPPED":
+        step = "mend what the reason says; it tries again every 30 s"
+        return f"it has stopped on node {name}: {status.reason}", step
+    return f"it catches up on node {name} and has no snapshot yet", "wait"
 
 
 def _contents(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """What its data say."""
     say = partial(Reason, "index", f"index {record.name}")
-    known = [status for status in views.slice_statuses(leader, record) if status is not None]
+    known = [status for status in slice_statuses(leader, record) if status is not None]
     if foreign := sum(status.foreign_partition_ids for status in known):
         yield say(
             "degraded",

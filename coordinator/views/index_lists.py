@@ -25,21 +25,19 @@ class BadPageError(CallerError):
 
 
 def asks(
-    index: IndexRecord, what: str, page: str | None, limit: int, urls: dict[str, str]
+    index: IndexRecord, what: str, page: str | None, limit: int, nodes: Sequence[str]
 ) -> list[tuple[str, ListAsk]]:
-    """Whom to ask for what: (address, question). Each slice is asked of one node that is known to live, else
-    of its first.
+    """Whom to ask for what: (node, question). Each slice is asked of one node: copies list the same.
 
     Args:
         page: the token of the page before, None for the first.
-        urls: of live nodes, by id.
+        nodes: of each slice the one to ask.
 
     Raises:
         BadPageError: that is no such token.
     """
     slices: dict[str, list[int]] = {}
-    for number, nodes in enumerate(index.placement):
-        node = next((one for one in nodes if one in urls), nodes[0])
+    for number, node in enumerate(nodes):
         slices.setdefault(node, []).append(number)
     found: list[tuple[str, ListAsk]] = []
     for node, numbers in sorted(slices.items()):

@@ -14,8 +14,9 @@ from coordinator.builds.table_origins import shown
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.stability.stream import StabilityStream
-from coordinator.views.absent_nodes import waits_for
+from coordinator.views import absent_nodes
 from coordinator.views.jobs import verification
+from coordinator.views.slices import copy_counts, index_slices, lost_slices, slice_statuses
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.definition.render import render_expression
@@ -59,11 +60,18 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "foreign_partition_ids": sum(status.foreign_partition_ids for status in known),
         "placement": [list(nodes) for nodes in record.placement],
         "slices_reporting": len(known),
+        "copies": copy_counts(leader, record),
         "lost": lost_slices(leader, record),
         "rebuilds": [build.id for build in leader.builds.registry.rebuilds(record.id)],
         "verification": verification(leader, record),
         "created_at": record.created_at,
     }
+
+
+def slices(leader: Leader, record: IndexRecord, now: int) -> list[Document]:
+    """The slices of an index, each copy."""
+    ends = source_ends(leader, record.keyspace, leader.stability.streams.get(record.keyspace))
+    return index_slices(leader, record, ends, now)
 
 
 def _violations(record: IndexRecord, known: list[SliceStatus]) -> int:
@@ -73,64 +81,7 @@ def _violations(record: IndexRecord, known: list[SliceStatus]) -> int:
     return sum(status.violations for status in known)
 
 
-def index_slices(leader: Leader, record: IndexRecord) -> list[Document]:
-    """The slices of an index, each replica."""
-    documents = []
-    rebuilds = leader.builds.registry.rebuilds(record.id)
-    for number, nodes in enumerate(record.placement):
-        rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), None)
-        for name in nodes:
-            node = leader.stability.nodes.by_id.get(name)
-            status = node.slice(record.id, number) if node else None
-            documents.append(
-                {
-                    "slice": number,
-                    "node": name,
-                    "live": bool(node and node.live),
-                    "state": status.state if status else None,
-                    "incarnation": status.incarnation if status else None,
-                    "undo_steps": status.undo_steps if status else None,
-                    "undo_given_up": status.undo_given_up if status else None,
-                    "reason": status.reason if status else "",
-                    "build": record.build_of(number) or None,
-                    "rebuild": rebuild,
-                    "entries": status.entries if status else None,
-                    "bytes": status.bytes if status else None,
-                    "snapshot": status.number if status and status.number >= 0 else None,
-                    "queue_documents": status.queue_documents if status else None,
-                    "queue_position": status.queue_position if status else None,
-                    "queue_horizon": status.queue_horizon if status and status.queue_horizon >= 0 else None,
-                    "gap_drops": status.gap_drops if status else None,
-                }
-            )
-    return documents
-
-
-def lost_slices(leader: Leader, record: IndexRecord) -> list[int]:
-    """Slices of an index whose data is lost or being rebuilt, ascending."""
-    lost = {number for id_, number in leader.stability.nodes.lost if id_ == record.id}
-    rebuilt = (build.slices[record.id] for build in leader.builds.registry.rebuilds(record.id))
-    return sorted(lost.union(*rebuilt))
-
-
-def slice_statuses(leader: Leader, record: IndexRecord) -> list[SliceStatus | None]:
-    """What was last heard of each slice, None of one that was not heard."""
-    return [_slice(leader, record, number) for number in range(record.slices if record.placement else 0)]
-
-
-def _slice(leader: Leader, record: IndexRecord, number: int) -> SliceStatus | None:
-    """The state of a slice: of its first replica that is heard, live ones first."""
-    found: list[tuple[bool, SliceStatus]] = []
-    for name in record.placement[number]:
-        node = leader.stability.nodes.by_id.get(name)
-        status = node.slice(record.id, number) if node else None
-        if node is not None and status is not None:
-            found.append((node.live, status))
-    found.sort(key=lambda one: not one[0])
-    return found[0][1] if found else None
-
-
-def _ends(leader: Leader, keyspace: str, stream: StabilityStream | None) -> Timestamp:
+def source_ends(leader: Leader, keyspace: str, stream: StabilityStream | None) -> Timestamp:
     """Ends of the source as last seen, by projectors or by the coordinator's own look."""
     source = leader.sources.get(keyspace)
     ends = dict(source.high) if source else {}
@@ -148,7 +99,7 @@ def _lag(
     if not slices or any(status is None for status in slices):
         return None
     applied = smallest(status.timestamp for status in slices if status is not None)
-    return applied.documents_to(_ends(leader, record.keyspace, stream))
+    return applied.documents_to(source_ends(leader, record.keyspace, stream))
 
 
 def _left_out(stream: StabilityStream | None, index_id: str) -> dict[str, int]:
@@ -213,7 +164,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "rate": round(rate, 1),
         "rate_limit": record.rate_limit or None,
         "eta_s": None if eta is None else round(eta / 1000, 1),
-        "waiting_for": _waiting_for(leader, record),
+        "waiting_for": "" if record.state in FINAL else absent_nodes.of_build(leader, record, now),
         "batches": record.batches,
         "load_timestamp": _timestamp(record.load_timestamp),
         "low_watermark": {str(partition): offset for partition, offset in record.low_watermark.items()},
@@ -232,15 +183,6 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "first_read_at": record.first_read_at or None,
         "finished_at": record.finished_at or None,
     }
-
-
-def _waiting_for(leader: Leader, record: BuildRecord) -> str:
-    """What a build waits for; once everything is read, the nodes too whose slices have to get on."""
-    if record.state in FINAL:
-        return ""
-    registry = leader.builds.registry
-    nodes = registry.nodes(record) if record.state == "CATCHUP" else ()
-    return waits_for(leader, registry.run(record.id).waiting_for, nodes)
 
 
 def _concerns(leader: Leader, record: BuildRecord) -> bool:
@@ -290,7 +232,7 @@ def topology(leader: Leader, now: int) -> Document:
     return {
         "nodes": nodes(leader, now),
         "indexes": [
-            {"name": record.name, "state": record.state, "slices": index_slices(leader, record)}
+            {"name": record.name, "state": record.state, "slices": slices(leader, record, now)}
             for record in leader.dictionary.catalog.indexes()
         ],
     }
@@ -369,7 +311,7 @@ def _last_rollback(leader: Leader, keyspace: str) -> Document | None:
 
 def projector_lag(leader: Leader, name: str, stream: StabilityStream) -> int:
     """Documents that projectors have still to bring to the queues."""
-    return stream.progress.timestamp().documents_to(_ends(leader, name, stream))
+    return stream.progress.timestamp().documents_to(source_ends(leader, name, stream))
 
 
 def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:

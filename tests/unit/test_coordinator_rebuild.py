@@ -115,7 +115,7 @@ def test_a_lost_slice_is_rebuilt_alone() -> None:
     shown = views.index(world.leader, world.index("by_city"), world.now)
     assert (shown["lost"], shown["rebuilds"]) == ([1], [build])
     assert views.build(world.leader, world.build(build), world.now)["slices"] == {"by_city": [1]}
-    (one,) = [s for s in views.index_slices(world.leader, world.index("by_city")) if s["slice"] == 1]
+    (one,) = [s for s in views.slices(world.leader, world.index("by_city"), world.now) if s["slice"] == 1]
     assert (one["state"], one["reason"], one["rebuild"]) == ("LOST", "its folder is gone", build)
     index, record = world.index("by_city"), world.build(build)
     assert (index.state, index.slice_builds, index.version) == ("READY", {1: build}, 1)

@@ -69,7 +69,7 @@ def awake(world: World, ms: int) -> None:
 def test_each_copy_shows_what_it_needs_of_its_queue() -> None:
     world = serving()
     beat(world, {0: 40, 1: -1, 2: 90})
-    shown = views.index_slices(world.leader, world.index("by_city"))
+    shown = views.slices(world.leader, world.index("by_city"), world.now)
     assert [one["queue_horizon"] for one in shown] == [40, None, 90]
     read = [status(world, number, "LIVE").queue_position for number in range(3)]
     assert [one["queue_position"] for one in shown] == read

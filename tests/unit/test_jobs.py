@@ -157,10 +157,14 @@ def test_what_waits_for_a_node_that_is_silent_names_it() -> None:
 def test_a_build_that_waits_for_a_node_that_is_silent_names_it() -> None:
     world = backfilled(World())
     assert world.build("b8").state == "CATCHUP"
-    assert shown(world)["waiting_for"] == "a snapshot that every slice holds"
+    assert shown(world)["waiting_for"] == (
+        "a snapshot that every slice holds: slice 0 of by_city on node n1 (not begun), "
+        "slice 1 of by_city on node n2 (not begun), slice 2 of by_city on node n1 (not begun)"
+    )
     silent(world)
     assert re.fullmatch(
-        r"a snapshot that every slice holds; node n1, which has said nothing for \d+ s \(keytide node list\)",
+        r"a snapshot that every slice holds: slice 1 of by_city on node n2 \(not begun\); "
+        r"node n1, which has said nothing for \d+ s \(keytide node list\)",
         shown(world)["waiting_for"],
     )
 

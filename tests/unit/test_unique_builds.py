@@ -12,6 +12,7 @@ from coordinator.unique.violations import COUNT_MS, EVENTS_PER_INDEX, FORGET_MS,
 from coordinator.views import index_lists as list_views
 from coordinator.views import views
 from coordinator.views.index_lists import BadPageError
+from coordinator.views.slices import nodes_to_ask
 from keytide.collation import encode_key
 from keytide.model.timestamp import Timestamp
 from keytide.wire.index_lists import ListPage, SkippedLine
@@ -255,7 +256,7 @@ def test_pages_of_several_nodes_are_one_page_in_order(world: World) -> None:
     assert (whole["page"], whole["violations"], whole["unique"]) == (None, 4, True)
     first = list_views.violations(index, pages, 2, 4)
     assert [one["key"] for one in first["keys"]] == [["a"], ["b"]]
-    for _, ask in list_views.asks(index, "violations", first["page"], 2, {}):
+    for _, ask in list_views.asks(index, "violations", first["page"], 2, ["n1", "n2", "n1"]):
         assert ask.after_key == b.key
     assert whole["keys"][0]["documents"][1] == {"id": "u1", "partition": 1, "offset": 8, "time": 1_001}
     assert (whole["keys"][0]["since"], whole["keys"][0]["since_snapshot"]) == (1_001, 4)
@@ -278,7 +279,7 @@ def test_pages_of_the_ledger(world: World) -> None:
     assert page["lines"][0]["id"] == "\\xff0"
     later = list_views.skipped(index, [ListPage([lines[3]])], 3, False, 4)
     assert (later["page"], later["reasons"]) == (None, None)
-    ((node, ask), *_) = list_views.asks(index, "skipped", "1:11", 3, {"n2": "there"})
+    ((node, ask), *_) = list_views.asks(index, "skipped", "1:11", 3, ["n1", "n2", "n1"])
     assert (ask.after, ask.reasons, node) == ((1, 11), False, "n1")
 
 
@@ -288,13 +289,14 @@ def test_pages_of_the_ledger(world: World) -> None:
 def test_bad_pages_are_refused(world: World, what: str, page: str) -> None:
     index = ready(world).index("by_city")
     with pytest.raises(BadPageError, match="no page of this list"):
-        list_views.asks(index, what, page, 3, {})
+        list_views.asks(index, what, page, 3, ["n1", "n2", "n1"])
 
 
 def test_each_slice_is_asked_of_one_node(world: World) -> None:
     index = ready(world).index("by_city")
-    asked = list_views.asks(index, "skipped", None, 3, {})
-    assert sorted(number for _, ask in asked for number in ask.slices) == [0, 1, 2]
+    assert nodes_to_ask(world.leader, index) == ["n1", "n2", "n1"]
+    asked = list_views.asks(index, "skipped", None, 3, nodes_to_ask(world.leader, index))
+    assert [(node, ask.slices) for node, ask in asked] == [("n1", [0, 2]), ("n2", [1])]
     assert all(ask.reasons and ask.after is None for _, ask in asked)
 
 

@@ -56,9 +56,10 @@ class IndexSizes:
         return known[1] if known is not None else self._here(index)
 
     async def _ask(self, index: Scannable) -> None:
-        place = self._shared.directory.replica
-        nodes = {number: place(replicas) for number, replicas in enumerate(index.placement)}
-        target = Target(index.id, TIP, index.incarnation, _WHOLE, nodes, ASK_S)
+        directory = self._shared.directory
+        nodes = {number: directory.replica(replicas) for number, replicas in enumerate(index.placement)}
+        others = directory.others(index.placement, nodes)
+        target = Target(index.id, TIP, index.incarnation, _WHOLE, nodes, ASK_S, others=others)
         try:
             entries = (await count(target, self._shared.nodes)).count
         except (KeytideError, SnapshotMissingError):
