@@ -342,6 +342,20 @@ def test_explain_knows_the_size_of_an_index_whose_slices_differ(node: str) -> No
     run(work, made)
 
 
+@pytest.mark.parametrize("away", ["n1", "n2"] * 5)  # which copy is asked first is left to chance
+def test_an_estimate_asks_the_other_copies_of_a_node_that_is_away(away: str) -> None:
+    made = World(BY_CITY, node_count=3, replicas=1)
+    made.commit(1, {"by_city": [Doc(["Boston", n], f"u{n}") for n in range(30)]})
+
+    async def work(ask: Ask, world: World) -> None:
+        for asking in world.nodes.values():
+            asking.down = {away}
+        plan = await ask("EXPLAIN SELECT id FROM users WHERE city = 'Boston'")
+        assert plan["estimate"]["entries_of_index"] == 30
+
+    run(work, made)
+
+
 def test_explain_says_what_is_done_where() -> None:
     async def work(ask: Ask, _: World) -> None:
         plan = await ask(
