@@ -50,7 +50,7 @@ class CopyWorld(World):
             queue_documents=0,
             queue_position=70,
             gap_drops=0,
-            foreign_partition_ids=1,
+            foreign_partition_ids=0,
             incarnation=self.known().incarnation,
             queue_horizon=60,
         )
