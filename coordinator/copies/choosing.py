@@ -19,7 +19,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import CopyRecord, IndexRecord
 
 TURN: Final = (
-    "its turn: as many copies are filled from or on these nodes as may be at once (setting "
+    "their turn: as many copies are filled from or on these nodes as may be at once (setting "
     "coordinator.copies_per_node)"
 )
 
