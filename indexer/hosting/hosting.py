@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,7 +44,7 @@ from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool, Spool
 from indexer.slice.limits import SliceLimits
 from indexer.store.fold.worker import Folder as FoldRunner
-from indexer.store.interface import Applied, SliceStore, StoreDamagedError
+from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from indexer.unique.suspects import UniqueLimits
@@ -386,7 +387,9 @@ class Hosting:
 
     def _changed(self) -> None:
         self.runners = dict(sorted(self.runners.items()))
-        self._node.show_slices((key, runner.ring) for key, runner in self.runners.items())
+        rings = [(key, runner.ring) for key, runner in self.runners.items()]
+        exports = {key: partial(_export, runner) for key, runner in self.runners.items()}
+        self._node.show_slices(rings, exports)
         limits = self._limits()
         for runner in self.runners.values():
             runner.set_limits(limits)
@@ -398,3 +401,7 @@ class Hosting:
         return SliceLimits(
             max(_LEAST_DOCUMENTS, documents), max(_LEAST_BYTES, size), gap_ms=settings.gap_limit_s * 1_000
         )
+
+
+def _export(runner: SliceRunner) -> StoreExport:
+    return runner.store.export()  # of whichever store it has by then
