@@ -54,6 +54,7 @@ class Copy:
     incarnation: int = 0
     bytes: int = 0
     follows: bool = True
+    timestamp: Timestamp = field(default_factory=Timestamp)
 
 
 @dataclass
@@ -130,25 +131,27 @@ class CopiesWorld(World):
         }
         self.begin(catalog)
 
-    def begin(self, catalog: Catalog, term: int = 1) -> None:
-        """A leader that knows the dictionary and the last timestamp only."""
+    def begin(self, catalog: Catalog, term: int = 1, heard: bool = True) -> None:
+        """A leader that knows the dictionary and the last timestamp only. `heard`: projectors report at
+        once."""
         self.leader = Leader(catalog, "kt", term, self.stability_limits, self.limits)
         last = max(self.places, default=-1)
         common = [one for one in self.broadcasts if isinstance(one, Published)][-1:]
         tail = ControlTail(((last, self.places[last]),) if last >= 0 else (), tuple(common), self.now)
         self.beat_at = self.acknowledged = 0
         self.take(self.leader.handle(tail))
-        self.progress(1, self.read, SOURCE[1])
+        if heard:
+            self.progress(1, self.read, SOURCE[1])
         self.handle(SourceSampled(facts(SOURCE), "", self.now))
 
-    def succeed(self) -> None:
+    def succeed(self, heard: bool = True) -> None:
         """The leader is replaced. (Reports that nobody has read yet are lost on it.)"""
         catalog = Catalog()
         for offset, (key, value) in enumerate(self.written.items()):
             catalog.apply(key, value, offset)
         self.offset += 2  # its claim, and the marker
         catalog.offset = self.offset
-        self.begin(catalog, self.leader.term + 1)
+        self.begin(catalog, self.leader.term + 1, heard)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -195,7 +198,7 @@ class CopiesWorld(World):
             slice=number,
             state=copy.state,
             reason="its folder is gone" if copy.state == "LOST" else "",
-            timestamp=Timestamp(),
+            timestamp=copy.timestamp,
             number=copy.number if copy.state == "LIVE" else -1,
             batch=-1,
             entries=0,

@@ -34,7 +34,8 @@ def test_so_many_are_filled_at_once_from_and_on_a_node() -> None:
     (told,) = world.told("copy-waits")
     assert told == (
         "slices 2, 3, 4, 5 of by_city have fewer copies than they are to have, and wait for their turn: as "
-        "many copies are filled from or on these nodes as may be at once (setting coordinator.copies_per_node)"
+        "many copies are filled from or on these nodes as may be at once (setting "
+        "coordinator.copies_per_node)"
     )
     assert [note.level for note in world.notes if note.kind == "copy-waits"] == ["info"]
     world.fill(first[0])
@@ -69,8 +70,8 @@ def test_a_copy_waits_for_another_node() -> None:
     assert world.records() == []
     (told,) = world.told("copy-waits")
     assert told == (
-        "slices 0 of by_city have fewer copies than they are to have, and wait for another indexer node: none "
-        "is live beside n2; start one"
+        "slices 0 of by_city have fewer copies than they are to have, and wait for another indexer node: "
+        "none is live beside n2; start one"
     )
     assert [note.level for note in world.notes if note.kind == "copy-waits"] == ["warning"]
     del world.nodes["n1"].copies[0]  # the dictionary does not name it any more

@@ -13,9 +13,9 @@ from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld, Copy
 GONE_MS = LIMITS.copy_after_ms + 2_000
 
 
-def begun(placement: list[list[str]] | None = None, **options: int) -> CopiesWorld:
+def begun(placement: list[list[str]] | None = None, replicas: int = 1, count: int = 3) -> CopiesWorld:
     """Slice 0 has one copy too few, and one is being filled."""
-    world = CopiesWorld(placement or [["n1"]], **options)
+    world = CopiesWorld(placement or [["n1"]], replicas=replicas, count=count)
     world.busy = True
     world.go(1_000)
     assert world.published > 0

@@ -10,9 +10,9 @@ from tests.unit.copies_world import LIMITS, CopiesWorld, Copy
 GONE_MS = LIMITS.copy_after_ms + 2_000
 
 
-def serving(placement: list[list[str]] | None = None, **options: int) -> CopiesWorld:
+def serving(placement: list[list[str]] | None = None, replicas: int = 1, count: int = 3) -> CopiesWorld:
     """An index whose copies all serve."""
-    world = CopiesWorld(placement or [["n1", "n2"]], **options)
+    world = CopiesWorld(placement or [["n1", "n2"]], replicas=replicas, count=count)
     world.go(2_000)
     assert world.published > 0
     return world

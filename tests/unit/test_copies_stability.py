@@ -12,8 +12,8 @@ from keytide.wire.messages import NodeHeartbeat
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld, Copy
 
 
-def serving(placement: list[list[str]], **options: int) -> CopiesWorld:
-    world = CopiesWorld(placement, **options)
+def serving(placement: list[list[str]], replicas: int = 1, count: int = 3) -> CopiesWorld:
+    world = CopiesWorld(placement, replicas=replicas, count=count)
     world.busy = True
     world.go(2_000)
     return world
