@@ -301,7 +301,7 @@ class TimestampIssuer:
         out: list[Instruction | CommonSnapshot] = [*notes]
         held: dict[int, list[tuple[str, int]]] = {}
         for status in message.slices:
-            if status.number < 0 or not self.nodes.names(message.node, status.index, status.slice):
+            if status.number < 0:
                 self.acknowledgements.reset(message.node, status.index, status.slice)
             elif self._of_this_history(status):
                 held.setdefault(status.number, []).append((status.index, status.slice))

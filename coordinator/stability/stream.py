@@ -68,8 +68,8 @@ class StabilityStream:
         content_since: when this content was first issued.
         issued_at: when the last timestamp was issued.
         in_flight: what is being sent.
-        first: number of the first one that this leader has issued of the keyspace; -1 before. Whatever other
-            leaders may have published, as far as it holds, is older (R37).
+        first: number of the first one that this leader has issued here; -1 before. Whatever other leaders may
+            have published, as far as it holds, is older (R37).
         stamps: number -> timestamp of the newest numbers.
         published: index id -> newest common number.
         hold: no new content until this is acknowledged: what lies before it was read late (R27).
@@ -154,7 +154,7 @@ def begin(
     """
     stream = StabilityStream(KeyspaceProgress(keyspace))
     if before is not None:  # (a late answer to a question of before is none to a question of now)
-        stream.number, stream.first, stream.ask = before.number, before.first, before.ask
+        stream.number, stream.ask = before.number, before.ask
     stream.history = History(rollbacks, keyspace.topic_id, keyspace.incarnation)
     stream.bound = Timestamp.of(keyspace.bound)
     last = next((one for one in rollbacks if one.incarnation == keyspace.incarnation), None)

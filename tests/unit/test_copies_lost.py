@@ -232,6 +232,14 @@ def test_nothing_is_decided_while_a_history_is_examined() -> None:
     assert world.placement() == ["n2"]
 
 
+def test_the_node_that_has_lost_it_is_preferred() -> None:
+    """n3 has no slice at all."""
+    world = serving([["n1", "n2"], ["n1", "n2"], ["n1", "n2"]])
+    world.lose("n1", 1)
+    world.go(1_000)
+    assert (world.record().slice, world.record().node) == (1, "n1")
+
+
 def test_one_of_each_slice_at_a_time() -> None:
     """Of three copies two are lost: the second goes by a word that is younger than the first one's record."""
     world = serving([["n1", "n2", "n3"]], replicas=2, count=4)

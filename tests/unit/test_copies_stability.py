@@ -54,6 +54,21 @@ def test_a_slice_is_not_lost_while_another_node_may_come_back() -> None:
     assert nodes.lost == frozenset(), "at once"
 
 
+def test_a_node_that_is_heard_again_is_not_gone() -> None:
+    """It says that its copy is lost, and the other one may come back: the slice has not lost both."""
+    world = serving([["n1", "n2"]], count=2)
+    world.nodes["n2"].copies[0].state = "CATCHUP"
+    world.nodes["n1"].up = False
+    world.go(LIMITS.copy_after_ms + 3_000)
+    world.nodes["n2"].up = False
+    world.go(5_000)
+    world.nodes["n1"].up = True
+    world.lose("n1")
+    world.beat("n1")
+    assert world.placement() == ["n1", "n2"]
+    assert world.leader.stability.nodes.lost == frozenset()
+
+
 def test_with_one_copy_it_is_lost_by_its_word() -> None:
     world = serving([["n1"]], replicas=0)
     world.lose("n1")
