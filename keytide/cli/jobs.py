@@ -1,4 +1,4 @@
-"""The commands of jobs: `index verify`, and what becomes of verifications and repairs."""
+"""The commands of jobs: `index verify`, what becomes of verifications and repairs, and of copies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ JOB_COLUMNS = (
     "state",
     "percent",
     "documents_done",
+    "eta_s",
+    "detail",
     "waiting_for",
     "counts",
     "seconds",
@@ -31,7 +33,9 @@ DIFFERS = 4
 
 Wait = Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")]
 
-job_app = typer.Typer(help="Verifications and repairs.", no_args_is_help=True)
+job_app = typer.Typer(
+    help="Verifications and repairs, and copies of slices that are being filled.", no_args_is_help=True
+)
 
 
 def add_to(app: typer.Typer, index_app: typer.Typer) -> None:
@@ -104,7 +108,7 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
 
 @asks(job_app, "list", listed("Jobs", JOB_COLUMNS))
 def job_list(admin: Admin) -> Any:
-    """All jobs, newest last."""
+    """All jobs, newest last; copies of slices are among them until they count."""
     return admin.call("GET", "/v1/jobs")
 
 

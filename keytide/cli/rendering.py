@@ -31,6 +31,9 @@ SLICE_COLUMNS = (
     "rebuild",
     "reason",
 )
+"""Of each copy of a slice."""
+FILLING_COLUMNS = ("copy", "source", "percent", "eta_s")
+"""Shown where some copy was, or is being, filled from another one."""
 HEALTH_WORDS: Final[dict[Status, str]] = {
     "ok": "[green]all is well[/green]",
     "degraded": "[yellow]degraded[/yellow], all answers come",
@@ -98,12 +101,12 @@ def show_troubles(topology: Document) -> None:
 def show_index(document: Document) -> None:
     """One index: its facts, and its slices."""
     slices: Sequence[Document] = document.get("slice_states") or ()
-    facts(
-        f"Index {document.get('name')}",
-        {name: value for name, value in document.items() if name != "slice_states"},
-    )
+    told = {name: value for name, value in document.items() if name != "slice_states"}
+    if isinstance(copies := told.get("copies"), dict):
+        told["copies"] = ", ".join(f"{count:,} {kind}" for kind, count in copies.items())
+    facts(f"Index {document.get('name')}", told)
     if slices:
-        table("Slices", SLICE_COLUMNS, [cells(one, SLICE_COLUMNS) for one in slices])
+        _show_slices("Slices", slices)
     lost = document.get("lost") or ()
     if lost:
         builds = ", ".join(document.get("rebuilds") or ()) or "a build that begins by itself"
@@ -116,8 +119,14 @@ def show_index(document: Document) -> None:
 def show_topology(document: Document) -> None:
     """Which node holds which slice."""
     for index in document.get("indexes") or ():
-        rows = [cells(one, SLICE_COLUMNS) for one in index["slices"]]
-        table(f"{index['name']} {index['state']}", SLICE_COLUMNS, rows)
+        _show_slices(f"{index['name']} {index['state']}", index["slices"])
+
+
+def _show_slices(title: str, slices: Sequence[Document]) -> None:
+    """A line for each copy of each slice."""
+    filled = any(one.get(column) is not None for one in slices for column in FILLING_COLUMNS)
+    columns = (*SLICE_COLUMNS[:-1], *(FILLING_COLUMNS if filled else ()), SLICE_COLUMNS[-1])
+    table(title, columns, [cells(one, columns) for one in slices])
 
 
 def show_event(line: Document) -> None:

@@ -13,6 +13,9 @@ from coordinator.http import metrics
 from coordinator.views import health, views
 from coordinator.views import jobs as job_views
 from coordinator.views.slices import nodes_to_ask
+from keytide.cli import rendering as looks
+from keytide.cli.calls import listed
+from keytide.cli.jobs import JOB_COLUMNS
 from keytide.model.health import Reason
 from tests.unit.copy_world import INDEX, NODES, CopyWorld
 from tests.unit.test_build_copies import BEHIND, LOST, at_end
@@ -324,3 +327,26 @@ def test_what_verifies_waits_for_no_node_whose_slices_another_one_has() -> None:
         document = job_views.shown(world.leader, job.id, world.now)
         assert document["state"] == "RUNNING"
         assert document["waiting_for"].startswith(told) if told else document["waiting_for"] == ""
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    world = CopyWorld().ready()
+    looks.show_index({**shown(world), "slice_states": slices(world)})
+    told = capsys.readouterr().out
+    assert "4 wanted, 4 counted, 4 serving, 0 filling, 0 lost" in told
+    assert "eta_s" not in told
+    filled(world)
+    world.says["n3", 0] = {**FILLING, "rows": 250, "rows_total": 1_000}
+    world.now += 10_000
+    world.beat()
+    looks.show_index({**shown(world), "slice_states": slices(world)})
+    told = capsys.readouterr().out
+    assert "4 wanted, 3 counted, 3 serving, 1 filling, 0 lost" in told
+    assert all(word in told for word in ("c20", "FILLING", "25.0", "eta_s", "source"))
+    listed("Jobs", JOB_COLUMNS)(job_views.jobs(world.leader, world.now))
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(word in told for word in ("c20", "copy", "by_city", "RUNNING", "25.0"))
+    assert "slice 0 on node n3, from node n1: 250 of 1,000 rows" in told

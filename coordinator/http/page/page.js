@@ -170,6 +170,12 @@ function leftOut(index) {
   return told.length ? `not in it when it was built: ${told.join(", ")}` : "";
 }
 
+function copies(index) {
+  const { wanted, serving, filling } = index.copies || {};
+  if (!index.replicas || index.state !== "READY" || (serving >= wanted && !filling)) return null;
+  return sub(`${serving} of ${wanted} copies serve${filling ? `, ${filling} being filled` : ""}`, serving < wanted ? "error" : "");
+}
+
 function indexesPart({ indexes }) {
   const columns = [["Index", ""], ["State", ""], ["Entries", "number"], ["Size", "number"], ["Behind", "number"],
     ["Snapshot", "number"], ["Skipped", "number"]];
@@ -179,9 +185,9 @@ function indexesPart({ indexes }) {
         make("code", {}, 'keytide sql "CREATE INDEX by_city ON people (city)"'));
     }
     return table(columns, indexes.map((one) => [
-      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices`), sub(one.reason, "error"),
+      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
-        sub(leftOut(one)),
+        copies(one), sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
       state(one.state), number(one.entries), bytes(one.bytes), one.lag_documents === null ? "–" : number(one.lag_documents),
       number(one.snapshot), number(one.skipped),
