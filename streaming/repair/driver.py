@@ -33,7 +33,7 @@ class RepairDriver(VerifyDriver):
     def work(self, held: ExitStack) -> None:
         (index,), context = self.open(held, self._settings.repair.documents, self._tell_of_comparison)
         name = f"{self._id}-{self._run_id}"
-        channel = SliceChannel(self._settings, index, name)
+        channel = SliceChannel(self._settings, index, self._metadata.catalog, name)
         held.callback(channel.close)
         comparison = LiveComparison(context, self._reader_of, self._comparison_begins)
         repair = Repair(

@@ -124,7 +124,8 @@ class Repaired:
         first, last: the first look, and the newest whole one; None before the first.
         planned: what was done, or would be, newest round last.
         rounds: how many there were.
-        corrected, spared, void: documents, summed over slices, as these told (`RepairStatus`).
+        corrected, spared, void: documents, summed over slices, as these told (`RepairStatus`); of the copies
+            of a slice the one with the most.
     """
 
     first: VerificationResult | None = None
@@ -216,11 +217,11 @@ class Repair:
             raise
         over = self._end(to)
         done.planned += plans
-        for status in told.values():
-            if status.repair is not None:
-                done.corrected += status.repair.corrected
-                done.spared += status.repair.spared
-                done.void += status.repair.void
+        for number_of_slice in to:
+            mine = [one.repair for one in told.values() if one.slice == number_of_slice and one.repair]
+            done.corrected += max((one.corrected for one in mine), default=0)
+            done.spared += max((one.spared for one in mine), default=0)
+            done.void += max((one.void for one in mine), default=0)
         self.tell(f"round {number + 1}: waiting until the corrections are durable")
         self._wait("durable", lambda status: self._durable(status, number, over[status.slice]))
 
@@ -298,7 +299,7 @@ class Repair:
         return says or status.queue_position > over
 
     def _wait(self, what: str, done: Callable[[SliceStatus], bool]) -> SliceStatuses:
-        return self.channel.wait(what, done, self.settings.wait_s, self.stopped)
+        return self.channel.wait(what, done, self.settings.wait_s, self.stopped, self.tell)
 
 
 def status_watches(status: SliceStatus) -> bool:

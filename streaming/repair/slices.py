@@ -1,19 +1,24 @@
 """The messages of a repair to slices, and what slices say of it: the mutation queues and the heartbeats.
 
 Theory of operation. A repair writes into the same queues as the projectors, whatever they write meanwhile: it
-is one more sender. A round is over for a slice when all nodes that hold it have dealt with all messages; what
-it has done is safe when the slice reads on behind the end of the round after any crash (`queue_position` of
-its heartbeat, R6). Heartbeats are read from the end of the reports topic on.
+is one more sender. A round is over for a slice when all its copies have dealt with all messages; what it has
+done is safe when the slice reads on behind the end of the round after any crash (`queue_position` of its
+heartbeat, R6). Heartbeats are read from the end of the reports topic on.
+
+Of several copies those count that the dictionary names at each moment. One that has lost its data, or whose
+node says nothing, is not waited for when another one of its slice is done: it hears the same from its queue
+when it is back, or is filled from the other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, Message
 
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
 from keytide.kafka.admin import admin, list_offsets
@@ -33,21 +38,55 @@ from keytide.wire.messages import (
 )
 
 POLL_S: Final = 0.2
+SILENT_S: Final = 10.0
+"""A node that says nothing for so long is silent; they say something several times a second."""
+TELL_S: Final = 2.0
+"""Before it is told whom a repair waits for."""
+NAMED: Final = 5
+"""Copies that are named."""
 SEND_LIMIT_S: Final = 60.0
 
 SliceStatuses = Mapping[tuple[str, int], SliceStatus]
 """(node, slice) -> its newest status."""
 
 
+def lacking(
+    placement: Sequence[Sequence[str]],
+    told: SliceStatuses,
+    done: Callable[[SliceStatus], bool],
+    silent: Container[str],
+) -> list[tuple[str, int]]:
+    """The copies that a repair waits for, as (node, slice).
+
+    Args:
+        placement: of each slice the nodes whose copies count.
+        done: whether what a copy says is what is waited for.
+        silent: nodes that say nothing.
+    """
+    found: list[tuple[str, int]] = []
+    for number, nodes in enumerate(placement):
+        late = [one for one in nodes if (one, number) not in told or not done(told[one, number])]
+        for node in late:
+            status = told.get((node, number))
+            out = node in silent or (status is not None and status.state == "LOST")
+            if not out or len(late) == len(nodes):
+                found.append((node, number))
+    return found
+
+
 class SliceChannel:
     """To and from the slices of one index.
 
     Args:
+        catalog: gives the dictionary as it is now.
         sender: names this run in messages that are sent in parts (R20).
     """
 
-    def __init__(self, settings: Settings, index: IndexRecord, sender: str) -> None:
+    def __init__(
+        self, settings: Settings, index: IndexRecord, catalog: Callable[[], Catalog], sender: str
+    ) -> None:
         self._index = index
+        self._catalog = catalog
         self._topic = Topics(settings.cluster).mutations(index.id)
         self._limit = settings.topics.message_max_bytes * 9 // 10
         self._producer = producer(settings)
@@ -58,6 +97,7 @@ class SliceChannel:
             end = list_offsets(client, reports, [0])[0]
         self._reports = TopicReader(settings, reports, {0: end})
         self._told: dict[tuple[str, int], SliceStatus] = {}
+        self._heard: dict[str, float] = {}
 
     def close(self) -> None:
         self._reports.close()
@@ -95,31 +135,51 @@ class SliceChannel:
         return reached
 
     def wait(
-        self, what: str, done: Callable[[SliceStatus], bool], limit_s: float, stopped: Callable[[], bool]
+        self,
+        what: str,
+        done: Callable[[SliceStatus], bool],
+        limit_s: float,
+        stopped: Callable[[], bool],
+        tell: Callable[[str], None],
     ) -> SliceStatuses:
-        """Wait until every slice, on every node that holds it, says something.
+        """Wait until every copy of every slice that can (`lacking`) says something.
 
         Args:
             what: is waited for, in words.
+            tell: called with whom it is waited for, when that takes a while.
+
+        Returns:
+            What the copies that have done it say.
 
         Raises:
             RetryableError: not within the limit, or the driver is to end.
         """
-        deadline = time.monotonic() + limit_s
-        places = [(node, number) for number, nodes in enumerate(self._index.placement) for node in nodes]
+        began, last = time.monotonic(), ""
         self._told.clear()
         while True:
-            missing = [place for place in places if place not in self._told or not done(self._told[place])]
+            now = time.monotonic()
+            placement = (self._catalog().index(self._index.id) or self._index).placement
+            silent = {
+                node
+                for nodes in placement
+                for node in nodes
+                if now - max(began, self._heard.get(node, began)) >= SILENT_S
+            }
+            missing = lacking(placement, self._told, done, silent)
             if not missing:
-                return dict(self._told)
+                return {place: status for place, status in self._told.items() if done(status)}
             if stopped():
                 raise RetryableError("the driver was asked to end")
-            if time.monotonic() > deadline:
-                names = ", ".join(f"slice {number} on {node}" for node, number in missing[:5])
+            names = ", ".join(f"slice {number} on {node}" for node, number in missing[:NAMED])
+            names += f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            if now - began > limit_s:
                 raise RetryableError(
                     f"{names} of {self._index.name}: not {what} within {limit_s:.0f} s",
                     next_step="see `keytide topology`: every slice must be LIVE",
                 )
+            if now - began >= TELL_S and names != last:
+                tell(f"{names}: not {what} yet")
+                last = names
             self._listen()
 
     def _listen(self) -> None:
@@ -130,6 +190,7 @@ class SliceChannel:
                 continue
             if not isinstance(message, NodeHeartbeat):
                 continue
+            self._heard[message.node] = time.monotonic()
             for status in message.slices:
                 if status.index == self._index.id:
                     self._told[message.node, status.slice] = status

@@ -6,9 +6,9 @@ Theory of operation
 id, until `release`; a thread renews the hold. Numbers are shared by all indexes of a keyspace, so one pin is
 one cut through all of them. It works for indexes that are not READY too.
 
-A slice is asked on the first of its nodes that holds the snapshot. When none does any more (a node has
+Of each slice one copy is asked: the first that holds the snapshot. When it does not any more (its node has
 restarted, the keyspace was rolled back), what was begun is worth nothing: `PinLostError`, and the job begins
-again with a newer snapshot.
+again with a newer snapshot, of another copy if need be.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class SliceClient:
         self._nodes = nodes
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slices")
         self._renewals: dict[str, Worker] = {}
+        self._silent: set[str] = set()
+        """Nodes that did not answer when they were last asked for a snapshot."""
 
     def close(self) -> None:
         for renewing in self._renewals.values():
@@ -189,8 +191,9 @@ class SliceClient:
     def _ask_pins(
         self, number: int, incarnation: int, hold: str, lease_ms: int
     ) -> tuple[dict[Place, tuple[str, SlicePin]], str]:
-        """The answers of slices, each of its first node that holds the snapshot; and why one is missing, ""
-        when none is."""
+        """The answers of slices; and why one is missing, "" when none is. With `number` -1 the newest
+        snapshot of all copies of a slice; else the first copy that holds it: the others are not asked to.
+        Nodes that did not answer the last time are asked last, for what is missing still."""
         found: dict[Place, tuple[str, SlicePin]] = {}
         for index in self._records():
             by_node: dict[str, list[int]] = {}
@@ -198,18 +201,27 @@ class SliceClient:
                 for node in nodes:
                     by_node.setdefault(node, []).append(slice_number)
             reasons = ""
-            for node, slices in sorted(by_node.items()):
+            for node in sorted(by_node, key=lambda one: (one in self._silent, one)):
+                slices = by_node[node]
+                if number >= 0 or node in self._silent:
+                    slices = [one for one in slices if (index.id, one) not in found]
+                if not slices:
+                    continue
                 ask = PinAsk(index.id, slices, number, incarnation, hold, lease_ms)
                 try:
                     answer = self._call(node, ask, PinAnswer)
                 except RetryableError as error:
                     reasons = error.message
+                    if isinstance(error, NodeUnavailableError):
+                        self._silent.add(node)
                     continue
+                self._silent.discard(node)
                 for one in answer.slices:
-                    if one.held:
-                        found.setdefault((index.id, one.slice), (node, one))
-                    else:
+                    place = index.id, one.slice
+                    if not one.held:
                         reasons = one.reason or reasons
+                    elif place not in found or found[place][1].number < one.number:
+                        found[place] = node, one
             missing = [n for n in range(index.slices) if (index.id, n) not in found]
             if missing:
                 held = f"snapshot {number}" if number >= 0 else "a snapshot"

@@ -167,7 +167,12 @@ class Scene:
         return reached
 
     def wait(
-        self, what: str, done: Callable[[SliceStatus], bool], limit_s: float, stopped: Callable[[], bool]
+        self,
+        what: str,
+        done: Callable[[SliceStatus], bool],
+        limit_s: float,
+        stopped: Callable[[], bool],
+        tell: Callable[[str], None],
     ) -> SliceStatuses:
         self.events(what)
         self.stamp()
@@ -175,7 +180,11 @@ class Scene:
             if what == "durable":
                 store.start_fold()
                 store.finish_fold()
-        told = {("n", n): running(self.cores[n], self.stores[n], "", 0) for n in range(SLICES)}
+        told = {
+            (node, n): running(self.cores[n], self.stores[n], "", 0)
+            for n in range(SLICES)
+            for node in ("n", "m")  # two copies say the same
+        }
         if not all(done(status) for status in told.values()):
             raise RetryableError(f"not {what}")
         return told

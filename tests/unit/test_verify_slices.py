@@ -131,6 +131,45 @@ def test_a_replica_answers_for_a_node_that_is_down() -> None:
         assert set(told) == {"n1"}
 
 
+def test_one_copy_of_each_slice_is_asked_to_hold_a_snapshot() -> None:
+    made = world(replicas=1)
+    fill(made, 7)
+    with asked(made) as (slices, told):
+        pin = slices.pin()
+        held = {
+            (view.node_id, key[1])
+            for view in made.views.values()
+            for key, one in view.slices.items()
+            if one.snapshots[7].leases
+        }
+        assert held == {(node, number) for (_, number), node in pin.nodes.items()}
+        assert len(held) == SLICES
+        told.clear()
+        slices.release(pin)
+        assert set(told) == set(pin.nodes.values())
+
+
+def test_a_copy_that_lags_holds_no_verification_back() -> None:
+    made = world(replicas=1)
+    fill(made, 4)
+    for number in range(5, 30):
+        fill(made, number, "n1")
+    with asked(made) as (slices, _):
+        pin = slices.pin()
+        assert pin.number == 29
+        assert set(pin.nodes.values()) == {"n1"}
+
+
+def test_a_node_that_did_not_answer_is_asked_last_and_for_nothing_that_others_have() -> None:
+    made = world(replicas=1)
+    fill(made, 7)
+    with asked(made, frozenset({"n0"})) as (slices, told):
+        slices.pin()
+        told.clear()
+        slices.pin()
+        assert told == ["n1", "n1"]
+
+
 def test_rows_and_sums_come_whole_in_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "ROWS_PER_CALL", 1)
     made = world()
