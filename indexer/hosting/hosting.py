@@ -47,11 +47,9 @@ from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
-from indexer.unique.suspects import UniqueLimits
-from indexer.unique.watch import KeyShape, UniqueWatch
+from indexer.unique.watch import watch_of
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
-from keytide.definition.index import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import IndexerSettings
@@ -318,19 +316,8 @@ class Hosting:
             self._node.control.term,
             history,
             lambda old, empty: self._begin_anew(key, old, empty),
-            self._unique_watch(record.definition),
+            watch_of(record.definition, self._settings, self._node.control.term),
             record.version,
-        )
-
-    def _unique_watch(self, definition: IndexDefinition) -> UniqueWatch | None:
-        """What looks for keys that several documents have; None where they may have them."""
-        if not definition.unique:
-            return None
-        settings = self._settings
-        return UniqueWatch(
-            KeyShape(len(definition.keys), definition.descending),
-            UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed),
-            self._node.control.term,
         )
 
     def _open_store(self, key: SliceKey, initial: Applied) -> SliceStore:
