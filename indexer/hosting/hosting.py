@@ -47,6 +47,7 @@ from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
+from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import watch_of
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
@@ -130,6 +131,7 @@ class Hosting:
         self._catalog = Catalog()
         self._fillable: frozenset[SliceKey] = frozenset()
         self._scrubber = Scrubber(settings.scrub_interval_s * 1_000, settings.doubt_pause_s * 1_000)
+        self._unique_limits = UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed)
         self._store_settings = StoreSettings(
             base_map_bytes=settings.base_map_bytes,
             delta_map_bytes=settings.delta_map_bytes,
@@ -316,7 +318,7 @@ class Hosting:
             self._node.control.term,
             history,
             lambda old, empty: self._begin_anew(key, old, empty),
-            watch_of(record.definition, self._settings, self._node.control.term),
+            watch_of(record.definition, self._unique_limits, self._node.control.term),
             record.version,
         )
 

@@ -29,7 +29,6 @@ from indexer.unique.suspects import SettledNumbers, Suspects, UniqueLimits
 from keytide.collation import decode_key, skip_key, successor
 from keytide.collation.layout import Missing
 from keytide.definition.index import IndexDefinition
-from keytide.settings.settings import IndexerSettings
 from keytide.wire.columns import heard_hashes, heard_ids, heard_offsets, puts_columns
 from keytide.wire.messages import DuplicateDocument, Segment, StabilityTimestamp, UniqueViolation
 
@@ -337,7 +336,7 @@ def _keys_at(segment: Segment, ordinals: npt.NDArray[np.int64]) -> dict[int, lis
     return found
 
 
-def watch_of(definition: IndexDefinition, settings: IndexerSettings, term: int) -> UniqueWatch | None:
+def watch_of(definition: IndexDefinition, limits: UniqueLimits, term: int) -> UniqueWatch | None:
     """What looks for keys that several documents have in a slice; None where they may have them.
 
     Args:
@@ -345,6 +344,4 @@ def watch_of(definition: IndexDefinition, settings: IndexerSettings, term: int) 
     """
     if not definition.unique:
         return None
-    shape = KeyShape(len(definition.keys), definition.descending)
-    limits = UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed)
-    return UniqueWatch(shape, limits, term)
+    return UniqueWatch(KeyShape(len(definition.keys), definition.descending), limits, term)

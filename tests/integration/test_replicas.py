@@ -214,7 +214,7 @@ def test_more_copies_than_nodes_are_waited_for(world: World) -> None:
     world.sql(f"ALTER INDEX {INDEX} SET (replicas=3)")
     try:
         wait_for(
-            lambda: "another indexer node" in str(world.admin.call("GET", "/v1/health")), "it says so", 60
+            lambda: "start an indexer node" in str(world.admin.call("GET", "/v1/health")), "it says so", 60
         )
         _check_at_end(world)
     finally:

@@ -56,6 +56,8 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "throw_away_what_is_done": (9, "Stuck"),
     "believe_the_clock": (6, "Stuck"),
     "believe_the_later_start": (204, "Stuck"),
+    "never_fill_up": (11, "Stuck"),
+    "begin_lost_copies_empty": (11, "Stuck"),
     "forget_the_splits": (111, "Untorn"),
     "leave_samples_alone": (23, "Stuck"),
     "read_the_last_first": (7, "Stable"),

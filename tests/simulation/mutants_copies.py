@@ -17,12 +17,19 @@ from indexer.hosting.placed import Placed
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import CopyRecord, IndexRecord
 from tests.simulation.mutants import mutant
+from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
+from tests.unit import test_copies_filling, test_copies_lost, test_copies_trimming, test_copying
 
 LOSSES = ("damage", "disk-loss")
 
 
-@mutant("R39", "what a copy may need of the queue while it is filled is trimmed", faults=LOSSES)
+@unit_mutant(
+    "R39",
+    "what a copy may need of the queue while it is filled is trimmed",
+    "what it is filled from needs as much there",
+    test_copies_trimming.test_what_a_copy_may_need_stays_until_it_counts,
+)
 def trim_what_copies_need(patches: Patches) -> None:
     def limits_of(self: Trimmer, *arguments: Any) -> Any:
         return [
@@ -34,7 +41,12 @@ def trim_what_copies_need(patches: Patches) -> None:
     _limits_of = patches.put(Trimmer, "_limits_of", limits_of)
 
 
-@mutant("R40", "rows of two commits come into one copy", faults=LOSSES)
+@unit_mutant(
+    "R40",
+    "rows of two commits come into one copy",
+    "few rows are copied there, and seldom over a fold",
+    test_copying.test_a_copy_is_one_commit_whatever_happens,
+)
 def mix_generations(patches: Patches) -> None:
     def answer(self: CopySources, request: CopyRequest, now: int) -> bytes:
         asked = replace(request, generation="")
@@ -45,7 +57,13 @@ def mix_generations(patches: Patches) -> None:
     _answer = patches.put(CopySources, "answer", answer)
 
 
-@mutant("R41", "a copy counts as soon as it is whole", faults=LOSSES)
+@unit_mutant(
+    "R41",
+    "a copy counts as soon as it is whole",
+    "no copy is taken out there on account of one that lacks what is published (R43)",
+    test_copies_filling.test_it_does_not_count_before_it_serves,
+    state="CATCHUP",
+)
 def count_early(patches: Patches) -> None:
     def caught_up(self: CopyReports, record: CopyRecord, index: IndexRecord) -> bool:
         status = self.filled(record)
@@ -54,7 +72,12 @@ def count_early(patches: Patches) -> None:
     patches.put(CopyReports, "caught_up", caught_up)
 
 
-@mutant("R43", "a copy is taken out whatever the others have", faults=LOSSES)
+@unit_mutant(
+    "R43",
+    "a copy is taken out whatever the others have",
+    "one that is lost has nothing either, and nobody is silent there for long enough",
+    test_copies_lost.test_not_while_the_other_one_lacks_what_is_published,
+)
 def take_out_whatever_others_have(patches: Patches) -> None:
     patches.put(CopyReports, "holds", lambda self, index, number, node: True)
 

@@ -156,7 +156,7 @@ def test_a_heartbeat_of_a_start_that_is_over_changes_nothing() -> None:
     world = serving([["n1", "n2"]], count=2)
     node = world.nodes["n1"]
     old = NodeHeartbeat(
-        "n1", "http://n1", 1, world.now, [world.status(0, node.copies[0])], 0, 0, world.offset
+        "n1", "http://127.0.0.1:1", 1, world.now, [world.status(0, node.copies[0])], 0, 0, world.offset
     )
     node.started_at, node.copies[0].state = 2, "CATCHUP"
     world.beat("n1")

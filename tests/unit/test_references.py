@@ -105,12 +105,16 @@ def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
     assert found == []
 
 
+NOT_BUILT = {42, 44, 45, 47}
+"""Rules of moves, of new layouts and of comparing copies, which the page names as not built."""
+
+
 def test_every_rule_says_why_where_and_what_shows_it() -> None:
     rules = sections(PROTOCOL, "R")
     assert len(rules) >= 35
-    assert sorted(rules) == list(range(1, len(rules) + 1))
+    assert sorted({*rules, *NOT_BUILT}) == list(range(1, max(rules) + 1))
     for page in (PROTOCOL, ROOT / "ARCHITECTURE.md"):
-        assert re.search(rf"cited (?:in the code )?as R1 to R{len(rules)}\b", page.read_text()), page
+        assert re.search(rf"cited (?:in the code )?as R1 to R{max(rules)}\b", page.read_text()), page
     for number, text in rules.items():
         assert "*Without" in text, number
         assert re.search(r"`\w+/[\w/]+\.py`", text), number
