@@ -4,7 +4,7 @@ Theory of operation. The definition says how many copies of each slice there are
 it anew. Are there fewer of a slice, the leader has more filled from those that there are, at its next look.
 Are there more, they are taken out of the placement by the same write: those that are being filled first, then
 those that do not serve, then the last that the placement names. None of a slice is taken out unless one that
-stays serves (R43): else the statement is refused, and nothing is changed.
+stays serves: else the statement is refused, and nothing is changed.
 
 An index that is built keeps the placement that its build began with, so it cannot be altered before it is
 READY. One that waits, for its build or for its turn, is placed as its definition says when the build begins.
