@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from coordinator.core.events import BuildPrepared, Event, PrepareFailed, SourceSampled, TopicsDeleted
-from coordinator.core.instructions import DeleteTopics, PrepareBuild, SampleSource, SendBuildEnd
+from coordinator.core.events import (
+    BuildPrepared,
+    DictionaryWritten,
+    Event,
+    PrepareFailed,
+    SourceSampled,
+    TopicsDeleted,
+)
+from coordinator.core.instructions import DeleteTopics, PrepareBuild, SampleSource, SendBuildEnd, Write
 from coordinator.process import executor as executor_module
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from keytide.kafka.admin import KafkaUnavailableError
@@ -57,8 +64,9 @@ class Rig:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.failures: list[BaseException] = []
         nothing: Any = _Nothing()
+        writer: Any = _Writer()
         settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-        self.executor = InstructionExecutor(settings, nothing, nothing, self.events.put, self.failures.append)
+        self.executor = InstructionExecutor(settings, writer, nothing, self.events.put, self.failures.append)
         self.work = _Work()
         self.executor._work = self.work  # type: ignore[assignment]
         self.executor.open()
@@ -72,6 +80,17 @@ class Rig:
 
 class _Nothing:
     def stop(self) -> None: ...
+
+
+class _Writer(_Nothing):
+    """Of the metadata topic: every record has an offset."""
+
+    def __init__(self) -> None:
+        self.end = 20
+
+    def write(self, records: Sequence[tuple[str, Any]]) -> int:
+        self.end += len(records)
+        return self.end
 
 
 @pytest.fixture
@@ -92,6 +111,14 @@ def test_a_sample_for_a_build_tells_what_it_has_read_and_the_log_has_no_more(rig
     assert isinstance(event, SourceSampled)
     assert (event.build, event.lost) == ("b8", {0: Place(7, 0)})
     assert rig.work.done == [("lost", read)]
+
+
+def test_each_write_is_told_in_order_with_its_end(rig: Rig) -> None:
+    rig.executor.put(Write((("term", None), ("copy/c1", None))))
+    rig.executor.put(Write((("copy/c2", None),)))
+    rig.settle()
+    told = [rig.events.get_nowait() for _ in range(2)]
+    assert [one.end for one in told if isinstance(one, DictionaryWritten)] == [22, 23]
 
 
 def test_a_topic_that_cannot_be_deleted_holds_nothing_up(rig: Rig) -> None:

@@ -23,10 +23,15 @@ AWAY = KafkaError(KafkaError._TIMED_OUT, "no", retriable=True)
 
 
 class Refusing:
-    """A producer whose transactions end with an error, or well; or whose id cannot be claimed in time."""
+    """A producer whose transactions end with an error, or well; or whose id cannot be claimed in time.
+
+    Attributes:
+        offset: of the next record; None when it tells nothing of what it has delivered.
+    """
 
     def __init__(self, error: KafkaError | None) -> None:
         self.error = error
+        self.offset: int | None = None
         self.written: list[str] = []
         self.ready = False
 
@@ -42,12 +47,25 @@ class Refusing:
     def abort_transaction(self, _: float) -> None:
         pass
 
-    def produce(self, _: str, key: str, **__: Any) -> None:
+    def produce(self, _: str, key: str, on_delivery: Any, **__: Any) -> None:
         self.written.append(key)
+        if self.offset is not None:
+            on_delivery(None, Delivered(self.offset))
+            self.offset += 1
 
     def commit_transaction(self, _: float) -> None:
         if self.error is not None:
             raise KafkaException(self.error)
+
+
+class Delivered:
+    """A record that is in the topic."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def offset(self) -> int:
+        return self._offset
 
 
 class World:
@@ -55,6 +73,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, terms: list[int | None], *errors: KafkaError) -> None:
         self.producers: list[Refusing] = []
+        self.offsets: list[int] = []
         self._errors, self._terms = [*errors], terms
         monkeypatch.setattr(election, "producer", self._producer)
         monkeypatch.setattr(election, "read_catalog", self._read)
@@ -62,6 +81,7 @@ class World:
 
     def _producer(self, *_: Any, **__: Any) -> Any:
         self.producers.append(Refusing(self._errors.pop(0) if self._errors else None))
+        self.producers[-1].offset = self.offsets.pop(0) if self.offsets else None
         self.producers[0].ready = True
         return self.producers[-1]
 
@@ -73,8 +93,8 @@ class World:
         catalog.put("term", TermRecord(term, "c", 1))
         return catalog
 
-    def write(self) -> None:
-        self.writer.write([("term", TermRecord(1, "c1", 1))])
+    def write(self) -> int:
+        return self.writer.write([("term", TermRecord(1, "c1", 1))])
 
 
 @pytest.mark.parametrize("error", [LOST, FENCED])
@@ -119,3 +139,21 @@ def test_a_claim_that_is_fenced_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(FencedError, match="another coordinator"):
         world.write()
     assert len(world.producers) == 1
+
+
+def test_it_tells_behind_which_offset_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, [])
+    (one,) = world.producers
+    one.offset = 40
+    assert world.write() == 41
+    record = ("term", TermRecord(1, "c1", 1))
+    assert world.writer.write([record, record, record]) == 44
+    one.offset = None
+    assert world.write() == -1, "not what an earlier one has reached"
+
+
+def test_of_a_transaction_that_is_written_again_the_last_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, [5, 5], LOST)
+    world.writer.term = 5
+    world.producers[0].offset, world.offsets = 40, [43]
+    assert world.write() == 44
