@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -18,14 +19,18 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import TopicSeen
 from coordinator.core.instructions import ConfirmTopic, ExamineHistory
+from coordinator.election.claim import MetadataWriter, claim_term
+from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.log_examination import examine
 from coordinator.process.topic_ids import TopicIds
 from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildProcess, free_ports, is_free
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
+from keytide.catalog.records import NodeRecord
 from keytide.kafka.admin import list_offsets
 from keytide.kafka.topics import CatalogReader, TopicReader
 from keytide.model.topics import Topics
@@ -815,3 +820,31 @@ def test_tokens_have_scopes(coordinator: Coordinator) -> None:
     assert [status("GET", "/v1/indexes", token) for token in ("", "x", "r", "a")] == [401, 401, 200, 200]
     assert [status("POST", "/v1/statements", token) for token in ("", "r", "a")] == [401, 403, 200]
     assert status("GET", "/healthz", "") == 200
+
+
+def test_a_leader_knows_up_to_where_it_has_written(kafka: EmbeddedKafka) -> None:
+    """As those count it who read the dictionary, transaction markers included (R49)."""
+    settings = load_settings(
+        cluster=f"kt{next(_numbers)}-{os.getpid()}", kafka={"bootstrap": kafka.bootstrap}
+    )
+
+    def read() -> int:
+        with contextlib.closing(CatalogReader(settings)) as reader:
+            return reader.start().offset
+
+    with KafkaAdminWork(settings) as work:
+        work.make_own_topics()
+    writer = MetadataWriter(settings)
+    _, catalog = claim_term(settings, writer, "one")
+    dictionary = Dictionary(catalog, settings.cluster)
+    for count in (1, 3):
+        for number in range(count):
+            dictionary.put(NodeRecord(f"n{number}", "", count))
+        write = dictionary.drain()
+        assert write is not None
+        end = writer.write(write.records)
+        dictionary.wrote(end)
+        wait_for(lambda: read() == dictionary.written, "it is read to its marker")
+        assert end == dictionary.written - 1
+    claim_term(settings, MetadataWriter(settings), "other")
+    wait_for(lambda: read() > dictionary.written, "the other one's term is read")
