@@ -78,7 +78,8 @@ def test_a_copy_that_does_not_serve_goes_before_one_that_does() -> None:
     index = world.leader.dictionary.catalog.index(INDEX)
     assert index is not None
     world.leader.dictionary.put(replace(index, copies={0: {"n1": "c1", "n2": "c2"}}))
-    world.says["n1", 0] = {"state": "LOST", "reason": "gone", "number": -1}
+    world.says["n1", 0] = {"state": "LOST", "reason": "gone", "number": -1, "copy": "c1"}
+    world.says["n2", 0] = {"copy": "c2"}
     world.beat()
     alter(world, 0)
     index = world.index("by_city")
