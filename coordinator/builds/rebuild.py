@@ -97,13 +97,15 @@ class Rebuilds:
         return out
 
     def _spare(self, record: BuildRecord, now: int) -> list[Instruction]:
-        """Leave slices that serve again out of a rebuild that has not begun."""
+        """Leave slices that serve again out of a rebuild that has not begun; not those that serve what a
+        rebuild has left that was given up."""
         if self._registry.run(record.id).preparing:
             return []
         incarnation = self._registry.incarnation(record.keyspace)
         serve = {
             (index.id, number)
             for index, number in self._filled(record)
+            if number not in self._registry.half_rebuilt(index)
             for node in (index.placement[number] if index.placement else ())
             if self._nodes.slice_serves(node, index.id, number, incarnation)
         }

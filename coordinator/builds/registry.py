@@ -222,6 +222,12 @@ class BuildRegistry(Registry[BuildRecord, BuildRun]):
         """Rebuilds of slices of an index that are queued or under way."""
         return [one for one in self.all() if index in one.slices and one.state not in FINAL]
 
+    def half_rebuilt(self, index: IndexRecord) -> set[int]:
+        """Slices that a rebuild has begun to fill and not brought back: it is under way, or was given up.
+        They may serve, but what they hold is not to be gone on with."""
+        builds = {number: self.find(id_) for number, id_ in index.slice_builds.items()}
+        return {number for number, one in builds.items() if one is not None and one.state != "READY"}
+
     def last_rebuild(self, index: str, slice_number: int) -> BuildRecord | None:
         """The newest rebuild of a slice that is known."""
         return next((one for one in reversed(self.all()) if slice_number in one.slices.get(index, ())), None)

@@ -25,7 +25,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from coordinator.builds.registry import FINAL, BuildLimits, BuildRegistry
+from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.copies.choosing import TURN, Choosing
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.events import BuildPrepared, DictionaryWritten, Event, Tick
@@ -88,30 +88,21 @@ class Copies:
                 return []
 
     def _leave_to_builds(self) -> list[Instruction]:
-        """Nothing is filled for an index that is not READY, nor in a slice that a rebuild has begun."""
+        """Nothing is filled for an index that is not READY, nor of a slice that a rebuild has begun."""
         out: list[Instruction] = []
         catalog = self._dictionary.catalog
         for index in catalog.indexes():
-            rebuilt = set(self._rebuilt(index)).intersection(index.copies)
-            if rebuilt:
+            rebuilt = self._registry.half_rebuilt(index)
+            if rebuilt.intersection(index.copies):
                 kept = {number: ids for number, ids in index.copies.items() if number not in rebuilt}
                 self._dictionary.put(replace(index, copies=kept))
         for record in catalog.copies():
             of = catalog.index(record.index)
             if of is None or of.state != "READY":
                 out += self._give_up(record, "its index is not READY any more", level="info")
-            elif record.slice in self._rebuilt(of):
+            elif record.slice in self._registry.half_rebuilt(of):
                 out += self._give_up(record, "the slice is rebuilt from its source")
         return out
-
-    def _rebuilt(self, index: IndexRecord) -> list[int]:
-        """Slices that a rebuild which is not over has begun to fill."""
-        builds = self._registry.find
-        return [
-            number
-            for number, id_ in index.slice_builds.items()
-            if (build := builds(id_)) is not None and build.state not in FINAL
-        ]
 
     def _check(self, now: int) -> list[Instruction]:
         """Look at all slices."""
@@ -140,7 +131,7 @@ class Copies:
         index = self._dictionary.catalog.index(id_)
         if index is None or index.state != "READY" or index.keyspace in self._registry.halted:
             return None
-        return None if number in self._rebuilt(index) else index
+        return None if number in self._registry.half_rebuilt(index) else index
 
     def _choosing(self) -> Choosing:
         return Choosing(

@@ -129,9 +129,8 @@ class Trimmer:
                 status = self._status(node, index, number, since)
                 if status is not None and status.state == "LOST":
                     continue
-                said = status is not None and status.incarnation == incarnation
-                horizon = status.queue_horizon if status is not None and said else -1
-                copies.append(QueueCopy(f"node {node}", horizon, self._position(node, index.id, number)))
+                position = self._position(node, index.id, number)
+                copies.append(QueueCopy(f"node {node}", self._horizon(status, incarnation), position))
             before = min((copy.horizon for copy in copies), default=-1)
             older_than = now - self._limits.queue_retention_ms if expired else 0
             if (copies and before < 0) or not (copies or expired):
@@ -150,6 +149,10 @@ class Trimmer:
             return None
         status = known.slice(index.id, number)
         return status if status is not None and status.copy == index.copy_of(number, node) else None
+
+    def _horizon(self, status: SliceStatus | None, incarnation: int) -> int:
+        """What a copy may still need, -1 when that is not known."""
+        return status.queue_horizon if status is not None and status.incarnation == incarnation else -1
 
     def _position(self, node: str, index: str, number: int) -> int:
         """What a replica has durably read: nothing, as far as is known, when it has not said so."""

@@ -186,3 +186,37 @@ def test_one_that_is_being_prepared_goes_on() -> None:
     world.go(500)
     (build,) = rebuilds(world)
     assert (build.state, build.slices) == ("QUEUED", {INDEX: [0]})
+
+
+def begun_again(world: CopiesWorld) -> BuildRecord:
+    """The source loses what the rebuild of slice 0 has read: it begins again, and meanwhile the slice serves
+    what it has got."""
+    prepared(world)
+    for name in ("n1", "n2"):
+        world.nodes[name].copies[0].state = "LIVE"
+    world.take(world.leader.builds.rolled_back("people", "the source lost records", world.now))
+    world.go(2_000)
+    (again,) = [one for one in rebuilds(world) if one.state == "QUEUED"]
+    return again
+
+
+def test_one_that_begins_again_is_not_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = serving()
+    world.lose("n1")
+    world.lose("n2")
+    world.go(3_000)
+    monkeypatch.setattr(world.leader.builds.registry, "turn", lambda *_: "its turn")
+    assert begun_again(world).slices == {INDEX: [0]}
+
+
+def test_nothing_is_filled_from_what_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = serving()
+    world.lose("n1")
+    world.lose("n2")
+    world.go(3_000)
+    monkeypatch.setattr(world.leader.builds.registry, "turn", lambda *_: "its turn")
+    begun_again(world)
+    world.lose("n1")
+    world.go(3_000)
+    assert world.records() == []
+    assert world.placement() == ["n1", "n2"]
