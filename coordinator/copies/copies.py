@@ -91,11 +91,6 @@ class Copies:
         """Nothing is filled for an index that is not READY, nor of a slice that a rebuild has begun."""
         out: list[Instruction] = []
         catalog = self._dictionary.catalog
-        for index in catalog.indexes():
-            rebuilt = self._registry.half_rebuilt(index)
-            if rebuilt.intersection(index.copies):
-                kept = {number: ids for number, ids in index.copies.items() if number not in rebuilt}
-                self._dictionary.put(replace(index, copies=kept))
         for record in catalog.copies():
             of = catalog.index(record.index)
             if of is None or of.state != "READY":
