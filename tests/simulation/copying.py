@@ -56,7 +56,7 @@ class SimFiller:
     def step(self) -> None:
         """One chunk for each now and then, or as many as there are once everything is calm."""
         world = self._world
-        if world.storm and world.chance.below(SLOW):
+        if not self._targets or (world.storm and world.chance.below(SLOW)):
             return
         for copy, target in list(self._targets.values()):
             for _ in range(1 if world.storm else 1 << 10):
