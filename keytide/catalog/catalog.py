@@ -17,6 +17,7 @@ from keytide.catalog.records import (
     JobRecord,
     KeyspaceRecord,
     NodeRecord,
+    RebalanceRecord,
     Record,
     RollbackRecord,
     TermRecord,
@@ -134,6 +135,10 @@ class Catalog:
         """All copies of slices that are being filled."""
         return self._all(CopyRecord)
 
+    def rebalances(self) -> list[RebalanceRecord]:
+        """All that were begun and are still remembered, oldest first."""
+        return sorted(self._all(RebalanceRecord), key=lambda one: one.created_at)
+
     def job(self, id_: str) -> JobRecord | None:
         return self._one(f"job/{id_}", JobRecord)
 
@@ -147,6 +152,10 @@ class Catalog:
 
     def nodes(self) -> list[NodeRecord]:
         return self._all(NodeRecord)
+
+    def drained(self) -> frozenset[str]:
+        """The nodes that are to have no slices."""
+        return frozenset(one.id for one in self.nodes() if one.drained_at)
 
     def emitting(self, keyspace: str, version: int) -> list[IndexRecord]:
         """The indexes that a source partition on which `version` is activated emits for (R13), in id

@@ -18,6 +18,7 @@ IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPP
 BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
 PausedBy = Literal["", "operator", "system"]
 JobKind = Literal["verify", "repair"]
+RebalanceState = Literal["RUNNING", "DONE", "CANCELLED"]
 JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
 
 
@@ -73,6 +74,18 @@ class Violated(msgspec.Struct, frozen=True):
     keys: list[UniqueViolation]
 
 
+class LeavingCopy(msgspec.Struct, frozen=True):
+    """A copy of a slice that counts no longer, and still answers pages whose tokens name it (R42).
+
+    Attributes:
+        copy: its id, "" of one that a build has filled.
+        acknowledged: all endpoints were heard to have read that it leaves; it gives no new leases.
+    """
+
+    copy: str = ""
+    acknowledged: bool = False
+
+
 class IndexRecord(msgspec.Struct, frozen=True):
     """Key `index/<id>`; a null value once it is dropped.
 
@@ -90,6 +103,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
         violated: what failed it, when its last build found violations of UNIQUE.
         copies: slice -> node -> id of the copy that it holds, where that was filled from another one
             (`CopyRecord`); a copy that a build has filled has none.
+        leaving: slice -> node -> its copy that counts no longer, and goes when nobody reads from it any more.
     """
 
     id: str
@@ -106,6 +120,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     verification: str = ""
     violated: Violated | None = None
     copies: dict[int, dict[str, str]] = {}
+    leaving: dict[int, dict[str, LeavingCopy]] = {}
 
     @property
     def name(self) -> str:
@@ -219,7 +234,9 @@ class CopyRecord(msgspec.Struct, frozen=True):
             before this was written. Only ever lowered.
         incarnation: of the keyspace, when it was begun.
         why: `lost` (the node had a copy, and lost it), `wanted` (the slice has fewer copies than it is to
-            have).
+            have), `moved` (it takes the place of another one).
+        replaces: the node whose copy leaves when this one counts, "" for none.
+        rebalance: the rebalance that it is of, "" for none.
     """
 
     id: str
@@ -230,7 +247,43 @@ class CopyRecord(msgspec.Struct, frozen=True):
     need: int
     incarnation: int
     created_at: int
-    why: Literal["lost", "wanted"] = "wanted"
+    why: Literal["lost", "wanted", "moved"] = "wanted"
+    replaces: str = ""
+    rebalance: str = ""
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One copy of a slice goes from a node to another one.
+
+    Attributes:
+        bytes: that it took on its disk when the move was planned.
+    """
+
+    index: str
+    slice: int
+    source: str
+    target: str
+    bytes: int = 0
+
+
+class RebalanceRecord(msgspec.Struct, frozen=True):
+    """Key `rebalance/<id>`: moves that were planned together, and are carried out a few at a time.
+
+    Attributes:
+        moves: all of them, in the order in which they begin.
+        left: those that are not done, by their place in `moves`.
+        dropped: how many came to nothing: what they were planned for is not there any more.
+        detail: what came of it, in words.
+    """
+
+    id: str
+    state: RebalanceState
+    created_at: int
+    moves: list[Move]
+    left: list[int]
+    dropped: int = 0
+    finished_at: int = 0
+    detail: str = ""
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -306,11 +359,18 @@ class RollbackRecord(msgspec.Struct, frozen=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """Key `node/<id>`."""
+    """Key `node/<id>`.
+
+    Attributes:
+        drained_at: since when it is to have no slices, ms; 0: it may have some.
+        zone: what fails together with others of the same zone (`indexer.zone`), "" when that is not known.
+    """
 
     id: str
     url: str
     first_seen: int
+    drained_at: int = 0
+    zone: str = ""
 
 
 Record = (
@@ -320,6 +380,7 @@ Record = (
     | IndexRecord
     | BuildRecord
     | CopyRecord
+    | RebalanceRecord
     | JobRecord
     | RollbackRecord
     | NodeRecord
@@ -332,6 +393,7 @@ _KINDS: dict[str, type[Record]] = {
     "index": IndexRecord,
     "build": BuildRecord,
     "copy": CopyRecord,
+    "rebalance": RebalanceRecord,
     "job": JobRecord,
     "rollback": RollbackRecord,
     "node": NodeRecord,
@@ -353,6 +415,8 @@ def record_key(record: Record) -> str:
             return f"build/{id_}"
         case CopyRecord(id=id_):
             return f"copy/{id_}"
+        case RebalanceRecord(id=id_):
+            return f"rebalance/{id_}"
         case JobRecord(id=id_):
             return f"job/{id_}"
         case RollbackRecord(keyspace=keyspace, incarnation=incarnation):

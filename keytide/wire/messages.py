@@ -509,6 +509,8 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """While FILLING: rows of all tables that it has got of the copy that it is filled from."""
     rows_total: int = 0
     """While FILLING: rows that that one has; 0 while it is not known."""
+    leases: int = -1
+    """Snapshots of it that are leased or being read; -1 of a release that does not say."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):
@@ -525,6 +527,8 @@ class NodeHeartbeat(_Message, frozen=True, array_like=True):
     disk_free: int
     catalog_offset: int
     """Metadata it has read up to (next offset)."""
+    zone: str = ""
+    """What fails together with others of the same zone (`indexer.zone`), "" when that is not known."""
 
 
 class BuildProgress(_Message, frozen=True, array_like=True):
