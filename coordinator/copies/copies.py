@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.copies.choosing import TURN, Choosing
+from coordinator.copies.moving import Moves
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.events import BuildPrepared, DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
@@ -50,6 +51,7 @@ class Copies:
     Attributes:
         waiting: (index id, slice) that has fewer copies than it is to have, and gets none now -> what that
             waits for, in words.
+        moves: what makes copies move.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Copies:
         build_limits: BuildLimits,
     ) -> None:
         self.waiting: dict[Slice, str] = {}
+        self.moves = Moves()
         self._registry = registry
         self._dictionary = registry.dictionary
         self._nodes = stability.nodes
