@@ -14,9 +14,9 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.integrity.mirror import check_mirror
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import (
     ClusterRecord,
-    CopyRecord,
     IndexRecord,
     KeyspaceRecord,
     NodeRecord,

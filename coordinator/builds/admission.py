@@ -151,6 +151,7 @@ class BuildAdmission:
                     placement=run.placement[index.id],
                     slice_builds={},
                     copies={},
+                    leaving={},
                     splits=self._sampling.splits(record, index),
                 )
             )
@@ -164,7 +165,9 @@ class BuildAdmission:
         for index in self._registry.indexes(record):
             mine = dict.fromkeys(record.slices_of(index), record.id)
             copies = {number: ids for number, ids in index.copies.items() if number not in mine}
-            dictionary.put(replace(index, slice_builds={**index.slice_builds, **mine}, copies=copies))
+            leaving = {number: one for number, one in index.leaving.items() if number not in mine}
+            builds = {**index.slice_builds, **mine}
+            dictionary.put(replace(index, slice_builds=builds, copies=copies, leaving=leaving))
             ends = event.queue_ends[dictionary.topics.mutations(index.id)]
             positions[index.id] = {number: ends[number] for number in mine}
         return replace(record, queue_positions=positions, low_watermark=load.offsets())

@@ -36,7 +36,7 @@ def retire(
     reason: str = "",
 ) -> list[Instruction]:
     """Take an index out of service; the record says `state` from now on."""
-    gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={})
+    gone = replace(index, state=state, reason=reason, placement=[], slice_builds={}, copies={}, leaving={})
     if index.version == 0:  # nothing was ever emitted; topics may be there of a build that did not begin
         if state == "DROPPING" and index.build is None:
             dictionary.delete(f"index/{index.id}")

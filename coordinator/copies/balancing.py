@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from keytide.catalog.records import Move
+from keytide.catalog.copies import Move
 
 
 class PlannedNode(NamedTuple):

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from coordinator.catalog.placement import counts
-from coordinator.copies.reports import CopyReports
+from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.nodes import WHOLE, HeardNodes
 from keytide.catalog.catalog import Catalog
-from keytide.catalog.records import CopyRecord, IndexRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord
 
 TURN: Final = (
     "their turn: as many copies are filled from or on these nodes as may be at once (setting "
@@ -46,6 +47,9 @@ class Choosing:
         reports: what they say of copies.
         at_once: copies that are filled from or on one node at a time.
         room: bytes that stay free on a disk.
+
+    Attributes:
+        filled: the copies of each slice that are being filled.
     """
 
     def __init__(
@@ -55,7 +59,8 @@ class Choosing:
         self._reports = reports
         self._at_once = at_once
         self._room = room
-        self._load = counts(nodes.live(), catalog.indexes())
+        self._load = counts(set(nodes.live()) - catalog.drained(), catalog.indexes())
+        self.filled: dict[Slice, list[CopyRecord]] = {}
         self._busy: Counter[str] = Counter()
         self._promised: Counter[str] = Counter()
         for record in catalog.copies():
@@ -65,6 +70,7 @@ class Choosing:
 
     def begun(self, record: CopyRecord, size: int) -> None:
         """A copy is being filled, which takes `size` bytes."""
+        self.filled.setdefault((record.index, record.slice), []).append(record)
         if record.node in self._load:
             self._load[record.node] += 1
         status = self._reports.filled(record)
@@ -90,17 +96,25 @@ class Choosing:
         return (min(free, key=lambda one: one[:2])[2], "") if free else (None, TURN)
 
     def target(
-        self, holders: set[str], size: int, failures: Mapping[str, int], preferred: str
+        self,
+        index: IndexRecord,
+        number: int,
+        size: int,
+        failures: Mapping[str, int],
+        preferred: str,
+        only: str = "",
     ) -> tuple[str, str]:
-        """Which node to fill a copy on; else "", and what has to be waited for, in words.
+        """Which node to fill a copy on, one that has none of the slice, nor gets one; else "", and what has
+        to be waited for, in words.
 
         Args:
-            holders: nodes that have a copy, or are getting one.
             size: what it takes, in bytes.
             failures: how often filling it on a node came to nothing.
             preferred: the node that has lost it, "" for none.
+            only: no other node than this one, "" for any.
         """
-        others = [node for node in self._load if node not in holders]
+        holders = {*index.copies_kept(number), *(one.node for one in self.filled.get((index.id, number), ()))}
+        others = [node for node in self._load if node not in holders and only in ("", node)]
         if not others:
             return "", f"another indexer node: none is live beside {', '.join(sorted(holders))}; start one"
         roomy = [

@@ -1,16 +1,21 @@
-"""Keeps as many copies of each slice as its index is to have. Pure (R39, R41, R43, R46, R48).
+"""Keeps as many copies of each slice as its index is to have. Pure (R39, R41, R42, R43, R46, R48).
 
 Theory of operation. Everything that must outlive this leader is in the dictionary: which copies of a slice
-count (`IndexRecord.placement` and `copies`), and which are being filled (`CopyRecord`). Now and then all
-slices of READY indexes are looked at, and each gets the next step that what nodes say allows:
+count (`IndexRecord.placement` and `copies`), which are being filled (`CopyRecord`), and which leave
+(`IndexRecord.leaving`). Now and then all slices of READY indexes are looked at, and each gets the next step
+that what nodes say allows:
 
 * a copy that counts is taken out when its node says that it is LOST, or has been silent for `copy_after_ms`;
   only while another one that counts holds what is published (`reports`), so the last one never is;
-* where copies are missing, one is begun: on which node, and filled from which, is chosen (`choosing`) and
-  written before the first byte is read, with the place in the queue from which it may need it;
-* one that is being filled counts from the write on that names it in the index and ends its `CopyRecord`;
+* where copies are missing, one is begun (`beginning`): on which node, and filled from which, is chosen
+  (`choosing`) and written before the first byte is read, with the place in the queue from which it may need
+  it. So it is with those that are to take the place of others (`moving`);
+* one that is being filled counts from the write on that names it in the index and ends its `CopyRecord`; if
+  it takes the place of another one, that leaves by the same write;
 * it is given up when its node says LOST or stays silent, and another one under a new id follows; when only
-  the copy that it is filled from is gone, another one is named. What it may need of the queue never rises.
+  the copy that it is filled from is gone, another one is named. What it may need of the queue never rises;
+* where there are too many, one leaves, if another one holds what is published. What leaves is still read for
+  a while (`leaving`).
 
 A slice of which nothing is left is rebuilt from its source (`coordinator.builds.rebuild`). What a build fills
 has no copy id. So the ids of a slice's copies go in the write that begins its rebuild, and what was being
@@ -26,15 +31,19 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits, BuildRegistry
+from coordinator.copies.beginning import Beginnings
 from coordinator.copies.choosing import TURN, Choosing
+from coordinator.copies.leaving import LeavingCopies
 from coordinator.copies.moving import Moves
+from coordinator.copies.naming import counting, leaving, without
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.events import BuildPrepared, DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import WHOLE
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
-from keytide.catalog.records import CopyRecord, IndexRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord
 
 TOLD_AFTER_MS: Final = 5_000
 """A wait that is over before is nobody's business: a node was started again, another copy was on its way."""
@@ -49,8 +58,8 @@ class Copies:
         limits, build_limits: settings.
 
     Attributes:
-        waiting: (index id, slice) that has fewer copies than it is to have, and gets none now -> what that
-            waits for, in words.
+        waiting: (index id, slice) that has fewer or more copies than it is to have, and nothing is done
+            about it now -> what that waits for, in words.
         moves: what makes copies move.
     """
 
@@ -62,19 +71,21 @@ class Copies:
         build_limits: BuildLimits,
     ) -> None:
         self.waiting: dict[Slice, str] = {}
-        self.moves = Moves()
         self._registry = registry
         self._dictionary = registry.dictionary
         self._nodes = stability.nodes
         self._reports = CopyReports(registry, stability)
         self._limits = limits
-        self._room = build_limits.node_disk_bytes
+        self._beginnings = Beginnings(
+            registry, self._nodes, self._reports, limits, build_limits.node_disk_bytes
+        )
+        self._leaving = LeavingCopies(registry, self._nodes, self._reports, limits)
+        self.moves = Moves(
+            registry, self._nodes, self._reports, self._beginnings, build_limits.node_disk_bytes
+        )
         self._checked_at = 0
         self._waited: dict[tuple[str, str], int] = {}
         self._told: set[tuple[str, str]] = set()
-        self._lost_on: dict[Slice, str] = {}
-        self._failures: dict[Slice, dict[str, int]] = {}
-        self._again_at: dict[Slice, int] = {}
 
     def handle(self, event: Event) -> list[Instruction]:
         """One event; what follows."""
@@ -97,9 +108,9 @@ class Copies:
         for record in catalog.copies():
             of = catalog.index(record.index)
             if of is None or of.state != "READY":
-                out += self._give_up(record, "its index is not READY any more", level="info")
+                out += self._beginnings.give_up(record, "its index is not READY any more", level="info")
             elif record.slice in self._registry.half_rebuilt(of):
-                out += self._give_up(record, "the slice is rebuilt from its source")
+                out += self._beginnings.give_up(record, "the slice is rebuilt from its source")
         return out
 
     def _check(self, now: int) -> list[Instruction]:
@@ -109,10 +120,15 @@ class Copies:
         for record in self._dictionary.catalog.copies():
             index = self._open(record.index, record.slice)
             out += self._follow(record, index, now) if index else []
+        filled = self._filled()
         for key in self._slices():
             index = self._open(*key)
             out += self._take_out(index, key[1]) if index else []
+            index = self._open(*key)
+            out += self._too_many(index, key[1], filled.get(key, [])) if index else []
+        out += self._leaving.look(now)
         out += self._fill_up(now)
+        out += self.moves.begin(self._open, now)
         return [*out, *self._tell(now)]
 
     def _slices(self) -> list[Slice]:
@@ -131,24 +147,25 @@ class Copies:
             return None
         return None if number in self._registry.half_rebuilt(index) else index
 
-    def _choosing(self) -> Choosing:
-        return Choosing(
-            self._dictionary.catalog, self._nodes, self._reports, self._limits.copies_per_node, self._room
-        )
-
     # --- copies that are being filled -----------------------------------------------------------------------
+
+    def _filled(self) -> dict[Slice, list[CopyRecord]]:
+        """Those of each slice, the oldest first."""
+        found: dict[Slice, list[CopyRecord]] = {}
+        for record in sorted(self._dictionary.catalog.copies(), key=lambda one: (len(one.id), one.id)):
+            found.setdefault((record.index, record.slice), []).append(record)
+        return found
 
     def _follow(self, record: CopyRecord, index: IndexRecord, now: int) -> list[Instruction]:
         """The next step of a copy that is being filled."""
         status = self._reports.filled(record)
         if status is not None and status.state == "LOST":
-            failures = self._failures.setdefault((record.index, record.slice), {})
-            pause = self._limits.copy_pause_ms << min(sum(failures.values()), 6)
-            failures[record.node] = failures.get(record.node, 0) + 1
-            self._again_at[record.index, record.slice] = now + pause
-            return self._give_up(record, f"its node says that it is lost ({status.reason})")
+            self._beginnings.failed(record, now)
+            return self._beginnings.give_up(record, f"its node says that it is lost ({status.reason})")
         if self._nodes.gone(record.node):
-            return self._give_up(record, self._silent(record.node))
+            return self._beginnings.give_up(record, self._silent(record.node))
+        if why := self.moves.unwanted(record, index):
+            return self._beginnings.give_up(record, why, level="info")
         if self._reports.caught_up(record, index):
             return self._count(record, index)
         if status is not None and status.state in WHOLE:
@@ -159,43 +176,32 @@ class Copies:
 
     def _count(self, record: CopyRecord, index: IndexRecord) -> list[Instruction]:
         """From now on a copy serves, and is waited for."""
-        number = record.slice
-        placement = [list(nodes) for nodes in index.placement]
-        placement[number].append(record.node)
-        ids = {**index.copies.get(number, {}), record.node: record.id}
+        now_so = counting(index, record)
         # The index comes first: who reads half of this write sees the copy named twice, not at all.
-        self._dictionary.put(replace(index, placement=placement, copies={**index.copies, number: ids}))
+        self._dictionary.put(now_so)
         self._dictionary.delete(f"copy/{record.id}")
-        self._reports.changed(index.id, number)
-        for known in (self._failures, self._again_at, self._lost_on):
-            known.pop((index.id, number), None)
-        text = (
-            f"{self._words(record)} has caught up and counts: "
-            f"{len(placement[number])} of {index.definition.replicas + 1} copies do"
-        )
+        self._reports.changed(index.id, record.slice)
+        self._beginnings.counts(record)
+        counted, wanted = len(now_so.placement[record.slice]), index.definition.replicas + 1
+        text = f"{self._beginnings.words(record)} has caught up and counts: {counted} of {wanted} copies do"
+        if record.replaces in index.placement[record.slice]:
+            text += f"; the one on node {record.replaces} leaves"
         return [Note("info", "copy-counts", index.name, text)]
 
     def _replace_source(self, record: CopyRecord, index: IndexRecord) -> list[Instruction]:
         """Name another copy that it is filled from, if there is one. What it may need is told again before
         its first byte, and never rises (R39)."""
-        source, words = self._choosing().source(index, record.slice)
+        source, words = self._beginnings.choosing().source(index, record.slice)
         if source is None:
             self.waiting[index.id, record.slice] = words
             return []
         need = min(record.need, source.horizon)
         self._dictionary.put(replace(record, source=source.node, need=need))
         text = (
-            f"{self._words(record)} is filled from node {source.node} now: the copy on node {record.source} "
-            "does not serve any more"
+            f"{self._beginnings.words(record)} is filled from node {source.node} now: the copy on node "
+            f"{record.source} does not serve any more"
         )
         return [Note("warning", "copy-source-replaced", index.name, text)]
-
-    def _give_up(
-        self, record: CopyRecord, why: str, level: Literal["info", "warning"] = "warning"
-    ) -> list[Instruction]:
-        self._dictionary.delete(f"copy/{record.id}")
-        text = f"{self._words(record)} is given up: {why}"
-        return [Note(level, "copy-given-up", self._name(record.index), text)]
 
     # --- copies that count ----------------------------------------------------------------------------------
 
@@ -209,21 +215,17 @@ class Copies:
             if not lost and not self._nodes.gone(node):
                 continue
             others = [one for one in nodes if one != node]
-            holder = next((one for one in others if self._reports.holds(index, number, one)), None)
+            holder = self._reports.holder(index, number, others)
             if holder is None:
                 self.waiting[key] = (
                     f"a copy that holds what is published, on {' or '.join(others)}, before the one on node "
                     f"{node} is replaced"
                 )
                 continue
-            placement = [list(one) for one in index.placement]
-            placement[number].remove(node)
-            ids = {one: id_ for one, id_ in index.copies.get(number, {}).items() if one != node}
-            copies = {n: one for n, one in {**index.copies, number: ids}.items() if one}
-            self._dictionary.put(replace(index, placement=placement, copies=copies))
+            self._dictionary.put(without(index, number, node))
             self._reports.changed(*key)
             if lost:
-                self._lost_on[key] = node
+                self._beginnings.lost(key, node)
             why = f"it is lost ({status.reason})" if status and lost else self._silent(node)
             text = (
                 f"the copy of slice {number} of {index.name} on node {node} counts no longer: {why}; node "
@@ -232,55 +234,55 @@ class Copies:
             return [Note("warning", "copy-taken-out", index.name, text)]
         return []
 
+    def _too_many(self, index: IndexRecord, number: int, filled: list[CopyRecord]) -> list[Instruction]:
+        """One copy more than the slice is to have is given up, or leaves (R43): rather one that is being
+        filled, then one that does not serve, then one on a node that is drained, then the last."""
+        nodes, key = index.placement[number], (index.id, number)
+        extra = [record for record in filled if record.replaces not in nodes]
+        wanted = index.definition.replicas + 1
+        if extra and len(nodes) + len(extra) > wanted:
+            return self._beginnings.give_up(extra[-1], f"the slice is to have {wanted} copies", level="info")
+        if len(nodes) <= wanted or key in self._nodes.lost:
+            return []
+        drained = self._dictionary.catalog.drained()
+        order = {
+            one: (self._reports.serves(index, number, one), one not in drained, -place)
+            for place, one in enumerate(nodes)
+        }
+        node = min(order, key=lambda one: order[one])
+        others = [one for one in nodes if one != node]
+        if self._reports.holder(index, number, others) is None:
+            where = " or ".join(others)
+            self.waiting[key] = (
+                f"a copy that holds what is published, on {where}, before the one on node {node} leaves"
+            )
+            return []
+        self._dictionary.put(leaving(index, number, node))
+        self._reports.changed(*key)
+        text = (
+            f"the copy of slice {number} of {index.name} on node {node} leaves: there are {len(nodes)}, and "
+            f"are to be {wanted}"
+        )
+        return [Note("info", "copy-leaves", index.name, text)]
+
     def _fill_up(self, now: int) -> list[Instruction]:
         """Begin copies where there are too few."""
-        catalog = self._dictionary.catalog
-        getting: dict[Slice, set[str]] = {}
-        for record in catalog.copies():
-            getting.setdefault((record.index, record.slice), set()).add(record.node)
+        filled = self._filled()
         out: list[Instruction] = []
         choosing: Choosing | None = None
         for key in self._slices():
             index = self._open(*key)
             if index is None or key in self._nodes.lost:
                 continue
-            holders = getting.get(key, set()).union(index.placement[key[1]])
-            if len(holders) <= index.definition.replicas:
-                choosing = choosing or self._choosing()
-                out += self._begin(index, key[1], holders, choosing, now)
+            nodes, mine = index.placement[key[1]], filled.get(key, [])
+            if len(nodes) + sum(one.replaces not in nodes for one in mine) > index.definition.replicas:
+                continue
+            choosing = choosing or self._beginnings.choosing()
+            words, begun = self._beginnings.begin(index, key[1], choosing, now)
+            if words:
+                self.waiting[key] = words
+            out += begun
         return out
-
-    def _begin(
-        self, index: IndexRecord, number: int, holders: set[str], choosing: Choosing, now: int
-    ) -> list[Instruction]:
-        key = index.id, number
-        failures, lost_on = self._failures.get(key, {}), self._lost_on.get(key, "")
-        if now < self._again_at.get(key, 0):
-            self.waiting[key] = f"the end of a pause: {sum(failures.values())} attempts came to nothing"
-            return []
-        source, words = choosing.source(index, number)
-        if source is None:
-            self.waiting[key] = words
-            return []
-        node, words = choosing.target(holders, source.bytes, failures, lost_on)
-        if not node:
-            self.waiting[key] = words
-            return []
-        record = CopyRecord(
-            id=f"c{self._dictionary.number()}",
-            index=index.id,
-            slice=number,
-            node=node,
-            source=source.node,
-            need=source.horizon,
-            incarnation=self._registry.incarnation(index.keyspace),
-            created_at=now,
-            why="lost" if node == lost_on else "wanted",
-        )
-        self._dictionary.put(record)
-        choosing.begun(record, source.bytes)
-        text = f"{self._words(record)} is filled from node {source.node}"
-        return [Note("info", "copy-begun", index.name, text)]
 
     # --- words ----------------------------------------------------------------------------------------------
 
@@ -297,21 +299,13 @@ class Copies:
                 continue
             self._told.add((id_, words))
             text = (
-                f"slices {', '.join(map(str, numbers))} of {self._name(id_)} have fewer copies than they are "
-                f"to have, and wait for {words}"
+                f"slices {', '.join(map(str, numbers))} of {self._beginnings.name(id_)} have not the copies "
+                f"that they are to have, and wait for {words}"
             )
             level: Literal["info", "warning"] = "info" if words == TURN else "warning"
-            out.append(Note(level, "copy-waits", self._name(id_), text))
+            out.append(Note(level, "copy-waits", self._beginnings.name(id_), text))
         return out
 
     def _silent(self, node: str) -> str:
         limit_s = self._limits.copy_after_ms // 1000
         return f"node {node} has been silent for more than {limit_s} s (setting coordinator.copy_after_s)"
-
-    def _words(self, record: CopyRecord) -> str:
-        return f"copy {record.id} of slice {record.slice} of {self._name(record.index)} on node {record.node}"
-
-    def _name(self, id_: str) -> str:
-        """Of an index; its id when it is gone."""
-        index = self._dictionary.catalog.index(id_)
-        return index.name if index else id_

@@ -3,14 +3,36 @@
 Theory of operation. A move is a copy that is filled and names another one that it takes the place of
 (`CopyRecord.replaces`): when it counts, the other one leaves (`coordinator.copies.copies`). Which moves there
 are to be is in the dictionary, too: of a node that is drained every copy moves, and a rebalance has its list.
-So a leader that takes over goes on with both.
+So a leader that takes over goes on with both. A move whose reason is gone is given up at the next look.
 """
 
 from __future__ import annotations
 
-from coordinator.core.instructions import Instruction
-from keytide.catalog.records import Move, NodeRecord, RebalanceRecord
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from msgspec.structs import replace
+
+from coordinator.builds.registry import BuildRegistry
+from coordinator.catalog.registry import ConflictError
+from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
+from coordinator.copies.beginning import Beginnings, Purpose
+from coordinator.copies.choosing import Choosing
+from coordinator.copies.reports import CopyReports, Slice
+from coordinator.core.instructions import Instruction, Note
+from coordinator.core.nodes import HeardNodes
+from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
+from keytide.catalog.records import IndexRecord, NodeRecord
 from keytide.errors import CallerError
+from keytide.model.hints import did_you_mean
+
+KEPT: Final = 10
+"""Rebalances that are over and still shown."""
+ATTEMPTS: Final = 3
+"""A move of a rebalance that has come to nothing so often is left out: the next one plans anew."""
+
+Open = Callable[[str, int], IndexRecord | None]
+"""The index of a slice whose copies may be changed now."""
 
 
 class NoSuchNodeError(CallerError):
@@ -30,12 +52,33 @@ class NoSuchRebalanceError(CallerError):
 class Moves:
     """Drains nodes and rebalances.
 
+    Args:
+        registry: whose dictionary is changed.
+        beginnings: begins copies.
+        room: bytes that stay free on a disk.
+
     Attributes:
         waiting: node that is drained -> what its next copies wait for, in words.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        registry: BuildRegistry,
+        nodes: HeardNodes,
+        reports: CopyReports,
+        beginnings: Beginnings,
+        room: int,
+    ) -> None:
         self.waiting: dict[str, str] = {}
+        self._registry = registry
+        self._dictionary = registry.dictionary
+        self._nodes = nodes
+        self._reports = reports
+        self._beginnings = beginnings
+        self._room = room
+        self._emptied: set[str] = set()
+
+    # --- what is asked --------------------------------------------------------------------------------------
 
     def drain(self, node: str, now: int) -> tuple[NodeRecord, list[Instruction]]:
         """Have all copies on a node move to others, and place no more on it. Again: nothing is changed.
@@ -44,7 +87,19 @@ class Moves:
             NoSuchNodeError: there is no node of that name.
             ConflictError: no other node is live that may have slices.
         """
-        raise NotImplementedError
+        record = self._node(node)
+        if record.drained_at:
+            return record, []
+        if not self._open_nodes() - {node}:
+            raise ConflictError(
+                f"no other indexer node is live that may have what {node} has",
+                problem_type="too-few-nodes",
+                next_step="start another one, or undrain one (`keytide node list`)",
+            )
+        record = replace(record, drained_at=max(1, now))
+        self._dictionary.put(record)
+        text = f"node {node} is drained: its {self.copies_on(node)} copies of slices move to other nodes"
+        return record, [Note("info", "node-drains", node, text)]
 
     def undrain(self, node: str) -> tuple[NodeRecord, list[Instruction]]:
         """A node may have slices again; what moves off it is given up, what has left it stays away.
@@ -52,24 +107,72 @@ class Moves:
         Raises:
             NoSuchNodeError: there is no node of that name.
         """
-        raise NotImplementedError
+        record = self._node(node)
+        if not record.drained_at:
+            return record, []
+        record = replace(record, drained_at=0)
+        self._dictionary.put(record)
+        self.waiting.pop(node, None)
+        return record, [Note("info", "node-undrained", node, f"node {node} may have slices again")]
 
     def copies_on(self, node: str) -> int:
         """How many copies lie on a node: those that count, that leave it, and of builds under way. A drain
         is done when there are none."""
-        raise NotImplementedError
+        return sum(
+            node in (*nodes, *index.leaving.get(number, ()))
+            for index in self._dictionary.catalog.indexes()
+            for number, nodes in enumerate(index.placement)
+        )
 
     def plan(self) -> list[Move]:
-        """The moves that a rebalance would begin with now."""
-        raise NotImplementedError
+        """The moves that a rebalance would begin with now. Copies on nodes that are drained move without."""
+        catalog = self._dictionary.catalog
+        records = {one.id: one for one in catalog.nodes()}
+        nodes = [
+            PlannedNode(name, records[name].zone if name in records else "", self._disk_free(name))
+            for name in sorted(self._open_nodes())
+        ]
+        moving: dict[Slice, list[CopyRecord]] = {}
+        for record in catalog.copies():
+            moving.setdefault((record.index, record.slice), []).append(record)
+        slices = [
+            self._planned(index, number, moving.get((index.id, number), []))
+            for index in catalog.indexes()
+            for number in range(len(index.placement))
+        ]
+        return plan(slices, nodes, self._room)
 
     def rebalance(self, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
+        """Carry out what is planned now. Raises as `carry_out`."""
+        return self.carry_out(self.plan(), now)
+
+    def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
         """Begin a rebalance (it is DONE at once when there is nothing to move).
 
         Raises:
             ConflictError: one is running.
         """
-        raise NotImplementedError
+        for one in self._running():
+            raise ConflictError(
+                f"{one.id} is running",
+                problem_type="rebalance-running",
+                next_step=f"wait for it (`keytide job show {one.id}`), or cancel it",
+            )
+        record = RebalanceRecord(
+            id=f"rebalance-{self._dictionary.number()}",
+            state="RUNNING",
+            created_at=now,
+            moves=moves,
+            left=list(range(len(moves))),
+        )
+        if not moves:
+            record = _over(record, now, "nodes have about as much already: nothing moves")
+        self._dictionary.put(record)
+        for old in [one for one in self._dictionary.catalog.rebalances() if one.state != "RUNNING"][:-KEPT]:
+            self._dictionary.delete(f"rebalance/{old.id}")
+        size = sum(move.bytes for move in moves)
+        text = f"{record.id} is to move {len(moves)} copies of slices, {size / 1e6:,.1f} MB"
+        return record, [Note("info", "rebalance-begun", record.id, text)]
 
     def find(self, id_: str) -> RebalanceRecord:
         """A rebalance.
@@ -77,7 +180,12 @@ class Moves:
         Raises:
             NoSuchRebalanceError: there is none of that id.
         """
-        raise NotImplementedError
+        known = self._dictionary.catalog.records.get(f"rebalance/{id_}")
+        if not isinstance(known, RebalanceRecord):
+            raise NoSuchRebalanceError(
+                f"there is no rebalance {id_!r}", next_step="`keytide job list` shows what there is"
+            )
+        return known
 
     def cancel(self, id_: str, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
         """End a rebalance: moves that are not done are given up, those that are stay.
@@ -86,4 +194,149 @@ class Moves:
             NoSuchRebalanceError: there is none of that id.
             ConflictError: it is over.
         """
-        raise NotImplementedError
+        record = self.find(id_)
+        if record.state != "RUNNING":
+            raise ConflictError(
+                f"{id_} is over, it is {record.state}",
+                problem_type="job-over",
+                next_step="there is nothing to cancel",
+            )
+        record = replace(_over(record, now, "cancelled on request"), state="CANCELLED")
+        self._dictionary.put(record)
+        return record, [Note("info", "rebalance-cancelled", id_, f"{id_} is cancelled on request")]
+
+    # --- what follows ---------------------------------------------------------------------------------------
+
+    def unwanted(self, record: CopyRecord, index: IndexRecord) -> str:
+        """Why a copy that is being filled is not wanted any more, "" when it is."""
+        catalog = self._dictionary.catalog
+        if record.node in catalog.drained():
+            return "its node is drained"
+        if record.replaces not in index.placement[record.slice] or record.replaces in catalog.drained():
+            return ""
+        running = {one.id for one in self._running()}
+        return "" if record.rebalance in running else "it is not to be moved any more"
+
+    def begin(self, open_: Open, now: int) -> list[Instruction]:
+        """Begin the moves that are due, as many as may be at once."""
+        catalog = self._dictionary.catalog
+        drained, running = sorted(catalog.drained()), self._running()
+        self._emptied.intersection_update(drained)
+        if not drained and not running:
+            return []
+        choosing = self._beginnings.choosing()
+        out: list[Instruction] = []
+        for node in drained:
+            out += self._drain(node, open_, choosing, now)
+        for rebalance in running:
+            out += self._go_on(rebalance, open_, choosing, now)
+        return out
+
+    def _drain(self, node: str, open_: Open, choosing: Choosing, now: int) -> list[Instruction]:
+        """Move the copies on a node."""
+        self.waiting.pop(node, None)
+        if not self.copies_on(node):
+            if node in self._emptied:
+                return []
+            self._emptied.add(node)
+            return [Note("info", "node-drained", node, f"node {node} has no slices any more")]
+        out: list[Instruction] = []
+        for index_id, number in self._held(node):
+            index = open_(index_id, number)
+            if index is None:
+                why = "index {} to be READY, and its history to be examined"
+                known = self._dictionary.catalog.index(index_id)
+                self.waiting.setdefault(node, why.format(known.name if known else index_id))
+                continue
+            mine = choosing.filled.get((index_id, number), ())
+            if any(one.replaces == node for one in mine) or self._nodes.gone(node):
+                continue
+            if len(index.placement[number]) > index.definition.replicas + 1:
+                continue  # it leaves without another one in its place
+            words, begun = self._beginnings.begin(index, number, choosing, now, Purpose(node))
+            if words:
+                self.waiting.setdefault(node, words)
+            out += begun
+        return out
+
+    def _go_on(self, record: RebalanceRecord, open_: Open, choosing: Choosing, now: int) -> list[Instruction]:
+        """The next moves of a rebalance."""
+        out: list[Instruction] = []
+        left, dropped = list(record.left), record.dropped
+        for at in record.left:
+            move = record.moves[at]
+            if any(one.rebalance for one in choosing.filled.get((move.index, move.slice), ())):
+                continue
+            known = self._dictionary.catalog.index(move.index)
+            nodes = known.placement[move.slice] if known and move.slice < len(known.placement) else []
+            done = move.target in nodes and move.source not in nodes
+            if done or self._outdated(move, nodes):
+                left.remove(at)
+                dropped += not done
+                continue
+            index = open_(move.index, move.slice)
+            if index is not None:
+                purpose = Purpose(move.source, move.target, record.id)
+                out += self._beginnings.begin(index, move.slice, choosing, now, purpose)[1]
+        if left == record.left:
+            return out
+        record = replace(record, left=left, dropped=dropped)
+        if not left:
+            done_count = len(record.moves) - dropped
+            text = f"{done_count} of {len(record.moves)} copies have moved"
+            text += f"; {dropped} have not, for what they were planned for has changed" if dropped else ""
+            record = _over(record, now, text)
+            out.append(Note("info", "rebalance-done", record.id, f"{record.id} is done: {text}"))
+        self._dictionary.put(record)
+        return out
+
+    def _outdated(self, move: Move, nodes: list[str]) -> bool:
+        """Whether a move makes no sense any more, or comes to nothing again and again."""
+        if move.source not in nodes or move.target in nodes or move.target not in self._open_nodes():
+            return True
+        return self._beginnings.failures((move.index, move.slice), move.target) >= ATTEMPTS
+
+    # --- what there is --------------------------------------------------------------------------------------
+
+    def _running(self) -> list[RebalanceRecord]:
+        return [one for one in self._dictionary.catalog.rebalances() if one.state == "RUNNING"]
+
+    def _node(self, name: str) -> NodeRecord:
+        records = {one.id: one for one in self._dictionary.catalog.nodes()}
+        if name not in records:
+            raise NoSuchNodeError(
+                f"there is no indexer node {name!r}",
+                next_step=did_you_mean(name, records, "`keytide node list` shows them"),
+            )
+        return records[name]
+
+    def _open_nodes(self) -> set[str]:
+        """Live nodes that may have slices."""
+        return set(self._nodes.live()) - self._dictionary.catalog.drained()
+
+    def _held(self, node: str) -> Iterator[Slice]:
+        """The slices of which a node has a copy that counts."""
+        for index in self._dictionary.catalog.indexes():
+            for number, nodes in enumerate(index.placement):
+                if node in nodes:
+                    yield index.id, number
+
+    def _disk_free(self, node: str) -> int:
+        return self._nodes.by_id[node].heartbeat.disk_free
+
+    def _planned(self, index: IndexRecord, number: int, moving: list[CopyRecord]) -> PlannedSlice:
+        """A slice as it will lie when what is under way is done."""
+        nodes = list(index.placement[number])
+        said = [self._reports.counted(index, number, node) for node in nodes]
+        entries = max((one.entries for one in said if one is not None), default=0)
+        size = max((one.bytes for one in said if one is not None), default=0)
+        drained = self._dictionary.catalog.drained()
+        serves = any(self._reports.serves(index, number, node) for node in nodes)
+        movable = index.state == "READY" and serves and not moving and drained.isdisjoint(nodes)
+        for record in moving:
+            nodes = [one for one in nodes if one != record.replaces] + [record.node]
+        return PlannedSlice(index.id, number, tuple(nodes), entries, size, movable)
+
+
+def _over(record: RebalanceRecord, now: int, detail: str) -> RebalanceRecord:
+    return replace(record, state="DONE", finished_at=now, detail=detail)

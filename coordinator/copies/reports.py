@@ -12,9 +12,12 @@ older than that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from coordinator.builds.registry import BuildRegistry
 from coordinator.stability.issuer import TimestampIssuer
-from keytide.catalog.records import CopyRecord, IndexRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import SliceStatus
 
 Slice = tuple[str, int]
@@ -71,20 +74,32 @@ class CopyReports:
 
     def holds(self, index: IndexRecord, number: int, node: str) -> bool:
         """Whether a copy that counts holds a published number, by a word that is young enough (R43)."""
-        key = index.id, number
         newest = self._newest(index)
-        if newest is None or key in self._ordered or not self.serves(index, number, node):
+        if newest is None or not self.serves(index, number, node):
             return False
-        read = self._nodes.by_id[node].heartbeat.catalog_offset
         held = self._stability.acknowledgements.newest(node, index.id, number)
-        return read >= self._since.get(key, self._began) and held >= newest
+        return self.has_read(node, index.id, number) and held >= newest
+
+    def holder(self, index: IndexRecord, number: int, nodes: Iterable[str]) -> str | None:
+        """One of some nodes whose copy holds what is published; None when there is none."""
+        return next((node for node in nodes if self.holds(index, number, node)), None)
+
+    def has_read(self, node: str, index: str, number: int) -> bool:
+        """Whether a node has read the last record that changed which copies of a slice count, or leave."""
+        key, known = (index, number), self._nodes.by_id.get(node)
+        if known is None or key in self._ordered:
+            return False
+        return known.heartbeat.catalog_offset >= self._since.get(key, self._began)
 
     def caught_up(self, record: CopyRecord, index: IndexRecord) -> bool:
         """Whether a copy that is being filled may count (R41): it serves, and holds the newest published
-        number; where nobody waits for a copy that counts (R37), any number at or past that."""
+        number; where nobody waits for a copy that counts (R37), any number at or past that. If another one
+        leaves in its favour, its word is young enough for that (R43)."""
         status, newest = self.filled(record), self._newest(index)
         node = self._nodes.by_id.get(record.node)
         if status is None or newest is None or node is None or not node.live:
+            return False
+        if record.replaces and not self.has_read(record.node, index.id, record.slice):
             return False
         incarnation = self._registry.incarnation(index.keyspace)
         if status.state != "LIVE" or status.number < 0 or status.incarnation != incarnation:

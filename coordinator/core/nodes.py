@@ -2,8 +2,7 @@
 Pure.
 
 A slice may lie on several nodes. What a node says of its copy counts when the dictionary names that copy, by
-its id (R48): one that is still being filled (R41), or was taken out and has not gone yet, neither serves nor
-keeps a slice from being lost.
+its id (R48): one that is still being filled (R41), or leaves and has not gone yet (R42), is not waited for.
 """
 
 from __future__ import annotations
@@ -82,7 +81,8 @@ class HeardNodes:
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.version = 0
         self._counted: dict[Replica, str] = {}
-        self._filling: dict[Replica, str] = {}
+        self._others: dict[Replica, str] = {}
+        """Those that are named and do not count: that are being filled, or leave."""
         self._placed: dict[tuple[str, int], list[str]] = {}
         self._gone: frozenset[str] = frozenset()
         self._said: dict[tuple[str, int], list[SliceStatus]] = {}
@@ -92,7 +92,7 @@ class HeardNodes:
 
     def catalog_changed(self, catalog: Catalog) -> list[Replica]:
         """Take over which copies the dictionary names. Returns those that are other ones now, or none."""
-        before = self._counted | self._filling
+        before = self._counted | self._others
         self._placed = {
             (index.id, number): nodes
             for index in catalog.indexes()
@@ -104,9 +104,14 @@ class HeardNodes:
             for number, nodes in enumerate(index.placement)
             for node in nodes
         }
-        self._filling = {(one.node, one.index, one.slice): one.id for one in catalog.copies()}
+        self._others = {(one.node, one.index, one.slice): one.id for one in catalog.copies()} | {
+            (node, index.id, number): one.copy
+            for index in catalog.indexes()
+            for number, leaving in index.leaving.items()
+            for node, one in leaving.items()
+        }
         self._changed()
-        now = self._counted | self._filling
+        now = self._counted | self._others
         return [replica for replica, copy in before.items() if now.get(replica) != copy]
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
@@ -169,12 +174,13 @@ class HeardNodes:
         status = known.slice(index, slice_number) if known else None
         if status is None:
             return replica in self._counted
-        return status.copy == self._counted.get(replica, self._filling.get(replica))
+        return status.copy == self._counted.get(replica, self._others.get(replica))
 
     def has_whole(self, index: str, slice_number: int) -> bool:
-        """Whether a copy of a slice that is being filled, on a live node, has got all rows."""
+        """Whether a copy of a slice that does not count, yet or any more, is on a live node and has all
+        rows."""
         for node, copy in (
-            (one[0], id_) for one, id_ in self._filling.items() if one[1:] == (index, slice_number)
+            (one[0], id_) for one, id_ in self._others.items() if one[1:] == (index, slice_number)
         ):
             known = self.by_id.get(node)
             status = known.slice(index, slice_number) if known and known.live else None

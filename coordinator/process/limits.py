@@ -25,6 +25,7 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
             reserve=core.reserve,
             copies_per_node=core.copies_per_node,
             copy_after_ms=core.copy_after_s * 1000,
+            leave_after_ms=core.leave_after_s * 1000,
             newest_held=settings.indexer.snapshots_kept,
         ),
         BuildLimits(

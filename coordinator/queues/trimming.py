@@ -10,8 +10,8 @@ copies of a slice that count, is deleted now and then. Nothing is deleted
 * at or past the place that a copy which is being filled may need (R39), until the write that counts the copy:
   from then on its own word does.
 
-A copy that is LOST needs nothing: what brings it back begins with a place of its own. One that was taken out
-is not asked.
+A copy that is LOST needs nothing: what brings it back begins with a place of its own. One that leaves is
+asked, for it may be counted again (R43); one that was taken out is not.
 
 A leader that was replaced may not know it yet, and deleting is not fenced. It does not know of copies that
 its successor has begun: when their source has gone on since, its word lets go of what they still need. So a
@@ -109,7 +109,7 @@ class Trimmer:
         rebuilds = self._registry.rebuilds(index.id)
         incarnation = self._registry.incarnation(index.keyspace)
         found: list[QueueLimit] = []
-        for number, nodes in enumerate(index.placement):
+        for number in range(len(index.placement)):
             copies = [
                 QueueCopy(f"rebuild {record.id}", place, place)
                 for record in rebuilds
@@ -122,11 +122,11 @@ class Trimmer:
                 if record.slice == number
             ]
             expired = False
-            for node in nodes:
+            for node, copy in index.copies_kept(number).items():
                 if self._silent(node, now):
                     expired = True
                     continue
-                status = self._status(node, index, number, since)
+                status = self._status(node, index.id, number, copy, since)
                 if status is not None and status.state == "LOST":
                     continue
                 position = self._position(node, index.id, number)
@@ -139,16 +139,16 @@ class Trimmer:
                 found.append(QueueLimit(topic, number, before, older_than, tuple(copies)))
         return found
 
-    def _status(self, node: str, index: IndexRecord, number: int, since: int) -> SliceStatus | None:
-        """What a copy that counts has said of itself, as far as it counts here: not before `since`, and by a
-        node that has read nothing of another leader."""
+    def _status(self, node: str, index: str, number: int, copy: str, since: int) -> SliceStatus | None:
+        """What a copy has said of itself, as far as it counts here: not before `since`, and by a node that
+        has read nothing of another leader."""
         known = self._stability.nodes.by_id.get(node)
         if known is None or known.heard_at < since:
             return None
         if known.heartbeat.catalog_offset > self._registry.dictionary.written:
             return None
-        status = known.slice(index.id, number)
-        return status if status is not None and status.copy == index.copy_of(number, node) else None
+        status = known.slice(index, number)
+        return status if status is not None and status.copy == copy else None
 
     def _horizon(self, status: SliceStatus | None, incarnation: int) -> int:
         """What a copy may still need, -1 when that is not known."""

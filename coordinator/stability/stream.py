@@ -30,6 +30,7 @@ class StabilityLimits:
         copies_per_node: copies of slices that are filled at once from or on one node.
         copy_after_ms: a node that has been silent for longer is not expected back: what it has of slices is
             filled elsewhere.
+        leave_after_ms: a copy that others have taken the place of is gone after so long at the latest.
         copy_check_ms: between looks at all copies.
         copy_pause_ms: before a copy is begun in place of one that came to nothing; doubles with each time.
         examine_retry_ms: between examinations of a history that came to nothing.
@@ -51,6 +52,7 @@ class StabilityLimits:
     reserve: int = 262_144
     copies_per_node: int = 2
     copy_after_ms: int = 300_000
+    leave_after_ms: int = 900_000
     copy_check_ms: int = 200
     copy_pause_ms: int = 5_000
     examine_retry_ms: int = 1_000

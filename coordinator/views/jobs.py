@@ -12,7 +12,8 @@ from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.leader import Leader
 from coordinator.views.absent_nodes import alone, waits_for
 from coordinator.views.slices import HeardCopy, filling, progress
-from keytide.catalog.records import CopyRecord, IndexRecord, JobRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord, JobRecord
 
 Document = dict[str, Any]
 

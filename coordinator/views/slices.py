@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from coordinator.leader import Leader
-from keytide.catalog.records import CopyRecord, IndexRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
 

@@ -24,8 +24,8 @@ from indexer.copying.messages import (
 from indexer.store.copies import EXPORT_TABLES, Table
 from indexer.store.interface import Row, StoreExport
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.copies import CopyRecord
 from keytide.catalog.history import History
-from keytide.catalog.records import CopyRecord
 from keytide.errors import RetryableError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import logging
 from indexer.copying.messages import CopyChunk, CopyRequest, read_chunk
 from indexer.store.copies import EXPORT_TABLES, StoreFilling
 from indexer.store.interface import StoreDamagedError
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 
 log = logging.getLogger(__name__)
 

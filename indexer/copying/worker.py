@@ -21,7 +21,7 @@ from indexer.hosting.filling import FillProgress
 from indexer.store.copies import StoreFilling
 from indexer.store.interface import StoreDamagedError
 from keytide.catalog.catalog import Catalog
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.http.node_protocol import NoAnswerError, NodeUnavailableError, RefusedError

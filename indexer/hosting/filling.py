@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.slice_runner import SliceKey
 from indexer.hosting.slice_status import absent
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.wire.messages import SliceStatus
 
 log = logging.getLogger(__name__)

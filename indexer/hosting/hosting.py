@@ -17,7 +17,8 @@ folder that cannot be opened for now (the disk is full) is tried again.
 
 So it is with copies: the dictionary names the one that a node is to have of a slice, and another one is as
 good as none. Only a copy whose own record is there is filled, from that of another node (`filling`), and runs
-when it is whole, whether it counts yet or not.
+when it is whole, whether it counts yet or not. One that leaves goes on as before, until the dictionary names
+it no more.
 
 Rollbacks of a keyspace are told to its slices here, after builds that began again because of them. The node's
 memory for what is heard is shared out evenly.
@@ -205,7 +206,7 @@ class Hosting:
 
     def _status(self, runner: SliceRunner, now: int) -> SliceStatus:
         copy, told = self._copies.get(runner.key, ""), runner.status(now)
-        return replace(told, copy=copy) if copy else told
+        return replace(told, copy=copy, leases=runner.ring.in_use(now))
 
     def violations(self) -> dict[SliceKey, Sequence[UniqueViolation]]:
         """What the slices that follow their queues list, for the endpoint."""
@@ -248,6 +249,7 @@ class Hosting:
             runner = None
         if runner is not None:
             runner.rolled_back(history, now)
+            runner.ring.leave(placed.leaving is not None and placed.leaving.acknowledged)
             if runner.core.applied.building and key not in self._fillable:
                 runner.lose(f"build {placed.build} ended without it", now)
             return
@@ -266,6 +268,7 @@ class Hosting:
             log.error("slice %s/%d is lost: %s", *key, error)
             return
         self._broken.pop(key, None)
+        runner.ring.leave(placed.leaving is not None and placed.leaving.acknowledged)
         self.runners[key] = runner
         self._copies[key] = placed.copy
         self._changed()

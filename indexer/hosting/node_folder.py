@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from indexer.hosting.slice_runner import SliceKey
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.errors import ConfigurationError
 from keytide.process.private_files import FILE_MODE, private_folder
 

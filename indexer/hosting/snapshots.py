@@ -8,7 +8,7 @@ Every commit gives a `StoreSnapshot`. A ring keeps, by number:
 * the newest common one, which the leader has published: stable scans read it (R5);
 * what is newer than that, for a slower slice may work towards any of them (R5), up to a limit: beyond it
   those of lowest rank go first (`keytide.model.landmarks`), which slower slices are least likely to reach;
-* what a page token has leased, until the lease runs out;
+* what a page token has leased, until the lease runs out (a slice that leaves gives no new ones);
 
 and, whatever its number, the newest commit, for scans of the tip. The rest is closed, once nobody reads it.
 The tip is shown from the first commit on whose number is not older than what is published: what a restart or
@@ -69,6 +69,7 @@ class SnapshotRing:
         self._numbered: dict[int, _OpenSnapshot] = {}
         self._tip: _OpenSnapshot | None = None
         self._joined = False
+        self._leaves = False
         self._published = UNNUMBERED
         self._damage = ""
         self._doubt = ""
@@ -100,6 +101,19 @@ class SnapshotRing:
             if number > self._published:
                 self._published = number
                 self._drop_unkept(now)
+
+    def leave(self, leaves: bool) -> None:
+        """Whether leases are given only to those who have one of the same snapshot (R42)."""
+        with self._lock:
+            self._leaves = leaves
+
+    def in_use(self, now: int) -> int:
+        """How many snapshots are leased, or being read."""
+        with self._lock:
+            kept = list(self._numbered.values())
+            if self._tip is not None and self._numbered.get(self._tip.number) is not self._tip:
+                kept.append(self._tip)
+            return sum(1 for one in kept if one.readers or any(until > now for until in one.leases.values()))
 
     def expire(self, now: int) -> None:
         """Let go of what only ran-out leases held."""
@@ -184,7 +198,7 @@ class SnapshotRing:
         kept."""
         with self._lock:
             kept = self._numbered.get(number)
-            if kept is None or self._damage:
+            if kept is None or self._damage or (self._leaves and holder not in kept.leases):
                 return False
             leased = sum(1 for one in self._numbered.values() if one.leases)
             if not kept.leases and leased >= LEASED_LIMIT:

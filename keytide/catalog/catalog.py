@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
+from keytide.catalog.copies import CopyRecord, RebalanceRecord
 from keytide.catalog.records import (
     BuildRecord,
     ClusterRecord,
-    CopyRecord,
     IndexRecord,
     JobRecord,
     KeyspaceRecord,
     NodeRecord,
-    RebalanceRecord,
     Record,
     RollbackRecord,
     TermRecord,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from keytide.catalog.copies import CopyRecord, LeavingCopy, RebalanceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
 from keytide.model.timestamp import Place, Timestamp
@@ -18,7 +19,6 @@ IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPP
 BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
 PausedBy = Literal["", "operator", "system"]
 JobKind = Literal["verify", "repair"]
-RebalanceState = Literal["RUNNING", "DONE", "CANCELLED"]
 JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
 
 
@@ -72,18 +72,6 @@ class Violated(msgspec.Struct, frozen=True):
     count: int
     exact: bool
     keys: list[UniqueViolation]
-
-
-class LeavingCopy(msgspec.Struct, frozen=True):
-    """A copy of a slice that counts no longer, and still answers pages whose tokens name it (R42).
-
-    Attributes:
-        copy: its id, "" of one that a build has filled.
-        acknowledged: all endpoints were heard to have read that it leaves; it gives no new leases.
-    """
-
-    copy: str = ""
-    acknowledged: bool = False
 
 
 class IndexRecord(msgspec.Struct, frozen=True):
@@ -141,6 +129,11 @@ class IndexRecord(msgspec.Struct, frozen=True):
     def copy_of(self, slice_number: int, node: str) -> str:
         """The id of the copy that a node holds of a slice, "" of one that a build has filled."""
         return self.copies.get(slice_number, {}).get(node, "")
+
+    def copies_kept(self, slice_number: int) -> dict[str, str]:
+        """Node -> id of its copy of a slice: those that count, then those that leave."""
+        counted = {node: self.copy_of(slice_number, node) for node in self.placement[slice_number]}
+        return counted | {node: one.copy for node, one in self.leaving.get(slice_number, {}).items()}
 
 
 class BuildRecord(msgspec.Struct, frozen=True):
@@ -219,71 +212,6 @@ class BuildRecord(msgspec.Struct, frozen=True):
     def slices_of(self, index: IndexRecord) -> list[int]:
         """The slices of one of its indexes that it fills, ascending."""
         return self.slices.get(index.id, []) if self.slices else list(range(index.slices))
-
-
-class CopyRecord(msgspec.Struct, frozen=True):
-    """Key `copy/<id>`: a copy of a slice that is being filled from another one. A null value once it
-    counts (then the index's record names it), or was given up.
-
-    Attributes:
-        id: never used again.
-        index: id of a READY index.
-        node: that it is filled on.
-        source: the node whose copy it is filled from.
-        need: first offset of the slice's mutation queue that it may need: the source's horizon, as reported
-            before this was written. Only ever lowered.
-        incarnation: of the keyspace, when it was begun.
-        why: `lost` (the node had a copy, and lost it), `wanted` (the slice has fewer copies than it is to
-            have), `moved` (it takes the place of another one).
-        replaces: the node whose copy leaves when this one counts, "" for none.
-        rebalance: the rebalance that it is of, "" for none.
-    """
-
-    id: str
-    index: str
-    slice: int
-    node: str
-    source: str
-    need: int
-    incarnation: int
-    created_at: int
-    why: Literal["lost", "wanted", "moved"] = "wanted"
-    replaces: str = ""
-    rebalance: str = ""
-
-
-class Move(msgspec.Struct, frozen=True):
-    """One copy of a slice goes from a node to another one.
-
-    Attributes:
-        bytes: that it took on its disk when the move was planned.
-    """
-
-    index: str
-    slice: int
-    source: str
-    target: str
-    bytes: int = 0
-
-
-class RebalanceRecord(msgspec.Struct, frozen=True):
-    """Key `rebalance/<id>`: moves that were planned together, and are carried out a few at a time.
-
-    Attributes:
-        moves: all of them, in the order in which they begin.
-        left: those that are not done, by their place in `moves`.
-        dropped: how many came to nothing: what they were planned for is not there any more.
-        detail: what came of it, in words.
-    """
-
-    id: str
-    state: RebalanceState
-    created_at: int
-    moves: list[Move]
-    left: list[int]
-    dropped: int = 0
-    finished_at: int = 0
-    detail: str = ""
 
 
 class JobRecord(msgspec.Struct, frozen=True):

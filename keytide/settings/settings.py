@@ -202,6 +202,12 @@ class CoordinatorSettings(Section):
         description="copies on a node that is silent for longer are filled on other nodes; on one that comes "
         "back before they have only to catch up",
     )
+    leave_after_s: int = Field(
+        900,
+        ge=1,
+        description="a copy whose slice was moved goes when nobody reads from it any more, and after so long "
+        "at the latest; keep it longer than scan.lease_s",
+    )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
     )

@@ -72,6 +72,10 @@ STEERING_EACH = 8
 """Builds are paused and resumed in one of so many plans."""
 STEERING_SHARE, BUILD_SHARE = 0.15, 0.1
 """How many steps are followed by one that steers a build, and how many of those begin one."""
+MOVES_EACH, MOVES_OF = 16, (8, 11)
+"""Copies move in these of so many plans, with and without others of the same slice."""
+MOVE_SHARE, MOVED_SHARE = 0.3, 0.35
+"""How many steps are followed by one more scan, and how many of those move something instead."""
 EXPIRY_EACH, EXPIRY_SHARE = 16, 0.02
 """In one of so many plans everything stops, for longer than Kafka keeps topics: after this share of the
 steps."""
@@ -121,6 +125,7 @@ class Plan(NamedTuple):
         faults: those that may strike.
         real_pipeline: projectors use the real projection, routing and packing.
         replicas: index `a` has a second copy of each slice.
+        moves: there is a third node; copies move, nodes are drained.
         restart_at_end: after the heal all nodes are killed once more.
         tables: some builds begin with a table.
         repairs: slices come to hold what is wrong, and a repair is at work.
@@ -133,6 +138,7 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
     real_pipeline: bool = False
     replicas: bool = False
+    moves: bool = False
     restart_at_end: bool = False
     tables: bool = False
     repairs: bool = False
@@ -174,6 +180,8 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         found = _with(seed, found, "repair", REPAIR_SHARE, "spoil", SPOIL_SHARE)
     elif steers:
         found = _with(seed, found, "steer", STEERING_SHARE, "build", BUILD_SHARE)
+    elif seed % MOVES_EACH in MOVES_OF:
+        found = _with(seed, found, "scan", MOVE_SHARE, "move", MOVED_SHARE)
     elif seed % EXPIRY_EACH == EXPIRY_EACH - 7:
         found = _with(seed, found, "expire", EXPIRY_SHARE, "expire", 0)
     mishaps = _mishaps(seed) if wanted is None else [one for one in MISHAPS if one in wanted]
@@ -186,6 +194,7 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         tuple(found),
         real_pipeline=seed % 8 == 5 or seed % 16 == 15,
         replicas=seed % 8 == 3,
+        moves=seed % MOVES_EACH in MOVES_OF,
         tables=seed % 8 == 2,
         restart_at_end=seed % 4 == 1 or repairs,
         repairs=repairs,

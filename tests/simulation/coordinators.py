@@ -72,6 +72,7 @@ LIMITS = StabilityLimits(
     examine_retry_ms=60,
     examine_pause_ms=60,
     queue_settling_ms=150,
+    leave_after_ms=60_000,
 )
 BUILD_LIMITS = BuildLimits(
     restarts=50,
@@ -179,6 +180,10 @@ class SimCoordinator:
     def ask(self, answer: CommandResult) -> None:
         """A statement was executed."""
         self._carry_out(answer.instructions)
+
+    def order(self, instructions: list[Instruction]) -> None:
+        """Something was changed in the dictionary on request."""
+        self._carry_out(self.leader._settle(instructions, self.now))
 
     def stop(self) -> None:
         """Its process ends."""

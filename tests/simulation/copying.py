@@ -16,7 +16,7 @@ from indexer.copying.target import CopyTarget
 from indexer.hosting.filling import FillProgress
 from indexer.hosting.slice_runner import SliceKey
 from indexer.store.interface import StoreDamagedError, StoreExport
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.errors import RetryableError
 from tests.memory_store.copying import MemorySliceFilling
 from tests.memory_store.store import MemorySliceStore
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1
 """A row."""
 SLOW = 6
-"""In the storm a node asks in one look out of so many: everybody else goes on between two chunks."""
+"""In the storm a node asks in one look out of so many: everybody else goes on between two chunks. (Where
+copies move it asks in each, or few would get there.)"""
 source_module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[misc]
 
 
@@ -56,7 +57,8 @@ class SimFiller:
     def step(self) -> None:
         """One chunk for each now and then, or as many as there are once everything is calm."""
         world = self._world
-        if not self._targets or (world.storm and world.chance.below(SLOW)):
+        slow = 1 if world.plan.moves else SLOW
+        if not self._targets or (world.storm and world.chance.below(slow)):
             return
         for copy, target in list(self._targets.values()):
             for _ in range(1 if world.storm else 1 << 10):

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from coordinator.copies.copies import Copies
+from coordinator.copies.leaving import LeavingCopies
 from coordinator.copies.reports import CopyReports
 from coordinator.queues.trimming import Trimmer
 from indexer.copying.messages import CopyRequest, pack_chunk, read_chunk
@@ -15,7 +16,8 @@ from indexer.copying.source import CopySources
 from indexer.hosting import hosting
 from indexer.hosting.placed import Placed
 from keytide.catalog.catalog import Catalog
-from keytide.catalog.records import CopyRecord, IndexRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord
 from tests.simulation.mutants import mutant
 from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
@@ -93,3 +95,23 @@ def begin_lost_copies_empty(patches: Patches) -> None:
         return placed.filling is None
 
     patches.put(hosting, "may_begin", may_begin)
+
+
+@mutant("R42", "a copy whose place another one takes goes at once", faults=("late-control", "lost-report"))
+def let_go_at_once(patches: Patches) -> None:
+    patches.put(LeavingCopies, "_unused", lambda self, *_: True)
+
+
+@mutant("R42, R43", "a copy leaves before the one that takes its place counts", faults=("node-crash",))
+def leave_before_it_counts(patches: Patches) -> None:
+    patches.put(CopyReports, "caught_up", lambda self, record, index: self.filled(record) is not None)
+
+
+@mutant("R42, never gone", "a copy that leaves waits for ever", faults=("node-crash",))
+def never_let_go(patches: Patches) -> None:
+    patches.put(LeavingCopies, "_known", lambda self, index, number: False)
+
+
+@mutant("R43, the last one", "a copy that leaves does not count again", faults=LOSSES)
+def never_count_again(patches: Patches) -> None:
+    patches.put(LeavingCopies, "_left_alone", lambda self, *_: False)

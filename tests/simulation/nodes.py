@@ -16,7 +16,7 @@ from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, Decide, MutationData, Stamped
 from indexer.slice.limits import SliceLimits
 from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.settings.settings import IndexerSettings
 from keytide.wire.messages import (
     Acknowledged,
@@ -125,6 +125,7 @@ class SimStore:
 
     def destroy(self) -> None:
         self._world.mishaps.pass_by(self._node)
+        self._world.destroyed(self._node, self._key, self)
         self.inner.destroy()
         self._world.disks[self._node].pop(self._key, None)
         self._world.copy_ids.pop((self._node, self._key), None)

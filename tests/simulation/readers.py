@@ -456,7 +456,11 @@ class Readers:
     ) -> Pages:
         nodes = self.world.nodes
         copies = {
-            number: [nodes[node].hosting.runners[token.index, number] for node in there]
+            number: [
+                runner
+                for node in there
+                if (runner := nodes[node].hosting.runners.get((token.index, number))) is not None
+            ]
             for number, there in copies_of(token.nodes).items()
         }
         self.world.seen["kept on two copies"] += all(len(there) > 1 for there in copies.values())

@@ -16,7 +16,7 @@ from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
 from coordinator.core.source_status import SourceStatus
 from indexer.hosting.slice_runner import SliceKey, SliceRunner
-from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
+from indexer.store.interface import UNNUMBERED, Applied, SliceStore, StoreSnapshot
 from keytide.catalog.history import History
 from keytide.catalog.records import (
     BuildRecord,
@@ -33,7 +33,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
 from tests.memory_store.store import MemorySliceStore
-from tests.simulation import steering
+from tests.simulation import moving, steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
@@ -85,12 +85,15 @@ class World:
         disks: node -> slice -> what is on its disk.
         fillings: node -> what is there of copies that are not whole.
         copy_ids: of what is on a disk and was filled from another node's.
+        machines: names of all nodes.
+        left: stores of copies whose slices were in order, and which the dictionary did not name any more.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
     """
 
     def __init__(self, plan: Plan, new_store: StoreFactory = memory_store) -> None:
         self.plan = plan
+        self.machines = NODES if not plan.moves else (*NODES, "n2")
         self.clock = Clock()
         self.note = self.clock.note
         self.loop = SimLoop(self.clock)
@@ -104,11 +107,12 @@ class World:
         self.uniqueness = Uniqueness(self.kafka.source)
         self.seen: Counter[str] = Counter()
         self.new_store = new_store
-        self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in NODES}
-        self.fillings = {name: SimFillings() for name in NODES}
+        self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in self.machines}
+        self.fillings = {name: SimFillings() for name in self.machines}
         self.copy_ids: dict[tuple[str, SliceKey], str] = {}
         self.mishaps = Mishaps(self)
         self.damaged: set[tuple[str, SliceKey]] = set()
+        self.left: set[SliceStore] = set()
         self.aside: set[tuple[str, SliceKey]] = set()
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drivers: dict[str, SimDriver | SimSampler] = {}
@@ -119,7 +123,7 @@ class World:
         self._bootstrap()
         self.truth.read()
         self.repairs = Repairs(self)
-        self.nodes = {name: SimNode(self, name) for name in NODES}
+        self.nodes = {name: SimNode(self, name) for name in self.machines}
         self._endpoints: dict[str, Endpoint] = {}
         self.readers = Readers(self)
         self.coordinators = [SimCoordinator(self)]
@@ -139,7 +143,7 @@ class World:
         first = replace(definition(FIRST, copies, self.plan.ranged), unique=not self.plan.repairs)
         records: list[Record] = [
             ClusterRecord("sim", SECRET.hex(), self.clock.now),
-            *(NodeRecord(name, f"http://{name}", self.clock.now) for name in NODES),
+            *(NodeRecord(name, f"http://{name}", self.clock.now) for name in self.machines),
             BuildRecord(
                 FIRST_BUILD,
                 KEYSPACE,
@@ -310,17 +314,38 @@ class World:
             for name, node in self.nodes.items()
         )
 
+    def destroyed(self, node: str, key: SliceKey, store: SliceStore) -> None:
+        """A node has deleted what it has of a slice."""
+        self.truth.read()
+        index = self.truth.catalog.index(key[0])
+        if index is None or index.state != "READY" or key[1] in index.slice_builds:
+            return
+        if node in index.copies_kept(key[1]) or (node, key) in self.damaged:
+            return
+        self.seen["copies gone"] += 1
+        self.left.add(store)
+        for pages in self.readers.pages:
+            copies = next((some for some in pages.copies.values() if any(x.store is store for x in some)), [])
+            if copies and self.clock.now < pages.until and not any(map(self.runs, copies)):
+                self._let_go(pages, f"node {node} has deleted its copy of slice {key[1]}")
+
     def snapshot_gone(self, pages: Pages, story: str) -> None:
         """A later page found its snapshot gone: that needs a reason on every copy that its token names."""
         self.truth.read()
         index = self.truth.catalog.index_by_name(pages.index)
-        history = History.of(self.truth.catalog, KEYSPACE)
-        void = not history.number_holds(pages.number, pages.incarnation)
-        alive = not void and all(any(map(self.runs, copies)) for copies in pages.copies.values())
-        alive = alive and not self.seen["clock jumped"]  # (leases go by the clocks of nodes)
+        alive = all(
+            any(self.runs(one) or one.store in self.left for one in copies)
+            for copies in pages.copies.values()
+        )
         if alive and index is not None and index.state == "READY" and self.clock.now < pages.until:
-            raise BrokenError("Stable", f"a leased snapshot of {pages.index} was let go: {story}")
+            self._let_go(pages, story)
         self.seen["snapshot gone"] += 1
+
+    def _let_go(self, pages: Pages, story: str) -> None:
+        """A leased snapshot is not there any more: only a rollback, or a clock, is a reason."""
+        history = History.of(self.truth.catalog, KEYSPACE)
+        if history.number_holds(pages.number, pages.incarnation) and not self.seen["clock jumped"]:
+            raise BrokenError("Stable", f"a leased snapshot of {pages.index} was let go: {story}")
 
     def wrote(self, coordinator: SimCoordinator, records: Sequence[tuple[str, Record | None]]) -> None:
         """A transaction of the dictionary was tried."""
@@ -452,8 +477,9 @@ class World:
             case "tick":
                 chance.pick(self.projectors).tick()
             case "node":
-                first = chance.below(3)
-                for node in NODES if first == len(NODES) else NODES[first : first + 1]:
+                machines = self.machines
+                first = chance.below(len(machines) + 1)
+                for node in machines if first == len(machines) else machines[first : first + 1]:
                     self.nodes[node].step()
             case "lead":
                 self.leader.step()
@@ -471,6 +497,8 @@ class World:
                 self.repairs.step()
             case "steer":
                 steering.steer(self)
+            case "move":
+                moving.move(self)
             case "expire":
                 self._expire()
             case "killed" | "clock-jump":
@@ -483,7 +511,7 @@ class World:
         chance = self.chance
         match fault:
             case "node-crash":
-                self.nodes[chance.pick(NODES)].crash()
+                self.nodes[chance.pick(self.machines)].crash()
             case "projector-crash":
                 chance.pick(self.projectors).crash()
             case "driver-crash":
@@ -501,7 +529,7 @@ class World:
             case "drop":
                 self._drop()
             case "silence":
-                self.nodes[chance.pick(NODES)].silent_until = self.clock.now + chance.below(900)
+                self.nodes[chance.pick(self.machines)].silent_until = self.clock.now + chance.below(900)
             case "truncate":
                 self._note_loss("truncated", self.kafka.source.truncate(chance, self._told()))
             case "recreate":
@@ -511,7 +539,7 @@ class World:
                 for _ in range(chance.below(9)):  # producers go on
                     self.note("write", self.kafka.source.write(chance, self.clock.now))
             case "disk-loss" | "damage":
-                node = chance.pick(NODES)
+                node = chance.pick(self.machines)
                 if self.disks[node]:
                     key = chance.pick(sorted(self.disks[node]))
                     self.note(fault, node, key)
@@ -522,7 +550,7 @@ class World:
                         self.copy_ids.pop((node, key), None)
                         self.nodes[node].crash()
             case "late-control":
-                self.nodes[chance.pick(NODES)].late_until = self.clock.now + chance.below(900)
+                self.nodes[chance.pick(self.machines)].late_until = self.clock.now + chance.below(900)
             case "queue-away":
                 self.truth.read()
                 others = [index.id for index in self.truth.catalog.indexes() if index.id != FIRST]
@@ -583,6 +611,7 @@ class World:
         reason = "nothing was tried"
         for number in range(HEAL_ROUNDS):
             steering.settle(self)
+            moving.settle(self)
             self._round(self.plan.calm_ms if number < PATIENT_ROUNDS else 2_000)
             self.repairs.step()
             reason = self._left() or self.repairs.left() or self._unscannable()
@@ -615,7 +644,8 @@ class World:
                     return "; ".join(reasons)
                 if len(holders) <= index.definition.replicas:
                     return f"{index.id}/{number} has copies on {holders} only"
-        return "; ".join(f"copy {copy.id} is being filled" for copy in catalog.copies())
+        filled = "; ".join(f"copy {copy.id} is being filled" for copy in catalog.copies())
+        return filled or moving.left(self)
 
     def _behind(self, key: SliceKey, node: str, status: SliceStatus | None, ends: dict[int, int]) -> str:
         """Why a copy is not where the source is, "" when it is."""

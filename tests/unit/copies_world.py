@@ -18,8 +18,8 @@ from coordinator.core.instructions import Instruction
 from coordinator.leader import Leader
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import (
-    CopyRecord,
     IndexRecord,
     KeyspaceRecord,
     Record,
@@ -54,6 +54,8 @@ class Copy:
     incarnation: int = 0
     bytes: int = 0
     follows: bool = True
+    leases: int = 0
+    entries: int = 0
     timestamp: Timestamp = field(default_factory=Timestamp)
 
 
@@ -201,7 +203,7 @@ class CopiesWorld(World):
             timestamp=copy.timestamp,
             number=copy.number if copy.state == "LIVE" else -1,
             batch=-1,
-            entries=0,
+            entries=copy.entries,
             bytes=copy.bytes,
             skipped=0,
             queue_documents=0,
@@ -211,6 +213,7 @@ class CopiesWorld(World):
             incarnation=copy.incarnation,
             queue_horizon=copy.horizon,
             copy=copy.id,
+            leases=copy.leases,
         )
 
     def acknowledge(self) -> list[Instruction]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import Reported, SourceSampled
 from coordinator.core.instructions import Instruction
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 from tests.unit.leader_world import World, facts

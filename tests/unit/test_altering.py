@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import TopicsDeleted
+from keytide.catalog.copies import LeavingCopy
 from keytide.definition.statement import CreateIndex, parse_statement
 from tests.unit.copy_world import INDEX, CopyWorld
 from tests.unit.leader_world import World
@@ -65,62 +64,14 @@ def test_the_same_number_changes_nothing() -> None:
     assert world.index("by_city").definition.statement == statement
 
 
-def test_the_last_copies_go() -> None:
+def test_copies_too_many_are_to_leave() -> None:
     world = CopyWorld().ready()
-    assert world.index("by_city").placement == [["n1", "n2"], ["n3", "n1"]]
-    assert "2 copies were taken out" in alter(world, 0)
+    before = world.index("by_city").placement
+    assert alter(world, 0) == (
+        "index by_city is to have 1 copy of each slice: 2 copies leave, which still serve pages for a while"
+    )
     index = world.index("by_city")
-    assert (index.placement, index.definition.replicas) == ([["n1"], ["n3"]], 0)
-
-
-def test_a_copy_that_does_not_serve_goes_before_one_that_does() -> None:
-    world = CopyWorld().ready()
-    index = world.leader.dictionary.catalog.index(INDEX)
-    assert index is not None
-    world.leader.dictionary.put(replace(index, copies={0: {"n1": "c1", "n2": "c2"}}))
-    world.says["n1", 0] = {"state": "LOST", "reason": "gone", "number": -1, "copy": "c1"}
-    world.says["n2", 0] = {"copy": "c2"}
-    world.beat()
-    alter(world, 0)
-    index = world.index("by_city")
-    assert (index.placement, index.copies) == ([["n2"], ["n3"]], {0: {"n2": "c2"}})
-
-
-@pytest.mark.parametrize("trouble", ["silent", "LOST", "CATCHUP", "old", "no snapshot"])
-def test_no_copy_goes_unless_one_that_stays_serves(trouble: str) -> None:
-    world = CopyWorld().ready()
-    if trouble == "silent":
-        world.silent = {"n1", "n2"}
-    troubles: dict[str, dict[str, Any]] = {
-        "LOST": {"state": "LOST"},
-        "CATCHUP": {"state": "CATCHUP"},
-        "old": {"incarnation": -1},
-        "no snapshot": {"number": -1},
-    }
-    for node in ("n1", "n2"):
-        world.says[node, 0] = troubles.get(trouble, {})
-    world.live(5_000)
-    error = refused(world, 0)
-    assert "no copy of slice 0 of by_city serves now" in error.message
-    assert "n1, n2" in error.message
-    world.says.clear()
-    world.silent.clear()
-    world.live(1_000)
-    alter(world, 0)
-    assert world.index("by_city").placement == [["n1"], ["n3"]]
-
-
-def test_copies_that_are_being_filled_and_are_not_wanted_any_more_are_given_up() -> None:
-    world = CopyWorld().ready()
-    alter(world, 3)
-    for id_, node in (("c9", "n3"), ("c10", "n4")):
-        world.fill(id_, 0, node)
-    alter(world, 2)
-    assert [one.id for one in world.leader.dictionary.catalog.copies()] == ["c9"]
-    assert "copy/c10" not in world.written
-    alter(world, 1)
-    assert world.leader.dictionary.catalog.copies() == []
-    assert world.index("by_city").placement == [["n1", "n2"], ["n3", "n1"]]
+    assert (index.placement, index.definition.replicas) == (before, 0)  # (the leader has them leave)
 
 
 def test_what_waits_is_altered_for_its_build() -> None:
@@ -164,16 +115,12 @@ def test_a_failed_index_is_built_first_and_one_that_goes_is_not_altered() -> Non
         alter(world, 1)
 
 
-def test_nothing_goes_while_the_history_is_examined() -> None:
-    world = CopyWorld().ready()
-    world.leader.builds.registry.halted.add("people")
-    assert "history of people is being examined" in refused(world, 0).message
-
-
 def test_copies_are_forgotten_with_the_placement() -> None:
     world = CopyWorld().ready()
     index = world.leader.dictionary.catalog.index(INDEX)
     assert index is not None
-    world.leader.dictionary.put(replace(index, copies={0: {"n1": "c1"}}))
+    leaving = {0: {"n3": LeavingCopy()}}
+    world.leader.dictionary.put(replace(index, copies={0: {"n1": "c1"}}, leaving=leaving))
     world.sql("DROP INDEX by_city")
-    assert (world.index("by_city").placement, world.index("by_city").copies) == ([], {})
+    index = world.index("by_city")
+    assert (index.placement, index.copies, index.leaving) == ([], {}, {})

@@ -33,7 +33,7 @@ def test_so_many_are_filled_at_once_from_and_on_a_node() -> None:
     assert sorted(world.leader.copies.waiting) == [(INDEX, number) for number in range(2, 6)]
     (told,) = world.told("copy-waits")
     assert told == (
-        "slices 2, 3, 4, 5 of by_city have fewer copies than they are to have, and wait for their turn: as "
+        "slices 2, 3, 4, 5 of by_city have not the copies that they are to have, and wait for their turn: as "
         "many copies are filled from or on these nodes as may be at once (setting "
         "coordinator.copies_per_node)"
     )
@@ -70,7 +70,7 @@ def test_a_copy_waits_for_another_node() -> None:
     assert world.records() == []
     (told,) = world.told("copy-waits")
     assert told == (
-        "slices 0 of by_city have fewer copies than they are to have, and wait for another indexer node: "
+        "slices 0 of by_city have not the copies that they are to have, and wait for another indexer node: "
         "none is live beside n2; start one"
     )
     assert [note.level for note in world.notes if note.kind == "copy-waits"] == ["warning"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core.events import HistoryExamined, Reported, TopicsDeleted
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.model.timestamp import Place
 from keytide.wire.messages import HistoryLost
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld, Copy

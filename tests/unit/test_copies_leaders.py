@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from tests import share
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld, Copy
 

@@ -67,8 +67,8 @@ def test_not_while_the_other_one_does_not_serve(state: str) -> None:
     assert world.placement() == ["n1", "n2"]
     (told,) = world.told("copy-waits")
     assert told == (
-        "slices 0 of by_city have fewer copies than they are to have, and wait for a copy that holds what is "
-        "published, on n2, before the one on node n1 is replaced"
+        "slices 0 of by_city have not the copies that they are to have, and wait for a copy that holds what "
+        "is published, on n2, before the one on node n1 is replaced"
     )
     world.nodes["n2"].copies[0].state = "LIVE"
     world.go(1_000)

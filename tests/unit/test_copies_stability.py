@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.events import Reported
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld, Copy
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
 from coordinator.queues.bounds import stays_from
@@ -204,3 +205,20 @@ def random_history(rng: random.Random) -> None:
             if name not in world.placement() and not named and world.nodes[name].up:
                 world.nodes[name].copies.pop(0, None)
     assert reached > 0
+
+
+def test_what_leaves_keeps_what_it_may_need_until_it_is_gone() -> None:
+    world = serving()
+    index = world.index("by_city")
+    world.nodes["n2"].copies[0].leases = 1
+    definition = structs.replace(index.definition, replicas=0)
+    world.leader.dictionary.put(structs.replace(index, definition=definition))
+    world.go(2_000)
+    assert list(world.index("by_city").leaving[0]) == ["n2"]
+    world.nodes["n1"].copies[0].horizon = world.nodes["n1"].copies[0].position = 90
+    world.nodes["n2"].copies[0].horizon = 40
+    assert [limit.before for limit in trims(world)] == [40]
+    world.nodes["n2"].copies[0].leases = 0
+    world.go(2_000)
+    assert world.index("by_city").leaving == {}
+    assert [limit.before for limit in trims(world)] == [90]

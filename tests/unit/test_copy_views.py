@@ -179,10 +179,11 @@ def test_copies_stand_among_the_jobs_by_their_age() -> None:
     world.now += 1_000
     world.leader.commands.start_job("verify", "by_city", world.now)
     world.now += 1_000
-    world.fill("c30", 1, "n2")
+    world.sql("ALTER INDEX by_city SET (replicas=2)")
+    world.tick()
     found = job_views.jobs(world.leader, world.now)
-    assert [one["kind"] for one in found] == ["copy", "verify", "copy"]
-    assert [one["copy"] is None for one in found] == [False, True, False]
+    assert [one["kind"] for one in found] == ["copy", "verify", "copy", "copy"]
+    assert [one["copy"] is None for one in found] == [False, True, False, False]
 
 
 def test_a_copy_is_not_cancelled_and_has_no_report() -> None:

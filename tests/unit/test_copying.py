@@ -43,9 +43,9 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, Row, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.copying import LmdbSliceFilling
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import (
     ClusterRecord,
-    CopyRecord,
     IndexRecord,
     KeyspaceRecord,
     Record,

@@ -17,7 +17,7 @@ NOT_USED = "## Not used"
 PENDING = frozenset({"shown"})
 """Retired words that some name still has. It is exactly these: who renames the last one takes the word out,
 and none is put in."""
-TYPES = ("keytide/catalog/records.py", "keytide/model/timestamp.py")
+TYPES = ("keytide/catalog/records.py", "keytide/catalog/copies.py", "keytide/model/timestamp.py")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 

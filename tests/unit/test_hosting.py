@@ -32,11 +32,11 @@ from indexer.unique import watch as unique_watch
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.copies import CopyRecord
 from keytide.catalog.history import History
 from keytide.catalog.records import (
     BuildRecord,
     BuildState,
-    CopyRecord,
     IndexRecord,
     IndexState,
     KeyspaceRecord,

@@ -12,7 +12,7 @@ from indexer.hosting.filling import FillProgress
 from indexer.store.interface import Applied, Counts
 from indexer.store.lmdb.copying import LmdbSliceFilling
 from indexer.store.settings import StoreSettings
-from keytide.catalog.records import CopyRecord
+from keytide.catalog.copies import CopyRecord, LeavingCopy
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import SliceStatus
 from tests.simulation.wire import TOPIC_ID
@@ -238,3 +238,33 @@ def test_a_build_begins_a_slice_anew_that_was_filled_before(place: Place) -> Non
     place.hosting.reconcile(place.catalog, 0)
     assert told(place) == ("BUILDING", "")
     assert place.folder.copy_id(KEY) == ""
+
+
+def test_a_copy_that_leaves_goes_on_until_it_is_named_no_more(place: Place) -> None:
+    order(place)
+    fill(place)
+    count(place)
+    runner = place.hosting.runners[KEY]
+    record = place.catalog.index("i-1")
+    assert record is not None
+    for acknowledged in (False, True):
+        leaving = {0: {"n1": LeavingCopy("c1", acknowledged)}}
+        place.write(replace(record, placement=[["n2"], ["n2"]], copies={}, leaving=leaving))
+        place.hosting.reconcile(place.catalog, 0)
+        assert place.hosting.runners[KEY] is runner
+        assert told(place)[1] == "c1"
+        assert place.status().leases == 0
+    place.restart()
+    assert told(place)[1] == "c1"
+    assert told(place)[0] != "LOST", "a restart finds it"
+    place.write(replace(record, placement=[["n2"], ["n2"]], copies={}, leaving={}))
+    place.hosting.reconcile(place.catalog, 0)
+    assert (place.hosting.runners, place.exists()) == ({}, False)
+
+
+def test_a_copy_that_leaves_and_has_nothing_is_lost_and_not_begun_anew(place: Place) -> None:
+    record = place.catalog.index("i-1")
+    assert record is not None
+    place.write(replace(record, placement=[["n2"], ["n2"]], leaving={0: {"n1": LeavingCopy()}}))
+    place.hosting.reconcile(place.catalog, 0)
+    assert told(place) == ("LOST", "")

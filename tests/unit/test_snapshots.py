@@ -394,3 +394,28 @@ def test_freshness_samples_the_last_record_of_each_segment() -> None:
     versions = [Version(0, offset, b"d", ()) for offset in range(3)]
     one, same, none = segment(0, 0, 3, versions), segment(0, 2, 3, versions[2:]), segment(0, 3, 3, [])
     assert newest_times([one, same, none]) == [versions[2].time, versions[2].time]
+
+
+def test_a_ring_that_leaves_renews_leases_and_gives_no_new_ones() -> None:
+    shelf = Shelf()
+    shelf.add(1, 2)
+    assert shelf.ring.lease(1, "a", 100)
+    shelf.ring.leave(True)
+    assert shelf.ring.lease(1, "a", 200)
+    assert not shelf.ring.lease(1, "b", 200)
+    assert not shelf.ring.lease(2, "a", 200), "of another snapshot"
+    assert shelf.ring.in_use(199) == 1
+    assert shelf.ring.in_use(200) == 0
+    shelf.ring.leave(False)  # it counts again
+    assert shelf.ring.lease(2, "a", 200)
+
+
+def test_what_is_being_read_is_in_use() -> None:
+    shelf = Shelf()
+    shelf.add(1, 2, UNNUMBERED)
+    assert shelf.ring.in_use(0) == 0
+    readers = [reader for reader in (shelf.ring.acquire(1), shelf.ring.tip()) if reader is not None]
+    assert shelf.ring.in_use(0) == len(readers) == 2
+    for reader in readers:
+        reader.release()
+    assert shelf.ring.in_use(0) == 0

@@ -1,0 +1,140 @@
+"""Begins copies: fills one on another node, from one that serves. Pure (R39).
+
+Where that came to nothing before, it is tried again after a pause, on another node if there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from coordinator.builds.registry import BuildRegistry
+from coordinator.copies.choosing import Choosing
+from coordinator.copies.reports import CopyReports, Slice
+from coordinator.core.instructions import Instruction, Note
+from coordinator.core.nodes import HeardNodes
+from coordinator.stability.stream import StabilityLimits
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import IndexRecord
+
+
+class Purpose(NamedTuple):
+    """What a copy is begun for.
+
+    Attributes:
+        replaces: the node whose copy leaves when it counts, "" for none.
+        target: the node to fill it on, "" for any.
+        rebalance: the rebalance that it is of, "" for none.
+    """
+
+    replaces: str = ""
+    target: str = ""
+    rebalance: str = ""
+
+
+class Beginnings:
+    """Begins copies, and remembers what came to nothing.
+
+    Args:
+        registry: whose dictionary is changed.
+        room: bytes that stay free on a disk.
+    """
+
+    def __init__(
+        self,
+        registry: BuildRegistry,
+        nodes: HeardNodes,
+        reports: CopyReports,
+        limits: StabilityLimits,
+        room: int,
+    ) -> None:
+        self._registry = registry
+        self._dictionary = registry.dictionary
+        self._nodes = nodes
+        self._reports = reports
+        self._limits = limits
+        self._room = room
+        self._lost_on: dict[Slice, str] = {}
+        self._failures: dict[Slice, dict[str, int]] = {}
+        self._again_at: dict[Slice, int] = {}
+
+    def choosing(self) -> Choosing:
+        """What nodes have to do with copies now."""
+        limits, catalog = self._limits, self._dictionary.catalog
+        return Choosing(catalog, self._nodes, self._reports, limits.copies_per_node, self._room)
+
+    def lost(self, key: Slice, node: str) -> None:
+        """A copy that counted was lost: its node is the first that gets one again."""
+        self._lost_on[key] = node
+
+    def failed(self, record: CopyRecord, now: int) -> None:
+        """One that was begun has come to nothing."""
+        failures = self._failures.setdefault((record.index, record.slice), {})
+        pause = self._limits.copy_pause_ms << min(sum(failures.values()), 6)
+        failures[record.node] = failures.get(record.node, 0) + 1
+        self._again_at[record.index, record.slice] = now + pause
+
+    def failures(self, key: Slice, node: str) -> int:
+        """How often filling a copy of a slice on a node has come to nothing."""
+        return self._failures.get(key, {}).get(node, 0)
+
+    def counts(self, record: CopyRecord) -> None:
+        """One that was begun counts."""
+        for known in (self._failures, self._again_at, self._lost_on):
+            known.pop((record.index, record.slice), None)
+
+    def begin(
+        self,
+        index: IndexRecord,
+        number: int,
+        choosing: Choosing,
+        now: int,
+        purpose: Purpose = Purpose(),
+    ) -> tuple[str, list[Instruction]]:
+        """Begin a copy of a slice. Returns what it waits for, in words ("" when it is begun), and what
+        follows."""
+        key = index.id, number
+        failures, lost_on = self._failures.get(key, {}), self._lost_on.get(key, "")
+        if now < self._again_at.get(key, 0):
+            return f"the end of a pause: {sum(failures.values())} attempts came to nothing", []
+        source, words = choosing.source(index, number)
+        if source is None:
+            return words, []
+        node, words = choosing.target(index, number, source.bytes, failures, lost_on, purpose.target)
+        if not node:
+            return words, []
+        why: Literal["lost", "wanted", "moved"] = "lost" if node == lost_on else "wanted"
+        record = CopyRecord(
+            id=f"c{self._dictionary.number()}",
+            index=index.id,
+            slice=number,
+            node=node,
+            source=source.node,
+            need=source.horizon,
+            incarnation=self._registry.incarnation(index.keyspace),
+            created_at=now,
+            why="moved" if purpose.replaces else why,
+            replaces=purpose.replaces,
+            rebalance=purpose.rebalance,
+        )
+        self._dictionary.put(record)
+        choosing.begun(record, source.bytes)
+        place = f", to take the place of the one on node {record.replaces}" if record.replaces else ""
+        text = f"{self.words(record)} is filled from node {source.node}{place}"
+        return "", [Note("info", "copy-begun", index.name, text)]
+
+    def give_up(
+        self, record: CopyRecord, why: str, level: Literal["info", "warning"] = "warning"
+    ) -> list[Instruction]:
+        """One that is being filled is not wanted any more, or cannot be had."""
+        self._dictionary.delete(f"copy/{record.id}")
+        text = f"{self.words(record)} is given up: {why}"
+        return [Note(level, "copy-given-up", self.name(record.index), text)]
+
+    def words(self, record: CopyRecord) -> str:
+        """A copy, in words."""
+        return f"copy {record.id} of slice {record.slice} of {self.name(record.index)} on node {record.node}"
+
+    def name(self, id_: str) -> str:
+        """Of an index; its id when it is gone."""
+        index = self._dictionary.catalog.index(id_)
+        return index.name if index else id_

@@ -1,0 +1,123 @@
+"""Copies that count no longer, until they are gone. Pure (R42, R43).
+
+Theory of operation. A copy that leaves still answers pages whose tokens name it, and readers whose catalog is
+older. It is gone when
+
+* every node was heard to have read that it leaves (that is written down: from then on it gives no new
+  leases), and its node has said, having read that, that nobody reads from it and no lease is left;
+* or its grace has ended, which is longer than a lease: who has been silent all the time holds up nobody;
+* or it has nothing any more, or its node is not expected back;
+
+and, at that moment, another copy that counts holds what is published. When none that counts is left, it
+counts again.
+"""
+
+from __future__ import annotations
+
+from coordinator.builds.registry import BuildRegistry
+from coordinator.copies.naming import acknowledged, counting_again, gone
+from coordinator.copies.reports import CopyReports, Slice
+from coordinator.core.instructions import Instruction, Note
+from coordinator.core.nodes import WHOLE, HeardNodes
+from coordinator.stability.stream import StabilityLimits
+from keytide.catalog.copies import LeavingCopy
+from keytide.catalog.records import IndexRecord
+from keytide.wire.messages import SliceStatus
+
+
+class LeavingCopies:
+    """Lets copies go.
+
+    Args:
+        registry: whose dictionary is changed.
+    """
+
+    def __init__(
+        self, registry: BuildRegistry, nodes: HeardNodes, reports: CopyReports, limits: StabilityLimits
+    ) -> None:
+        self._dictionary = registry.dictionary
+        self._registry = registry
+        self._nodes = nodes
+        self._reports = reports
+        self._limits = limits
+        self._ages: dict[tuple[Slice, str], int] = {}
+        self._looked_at = 0
+
+    def look(self, now: int) -> list[Instruction]:
+        """Take the next step of all of them."""
+        # A leader that was stopped, or whose clock was set, counts only what it has looked on.
+        passed = min(max(0, now - self._looked_at), 2 * self._limits.copy_check_ms)
+        self._looked_at = now
+        found = [
+            ((index.id, number), node)
+            for index in self._dictionary.catalog.indexes()
+            for number, leaving in index.leaving.items()
+            for node in leaving
+        ]
+        self._ages = {one: self._ages.get(one, 0) + passed for one in found}
+        out: list[Instruction] = []
+        for key, node in found:
+            index = self._dictionary.catalog.index(key[0])
+            if index is None or index.state != "READY" or index.keyspace in self._registry.halted:
+                continue
+            if key[1] not in self._registry.half_rebuilt(index):
+                out += self._step(index, key[1], node, self._ages[key, node])
+        return out
+
+    def _step(self, index: IndexRecord, number: int, node: str, age: int) -> list[Instruction]:
+        copy = index.leaving[number][node]
+        status = self._reports.said(node, index.id, number, copy.copy)
+        lost = status is not None and status.state == "LOST"
+        if self._left_alone(index, number, node, status):
+            self._put(counting_again(index, number, node), number)
+            text = f"{self._words(index, number, node)} counts again: no other one that does is left"
+            return [Note("warning", "copy-counts", index.name, text)]
+        holder = self._reports.holder(index, number, index.placement[number])
+        if holder is None:
+            return []
+        why = ""
+        if lost or self._nodes.gone(node):
+            why = "it is lost" if lost else "its node is not expected back"
+        elif age >= self._limits.leave_after_ms:
+            why = f"its {self._limits.leave_after_ms // 1000} s are over (setting coordinator.leave_after_s)"
+        elif self._unused(index, number, node, copy, status):
+            why = "nobody reads from it any more"
+        elif not copy.acknowledged and self._known(index, number):
+            self._put(acknowledged(index, number, node), number)
+        if not why:
+            return []
+        self._put(gone(index, number, node), number)
+        text = f"{self._words(index, number, node)} is gone: {why}; node {holder} has what it had"
+        return [Note("info", "copy-left", index.name, text)]
+
+    def _put(self, index: IndexRecord, number: int) -> None:
+        self._dictionary.put(index)
+        self._reports.changed(index.id, number)
+
+    def _left_alone(self, index: IndexRecord, number: int, node: str, status: SliceStatus | None) -> bool:
+        """Whether a copy has what it is to have, and none that counts is expected to come back."""
+        if status is None or status.state not in WHOLE or not self._nodes.by_id[node].live:
+            return False
+        return all(
+            self._nodes.gone(one)
+            or ((said := self._reports.counted(index, number, one)) is not None and said.state == "LOST")
+            for one in index.placement[number]
+        )
+
+    def _known(self, index: IndexRecord, number: int) -> bool:
+        """Whether everybody has read that a copy leaves."""
+        names = {one.id for one in self._dictionary.catalog.nodes()} | self._nodes.by_id.keys()
+        return all(
+            self._reports.has_read(one, index.id, number) for one in names if not self._nodes.gone(one)
+        )
+
+    def _unused(
+        self, index: IndexRecord, number: int, node: str, copy: LeavingCopy, status: SliceStatus | None
+    ) -> bool:
+        """Whether nobody has anything of a copy, by a word that is younger than that everybody knows."""
+        if not copy.acknowledged or status is None or status.leases:
+            return False
+        return self._reports.has_read(node, index.id, number)
+
+    def _words(self, index: IndexRecord, number: int, node: str) -> str:
+        return f"the copy of slice {number} of {index.name} on node {node}, which was leaving,"
