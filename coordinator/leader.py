@@ -158,9 +158,9 @@ class Leader:
     def _remember_node(self, message: NodeHeartbeat, now: int) -> None:
         known = self.dictionary.catalog.records.get(f"node/{message.node}")
         if not isinstance(known, NodeRecord):
-            self.dictionary.put(NodeRecord(message.node, message.url, now))
-        elif known.url != message.url:
-            self.dictionary.put(replace(known, url=message.url))
+            self.dictionary.put(NodeRecord(message.node, message.url, now, zone=message.zone))
+        elif (known.url, known.zone) != (message.url, message.zone):
+            self.dictionary.put(replace(known, url=message.url, zone=message.zone))
 
     def _check_lateness(self, source: SourceStatus) -> list[Instruction]:
         """Late projectors of a compacted topic: hold timestamps back (R27), give up indexes (R26)."""

@@ -18,7 +18,7 @@ from coordinator.views import absent_nodes
 from coordinator.views.jobs import verification
 from coordinator.views.slices import copy_counts, index_slices, lost_slices, slice_statuses
 from keytide.catalog.partitioning import readable_splits
-from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.catalog.records import BuildRecord, IndexRecord, NodeRecord
 from keytide.definition.render import render_expression
 from keytide.model.timestamp import Timestamp, smallest
 from keytide.wire.messages import SliceStatus
@@ -200,15 +200,15 @@ def _rebuilt_slices(leader: Leader, record: BuildRecord) -> dict[str, list[int]]
     return {index.name: record.slices_of(index) for index in leader.builds.registry.indexes(record)}
 
 
-def node(leader: Leader, name: str, now: int) -> Document:
+def node(leader: Leader, record: NodeRecord, now: int) -> Document:
     """One indexer node, also one that has not been heard in this term."""
-    record = leader.dictionary.catalog.records[f"node/{name}"]
-    known = leader.stability.nodes.by_id.get(name)
+    known = leader.stability.nodes.by_id.get(record.id)
     heartbeat = known.heartbeat if known else None
     statuses = heartbeat.slices if heartbeat else []
     return {
-        "id": name,
-        "url": heartbeat.url if heartbeat else getattr(record, "url", None),
+        "id": record.id,
+        "url": record.url,
+        "zone": record.zone or None,
         "live": bool(known and known.live),
         "slices": len(statuses),
         "entries": sum(status.entries for status in statuses),
@@ -224,7 +224,7 @@ def node(leader: Leader, name: str, now: int) -> Document:
 
 
 def nodes(leader: Leader, now: int) -> list[Document]:
-    return [node(leader, record.id, now) for record in leader.dictionary.catalog.nodes()]
+    return [node(leader, record, now) for record in leader.dictionary.catalog.nodes()]
 
 
 def topology(leader: Leader, now: int) -> Document:

@@ -32,6 +32,7 @@ class NodeReporter:
         self._topic = Topics(settings.cluster).reports
         self._node = node
         self._url = url
+        self._zone = settings.indexer.zone
         self._started_at = started_at
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
 
@@ -62,6 +63,7 @@ class NodeReporter:
                     memory,
                     disk_free,
                     catalog_offset,
+                    self._zone,
                 )
             )
         )

@@ -156,6 +156,10 @@ class Catalog:
         """The nodes that are to have no slices."""
         return frozenset(one.id for one in self.nodes() if one.drained_at)
 
+    def zones(self) -> dict[str, str]:
+        """Node -> what fails together with it, in words: its zone, or where that is not known, itself."""
+        return {one.id: f"zone {one.zone}" if one.zone else f"node {one.id}" for one in self.nodes()}
+
     def emitting(self, keyspace: str, version: int) -> list[IndexRecord]:
         """The indexes that a source partition on which `version` is activated emits for (R13), in id
         order."""

@@ -67,7 +67,7 @@ BUILD_COLUMNS = (
     "paused",
     "error",
 )
-NODE_COLUMNS = ("id", "url", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
+NODE_COLUMNS = ("id", "url", "zone", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
 
 
 def _indexes(path: str, url: str | None, data_dir: Path, name: str = "") -> Any:

@@ -8,6 +8,7 @@ limit on everything).
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,8 @@ from keytide.settings.scans import ScanSettings as ScanSettings
 from keytide.settings.scans import Section
 
 MIB = 1024 * 1024
+LONGEST_ZONE: Final = 40
+"""Characters: tables show it."""
 BACK_MS: Final = 1_000
 """Clients look this often whether a broker is back. librdkafka's own ten seconds are longer than whoever asks
 for something waits for Kafka, and than the leader lets pass before it suspects who is not heard."""
@@ -98,6 +101,12 @@ class IndexerSettings(Section):
     host: str = Field(default="127.0.0.1", description="where the scan endpoint listens")
     port: int = Field(8093, description="scan endpoint; 0 picks a free port")
     node_id: str = Field("", description="kept in the data folder when empty")
+    zone: str = Field(
+        "",
+        description="what fails together with other nodes of the same zone: a rack, a data center; copies of "
+        "a slice lie in different zones, and a scan reads one in its node's where there is one; empty: the "
+        "node fails alone",
+    )
     slice_queue_documents: int = Field(
         400_000,
         description="documents a slice holds before it applies them unnumbered (R4)",
@@ -160,6 +169,13 @@ class IndexerSettings(Section):
         description="check entries against the back index after a commit, of each slice once in so many "
         "seconds at most; never when null (tests; slow)",
     )
+
+    @field_validator("zone")
+    @classmethod
+    def _is_short(cls, zone: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9._-]*+", zone) or len(zone) > LONGEST_ZONE:
+            raise ValueError(f"a zone has letters, digits, . _ and -, at most {LONGEST_ZONE} characters")
+        return zone
 
 
 class CoordinatorSettings(Section):

@@ -94,6 +94,7 @@ class World:
         self.broadcasts: list[StabilityTimestamp | Published] = []
         self.places: dict[int, StabilityTimestamp] = {}
         self.notes: list[Note] = []
+        self.zones: dict[str, str] = {}
         self.topic_id = ""
         """Which topic has the keyspace's name; "" for the one that it has in the dictionary."""
         catalog = catalog or Catalog()
@@ -146,7 +147,10 @@ class World:
 
     def node(self, *names: str) -> None:
         for name in names:
-            self.handle(Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0), self.now))
+            zone = self.zones.get(name, "")
+            self.handle(
+                Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0, zone), self.now)
+            )
 
     def sql(self, text: str, source: SourceStatus | None = None) -> list[Instruction]:
         answer = self.leader.commands.execute(parse_statement(text), source or facts(), self.now)

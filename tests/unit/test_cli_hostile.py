@@ -209,6 +209,8 @@ def test_one_folder_has_one_cluster(tmp_path: Path) -> None:
         ("KEYTIDE_INDEXR__PORT", "1", "Did you mean KEYTIDE_INDEXER?"),
         ("KEYTIDE_INDEXER__PORT", "many", "docs/reference/settings.md"),
         ("KEYTIDE_CLUSTER", "a b", "docs/reference/settings.md"),
+        ("KEYTIDE_INDEXER__ZONE", "rack 7", "docs/reference/settings.md"),
+        ("KEYTIDE_INDEXER__ZONE", "z" * 41, "docs/reference/settings.md"),
     ],
 )
 def test_settings_that_there_are_not(

@@ -224,7 +224,7 @@ function nodesPart({ nodes }) {
   show("nodes", nodes, () => {
     if (!nodes.length) return make("p", { class: "empty" }, "No indexer node has been heard. Start one: ", make("code", {}, "python -m indexer"));
     return table(columns, nodes.map((one) => [
-      [make("strong", {}, one.id), sub(one.url), one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null,
+      [make("strong", {}, one.id), sub(one.url), one.zone ? sub(`zone ${one.zone}`) : null, one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null,
         one.lost ? sub(`${one.lost} slices have lost their data`, "error") : null].filter(Boolean),
       state(one.live ? "live" : "lost"), number(one.slices), number(one.entries), bytes(one.memory), bytes(one.disk_free),
       one.heard_ms_ago === null ? "never" : `${duration(one.heard_ms_ago)} ago`,
