@@ -80,8 +80,15 @@ class BuildAdmission:
             return {}, "the removal of what an earlier build left"
         else:
             try:
-                load = counts(live_nodes, self._registry.dictionary.catalog.indexes())
-                placement = {i.id: place(i.slices, i.definition.replicas, load) for i in indexes}
+                catalog = self._registry.dictionary.catalog
+                load, zones, drained = (
+                    counts(live_nodes, catalog.indexes()),
+                    catalog.zones(),
+                    catalog.drained(),
+                )
+                placement = {
+                    i.id: place(i.slices, i.definition.replicas, load, zones, drained) for i in indexes
+                }
             except TooFewNodesError as error:
                 return {}, f"indexer nodes: {error.message}"
         return placement, self._registry.turn(record, nodes_of(_slots(placement)), self._limits)

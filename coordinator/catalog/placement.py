@@ -1,12 +1,13 @@
 """Which node holds which slice. Pure.
 
 Each replica of each slice goes to the node that has the fewest slices so far (of all indexes), names
-deciding ties: with equal nodes that is round robin. Replicas of one slice lie on different nodes.
+deciding ties: with equal nodes that is round robin. Replicas of one slice lie on different nodes, and as long
+as there are zones without one, in different zones. Nodes that are drained get none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from keytide.catalog.catalog import EMITTING
 from keytide.catalog.records import IndexRecord
@@ -31,40 +32,57 @@ def counts(nodes: Iterable[str], indexes: Iterable[IndexRecord]) -> dict[str, in
     return result
 
 
-def place(slices: int, replicas: int, load: dict[str, int]) -> list[list[str]]:
+def place(
+    slices: int,
+    replicas: int,
+    load: dict[str, int],
+    zones: Mapping[str, str],
+    drained: Set[str] = frozenset(),
+) -> list[list[str]]:
     """Nodes for each slice, the first of which is asked first.
 
     Args:
         slices: how many slices.
         replicas: copies beside the first.
         load: slice replicas per live node; raised by what is placed here.
+        zones: node -> what fails together with it; of every live node.
+        drained: nodes that get no slice.
 
     Raises:
         TooFewNodesError: there are fewer nodes than replicas.
     """
     needed = replicas + 1
-    if len(load) < needed:
-        raise TooFewNodesError(
-            shortage(len(load), needed),
-            next_step="start one: `python -m indexer`, or `keytide up --nodes N` for a local cluster",
-        )
+    open_ = sorted(load.keys() - drained)
+    if len(open_) < needed:
+        closed = len(load) - len(open_)
+        step = "start one: `python -m indexer`, or `keytide up --nodes N` for a local cluster"
+        step += "; or let one have slices again: `keytide node undrain NODE`" if closed else ""
+        raise TooFewNodesError(shortage(len(open_), needed, closed), next_step=step)
     placement: list[list[str]] = []
     for _ in range(slices):
         chosen: list[str] = []
         for _ in range(needed):
-            node = min((name for name in sorted(load) if name not in chosen), key=lambda name: load[name])
+            taken = {zones[name] for name in chosen}
+            free = (name for name in open_ if name not in chosen)
+            node = min(free, key=lambda name: (zones[name] in taken, load[name]))
             load[node] += 1
             chosen.append(node)
         placement.append(chosen)
     return placement
 
 
-def shortage(live: int, needed: int) -> str:
-    """That fewer indexer nodes are live than are needed, in words."""
+def shortage(live: int, needed: int, drained: int = 0) -> str:
+    """That fewer indexer nodes are live than are needed, in words.
+
+    Args:
+        live: those that may have slices.
+        drained: live ones that may not.
+    """
+    one, several = (" that is not drained", " that are not drained") if drained else ("", "")
     if not live:
-        return "no indexer node is live" + (f", and {needed} are needed" if needed > 1 else "")
-    have = "only 1 indexer node is live" if live == 1 else f"only {live} indexer nodes are live"
-    return f"{have}, and {needed} are needed"
+        return f"no indexer node{one} is live" + (f", and {needed} are needed" if needed > 1 else "")
+    have = f"1 indexer node{one} is" if live == 1 else f"{live} indexer nodes{several} are"
+    return f"only {have} live, and {needed} are needed"
 
 
 def nodes_of(placement: Sequence[Sequence[str]]) -> list[str]:

@@ -5,30 +5,16 @@ Where that came to nothing before, it is tried again after a pause, on another n
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from coordinator.builds.registry import BuildRegistry
-from coordinator.copies.choosing import Choosing
+from coordinator.copies.choosing import Choosing, Purpose
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
-
-
-class Purpose(NamedTuple):
-    """What a copy is begun for.
-
-    Attributes:
-        replaces: the node whose copy leaves when it counts, "" for none.
-        target: the node to fill it on, "" for any.
-        rebalance: the rebalance that it is of, "" for none.
-    """
-
-    replaces: str = ""
-    target: str = ""
-    rebalance: str = ""
 
 
 class Beginnings:
@@ -99,7 +85,7 @@ class Beginnings:
         source, words = choosing.source(index, number)
         if source is None:
             return words, []
-        node, words = choosing.target(index, number, source.bytes, failures, lost_on, purpose.target)
+        node, words = choosing.target(index, number, source.bytes, failures, lost_on, purpose)
         if not node:
             return words, []
         why: Literal["lost", "wanted", "moved"] = "lost" if node == lost_on else "wanted"

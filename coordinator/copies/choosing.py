@@ -1,9 +1,10 @@
 """Where a copy is filled, and from which one. Pure (R39).
 
-A node that is live, has no copy of the slice and has room for one; of these one on which filling it has not
-come to nothing before, then the one that has lost it (it has the room, and the placement stays as it was),
-then the one with the fewest slices. The copy that it is filled from serves; one that does not lag is
-preferred, and one whose node takes part in fewer fillings.
+A node that is live, not drained, has no copy of the slice and has room for one. Of these one in a zone
+without a copy, also where its turn has to be waited for, unless filling it has come to nothing on all of
+them. Of these one on which it has not come to nothing before, then the one that has lost it (it has the room,
+and the placement stays as it was), then the one with the fewest slices. The copy that it is filled from
+serves; one that does not lag is preferred, and one whose node takes part in fewer fillings.
 """
 
 from __future__ import annotations
@@ -38,6 +39,20 @@ class Source(NamedTuple):
     bytes: int
 
 
+class Purpose(NamedTuple):
+    """What a copy is begun for.
+
+    Attributes:
+        replaces: the node whose copy leaves when it counts, "" for none.
+        target: the node to fill it on, "" for any.
+        rebalance: the rebalance that it is of, "" for none.
+    """
+
+    replaces: str = ""
+    target: str = ""
+    rebalance: str = ""
+
+
 class Choosing:
     """What nodes have to do with copies, at one moment.
 
@@ -59,8 +74,10 @@ class Choosing:
         self._reports = reports
         self._at_once = at_once
         self._room = room
-        self._load = counts(set(nodes.live()) - catalog.drained(), catalog.indexes())
         self.filled: dict[Slice, list[CopyRecord]] = {}
+        self._drained = catalog.drained()
+        self._zones = catalog.zones()
+        self._load = counts((one for one in nodes.live() if one not in self._drained), catalog.indexes())
         self._busy: Counter[str] = Counter()
         self._promised: Counter[str] = Counter()
         for record in catalog.copies():
@@ -102,7 +119,7 @@ class Choosing:
         size: int,
         failures: Mapping[str, int],
         preferred: str,
-        only: str = "",
+        purpose: Purpose,
     ) -> tuple[str, str]:
         """Which node to fill a copy on, one that has none of the slice, nor gets one; else "", and what has
         to be waited for, in words.
@@ -111,12 +128,14 @@ class Choosing:
             size: what it takes, in bytes.
             failures: how often filling it on a node came to nothing.
             preferred: the node that has lost it, "" for none.
-            only: no other node than this one, "" for any.
         """
         holders = {*index.copies_kept(number), *(one.node for one in self.filled.get((index.id, number), ()))}
-        others = [node for node in self._load if node not in holders and only in ("", node)]
+        others = [node for node in self._load if node not in holders and purpose.target in ("", node)]
         if not others:
-            return "", f"another indexer node: none is live beside {', '.join(sorted(holders))}; start one"
+            beside = holders.union(node for node in self._drained if node in self._nodes.live())
+            words = f"none is live beside {', '.join(sorted(beside))}"
+            drained = sorted(beside & self._drained)
+            return "", f"another indexer node: {words}{_drained(drained)}; start one"
         roomy = [
             node
             for node in others
@@ -127,7 +146,16 @@ class Choosing:
                 f"{(size + self._room) / 1e9:.1f} GB of free disk on one of {', '.join(others)}: make room, "
                 "or start another indexer node"
             )
-        free = [node for node in roomy if self._busy[node] < self._at_once]
+        taken = {self._zones[node] for node in holders - {purpose.replaces} if node in self._zones}
+        apart = [node for node in roomy if self._zones[node] not in taken]
+        if all(failures.get(node) for node in apart):
+            apart = roomy
+        free = [node for node in apart if self._busy[node] < self._at_once]
         if not free:
             return "", TURN
         return min(free, key=lambda n: (failures.get(n, 0), n != preferred, self._load[n], n)), ""
+
+
+def _drained(nodes: list[str]) -> str:
+    """That some of those are drained, in words."""
+    return f" ({', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} drained)" if nodes else ""

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildRegistry
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
-from coordinator.copies.beginning import Beginnings, Purpose
-from coordinator.copies.choosing import Choosing
+from coordinator.copies.beginning import Beginnings
+from coordinator.copies.choosing import Choosing, Purpose
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes

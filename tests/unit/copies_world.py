@@ -188,7 +188,15 @@ class CopiesWorld(World):
             statuses = [self.status(number, copy) for number, copy in sorted(node.copies.items())]
             read = self.offset if node.read is None else node.read
             beat = NodeHeartbeat(
-                node.name, f"http://{node.name}", node.started_at, self.now, statuses, 0, node.disk_free, read
+                node=node.name,
+                url=f"http://{node.name}",
+                started_at=node.started_at,
+                sent_at=self.now,
+                slices=statuses,
+                memory=0,
+                disk_free=node.disk_free,
+                catalog_offset=read,
+                zone=self.zones.get(node.name, ""),
             )
             out += self.handle(Reported(beat, self.now))
         return out

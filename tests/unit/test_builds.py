@@ -816,17 +816,17 @@ def test_old_finished_builds_are_forgotten() -> None:
 
 
 def test_placement_is_balanced_over_what_is_there() -> None:
-    load = {"a": 0, "b": 0, "c": 0}
-    assert place(4, 0, load) == [["a"], ["b"], ["c"], ["a"]]
-    assert place(2, 0, load) == [["b"], ["c"]]
-    assert place(2, 1, {"a": 5, "b": 0, "c": 0}) == [["b", "c"], ["b", "c"]]
+    load, zones = {"a": 0, "b": 0, "c": 0}, {"a": "a", "b": "b", "c": "c"}
+    assert place(4, 0, load, zones) == [["a"], ["b"], ["c"], ["a"]]
+    assert place(2, 0, load, zones) == [["b"], ["c"]]
+    assert place(2, 1, {"a": 5, "b": 0, "c": 0}, zones) == [["b", "c"], ["b", "c"]]
 
 
 def test_placement_needs_a_node_per_replica() -> None:
     with pytest.raises(TooFewNodesError, match="no indexer node is live"):
-        place(1, 0, {})
+        place(1, 0, {}, {})
     with pytest.raises(TooFewNodesError, match="only 1 indexer node"):
-        place(1, 1, {"a": 0})
+        place(1, 1, {"a": 0}, {"a": "a"})
 
 
 def test_only_slices_that_are_in_use_count() -> None:

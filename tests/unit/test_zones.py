@@ -3,16 +3,20 @@ are drained get no slices."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from coordinator.catalog.placement import TooFewNodesError, place
 from coordinator.views import views
 from indexer.ingest import reports
-from keytide.catalog.records import NodeRecord
+from keytide.catalog.records import CopyRecord, NodeRecord
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import NodeHeartbeat, decode
+from tests.unit.copies_world import INDEX as FILLED
+from tests.unit.copies_world import LIMITS, CopiesWorld
 from tests.unit.leader_world import World
 
 ZONES = {"n1": "a", "n2": "a", "n3": "b"}
@@ -61,3 +65,94 @@ def test_the_leader_remembers_it() -> None:
     assert world.leader.dictionary.catalog.zones() == {"n1": "zone b", "n2": "node n2"}
     shown = views.nodes(world.leader, world.now)
     assert [(one["id"], one["zone"]) for one in shown] == [("n1", "b"), ("n2", None)]
+
+
+# --- where builds place -------------------------------------------------------------------------------------
+
+
+def placed(nodes: str, replicas: int, zones: str, slices: int = 1, drained: str = "") -> list[str]:
+    """`nodes` and `zones` by letter."""
+    load = dict.fromkeys(nodes, 0)
+    found = place(slices, replicas, load, dict(zip(nodes, zones, strict=True)), set(drained))
+    return ["".join(one) for one in found]
+
+
+def test_copies_of_a_slice_are_placed_in_different_zones() -> None:
+    assert placed("abcd", 1, "1122", slices=4) == ["ac", "bd", "ac", "bd"]
+    assert placed("abc", 1, "112", slices=2) == ["ac", "bc"]
+
+
+def test_as_long_as_there_are_zones() -> None:
+    assert placed("abcd", 2, "1122") == ["acb"]
+    assert placed("abc", 1, "111") == ["ab"]
+
+
+def test_nodes_that_are_drained_get_no_slice() -> None:
+    assert placed("abc", 1, "123", slices=2, drained="b") == ["ac", "ac"]
+    with pytest.raises(TooFewNodesError) as refused:
+        placed("abc", 1, "123", drained="ab")
+    assert refused.value.message == "only 1 indexer node that is not drained is live, and 2 are needed"
+    assert "undrain" in refused.value.next_step
+    with pytest.raises(TooFewNodesError, match="no indexer node that is not drained is live"):
+        placed("a", 0, "1", drained="a")
+
+
+def test_a_build_keeps_to_both() -> None:
+    world = World()
+    world.zones = {"n1": "a", "n2": "a", "n3": "b", "n4": "b"}
+    world.node(*world.zones)
+    world.tick()
+    drain(world, "n3")
+    world.sql("CREATE INDEX by_city ON people (city) WITH (slices=4, replicas=1)")
+    world.tick()
+    world.prepared(world.index("by_city").build or "")
+    placement = world.index("by_city").placement
+    assert len(placement) == 4
+    assert all(len({world.zones[node] for node in nodes}) == 2 for nodes in placement)
+    assert not any("n3" in nodes for nodes in placement)
+
+
+# --- where copies are filled --------------------------------------------------------------------------------
+
+
+def filled(placement: list[list[str]], at_once: int) -> list[CopyRecord]:
+    """The copies that are begun."""
+    limits = replace(LIMITS, copies_per_node=at_once)
+    world = CopiesWorld(placement, replicas=1, count=len(ZONES), limits=limits)
+    world.zones = dict(ZONES)
+    world.go(1_000)
+    return world.records()
+
+
+def test_a_copy_is_filled_in_a_zone_without_one() -> None:
+    slices = [["n1"], ["n3"], ["n3"], ["n3"]]
+    began = {one.slice: one.node for one in filled(slices, at_once=100)}
+    assert began[0] == "n3", "though it has the most slices"
+
+
+def test_it_waits_for_its_turn_there() -> None:
+    began = filled([["n1"], ["n1"], ["n2"], ["n2"]], at_once=1)
+    assert [one.node for one in began] == ["n3"], "n1 and n2 are of one zone"
+
+
+def test_where_filling_it_has_failed_there_it_goes_elsewhere() -> None:
+    world = CopiesWorld([["n1"]], replicas=1, count=3)
+    world.zones = dict(ZONES)
+    world.leader.copies._failures[FILLED, 0] = {"n3": 1}
+    world.go(1_000)
+    assert world.record().node == "n2"
+
+
+def test_no_copy_is_filled_on_a_node_that_is_drained() -> None:
+    world = CopiesWorld([["n1"]], replicas=1, count=3)
+    world.node("n2", "n3")
+    drain(world, "n2")
+    world.go(1_000)
+    assert world.record().node == "n3"
+    world = CopiesWorld([["n1"]], replicas=1, count=2)
+    world.node("n2")
+    drain(world, "n2")
+    world.go(7_000)
+    assert world.records() == []
+    (told,) = world.told("copy-waits")
+    assert told.endswith("another indexer node: none is live beside n1, n2 (n2 is drained); start one")
