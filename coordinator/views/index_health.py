@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
 
@@ -49,9 +49,10 @@ def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     reason."""
     found: defaultdict[tuple[Status, str, str], list[int]] = defaultdict(list)
     rebuilds = leader.builds.registry.rebuilds(record.id)
+    crowded = dict(_crowded(leader, record))
     for number in range(len(record.placement)):
         rebuild = next((one.id for one in rebuilds if number in one.slices[record.id]), "")
-        if said := _slice(leader, record, number, rebuild):
+        if said := _slice(leader, record, number, rebuild) or crowded.get(number):
             found[said].append(number)
     for (status, reason, step), numbers in found.items():
         shown = ", ".join(map(str, numbers[:SHOWN]))
@@ -97,16 +98,39 @@ def _mended(
     leader: Leader, record: IndexRecord, number: int, troubles: list[tuple[str, str]]
 ) -> tuple[str, str]:
     """What is being done about copies that are missing, and what to do."""
-    wanted, live = record.definition.replicas + 1, len(leader.stability.nodes.live())
+    wanted, live = record.definition.replicas + 1, len(_open_nodes(leader))
     if nodes := sorted(one.node for one in filling(leader, record, number)):
         where = f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
         return f"another is being filled on {where}", "wait: `keytide job list` shows how far it is"
     if live < wanted:
         fewer = f"or have fewer copies: ALTER INDEX {record.name} SET (replicas={max(0, live - 1)})"
-        return f"{shortage(live, wanted)}", f"start an indexer node; {fewer}"
+        drained = len(leader.stability.nodes.live()) - live
+        return f"{shortage(live, wanted, drained)}", f"start an indexer node; {fewer}"
     if troubles:
         return "", troubles[0][1]
     return "another is to be filled", "wait: `keytide job list` shows it when it is begun"
+
+
+def _open_nodes(leader: Leader) -> list[str]:
+    """The live nodes that may have slices."""
+    drained = leader.dictionary.catalog.drained()
+    return [name for name in leader.stability.nodes.live() if name not in drained]
+
+
+def _crowded(leader: Leader, record: IndexRecord) -> Iterator[tuple[int, tuple[Status, str, str]]]:
+    """Slices whose copies would fail together, and need not: what is not in order, and what to do."""
+    zones = leader.dictionary.catalog.zones()
+    there = {zones[name] for name in _open_nodes(leader)}
+    for number, names in enumerate(record.placement):
+        mine = Counter(zones[name] for name in names if name in zones)
+        free = sorted(there - mine.keys())
+        zone = next((one for one, count in mine.items() if count > 1), "")
+        if zone and free:
+            said = f"{mine[zone]} of its copies are in {zone} and fail together, {free[0]} has none"
+            step = "`keytide rebalance` moves one"
+            if filling(leader, record, number):
+                step = "wait: `keytide job list` shows how far the next copy is"
+            yield number, ("degraded", said, step)
 
 
 def answers(leader: Leader, record: IndexRecord, number: int) -> bool:

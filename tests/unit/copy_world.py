@@ -66,9 +66,9 @@ class CopyWorld(World):
                 continue
             mine = [n for n, nodes in enumerate(placement) if node in nodes or (node, n) in filling]
             slices = [self.status(node, number) for number in mine]
-            out += self.handle(
-                Reported(NodeHeartbeat(node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, 0), self.now)
-            )
+            zone = self.zones.get(node, "")
+            beat = NodeHeartbeat(node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, 0, zone)
+            out += self.handle(Reported(beat, self.now))
         return out
 
     def live(self, ms: int, step: int = 500) -> list[Instruction]:

@@ -3,6 +3,7 @@ are drained get no slices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from msgspec import structs
 
 from coordinator.catalog.placement import TooFewNodesError, place
-from coordinator.views import views
+from coordinator.views import health, views
 from indexer.ingest import reports
 from keytide.catalog.records import CopyRecord, NodeRecord
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import NodeHeartbeat, decode
 from tests.unit.copies_world import INDEX as FILLED
 from tests.unit.copies_world import LIMITS, CopiesWorld
+from tests.unit.copy_world import CopyWorld
 from tests.unit.leader_world import World
 
 ZONES = {"n1": "a", "n2": "a", "n3": "b"}
@@ -156,3 +158,40 @@ def test_no_copy_is_filled_on_a_node_that_is_drained() -> None:
     assert world.records() == []
     (told,) = world.told("copy-waits")
     assert told.endswith("another indexer node: none is live beside n1, n2 (n2 is drained); start one")
+
+
+# --- health -------------------------------------------------------------------------------------------------
+
+
+def crowded(world: CopyWorld) -> list[tuple[str, str, str]]:
+    found = health.of(world.leader, world.now).reasons
+    return [(one.subject, one.reason, one.next_step) for one in found if one.kind == "slice"]
+
+
+def in_zones(zones: Mapping[str, str]) -> CopyWorld:
+    """Slice 0 on n1 and n2, slice 1 on n3 and n1, and only then nodes say their zones."""
+    world = CopyWorld().ready()
+    assert world.index("by_city").placement == [["n1", "n2"], ["n3", "n1"]]
+    world.zones = dict(zones)
+    world.beat()
+    return world
+
+
+def test_two_copies_in_one_zone_are_told() -> None:
+    world = in_zones(ZONES)
+    said = "2 of its copies are in zone a and fail together, zone b has none"
+    assert crowded(world) == [("slice 0 of by_city", said, "`keytide rebalance` moves one")]
+    world.fill("c20", 0, "n3")
+    world.beat()
+    assert crowded(world) == [
+        ("slice 0 of by_city", said, "wait: `keytide job list` shows how far the next copy is")
+    ]
+
+
+def test_not_where_there_is_no_other_zone_for_one() -> None:
+    assert crowded(in_zones(dict.fromkeys(ZONES, "a"))) == []
+    assert crowded(in_zones({})) == []
+    world = in_zones(ZONES)
+    drain(world, "n3")
+    world.beat()
+    assert crowded(world) == []
