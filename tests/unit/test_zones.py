@@ -13,6 +13,7 @@ from msgspec import structs
 from coordinator.catalog.placement import TooFewNodesError, place
 from coordinator.views import health, views
 from indexer.ingest import reports
+from indexer.scan.plan.directory import IndexDirectory
 from keytide.catalog.records import CopyRecord, NodeRecord
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import NodeHeartbeat, decode
@@ -20,6 +21,8 @@ from tests.unit.copies_world import INDEX as FILLED
 from tests.unit.copies_world import LIMITS, CopiesWorld
 from tests.unit.copy_world import CopyWorld
 from tests.unit.leader_world import World
+from tests.unit.scan_world import World as ScanWorld
+from tests.unit.test_scan_service import BY_CITY
 
 ZONES = {"n1": "a", "n2": "a", "n3": "b"}
 
@@ -195,3 +198,42 @@ def test_not_where_there_is_no_other_zone_for_one() -> None:
     drain(world, "n3")
     world.beat()
     assert crowded(world) == []
+
+
+# --- scans --------------------------------------------------------------------------------------------------
+
+
+def directory(here: str, zones: Mapping[str, str]) -> IndexDirectory:
+    world = ScanWorld(BY_CITY, node_count=4)
+    for node, zone in zones.items():
+        world.record(NodeRecord(node, f"http://{node}", 0, zone=zone))
+    found = IndexDirectory(world.views[here], choose=lambda nodes: nodes[-1])
+    found.index("by_city")
+    return found
+
+
+def test_a_slice_is_read_here_then_in_the_same_zone_then_anywhere() -> None:
+    found = directory("n0", {"n0": "a", "n1": "a", "n2": "b", "n3": "b"})
+    assert found.replica(["n1", "n0", "n2"]) == "n0"
+    assert found.replica(["n1", "n2", "n3"]) == "n1"
+    assert found.replica(["n1", "n2", "n3"], {"n1"}) == "n3"
+    assert found.replica(["n2", "n3"]) == "n3"
+
+
+def test_without_a_zone_it_is_read_anywhere() -> None:
+    found = directory("n0", {"n0": "", "n1": "", "n2": "b"})
+    assert found.replica(["n1", "n2"]) == "n2"
+    assert found.replica(["n2", "n1"]) == "n1"
+
+
+def test_zones_that_change_are_seen() -> None:
+    world = ScanWorld(BY_CITY, node_count=3)
+    found = IndexDirectory(world.views["n0"], choose=lambda nodes: nodes[-1])
+    for node, zone in {"n0": "a", "n1": "b", "n2": "a", "n3": "b"}.items():
+        world.record(NodeRecord(node, f"http://{node}", 0, zone=zone))
+    found.index("by_city")
+    assert found.replica(["n2", "n1"]) == "n2"
+    world.record(NodeRecord("n1", "http://n1.example", 0, zone="a"))
+    world.record(NodeRecord("n2", "http://n2.example", 0, zone="b"))
+    found.index("by_city")
+    assert found.replica(["n1", "n2"]) == "n1"

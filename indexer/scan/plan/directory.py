@@ -134,6 +134,8 @@ class IndexDirectory:
         self._by_name: dict[str, IndexRecord] = {}
         self._ready: dict[str, Scannable] = {}
         self._histories: dict[str, History] = {}
+        self._near: frozenset[str] = frozenset()
+        """Nodes of this one's zone."""
         self._secret = b""
 
     def index(self, name: str) -> Scannable:
@@ -209,11 +211,13 @@ class IndexDirectory:
         return stamp, unmet(stamp, moment, of_keyspace, at_least, index.incarnation, self._wall())
 
     def replica(self, replicas: list[str], without: set[str] | None = None) -> str:
-        """Where to read a slice: here if a replica is here, else at any that is known; at those to do without
-        only if no other is left."""
+        """Where to read a slice: here if a replica is here, else at one that is known, of this node's zone if
+        there is one; at those to do without only if no other is left."""
         me = self._view.node_id
         candidates = self.candidates(replicas, without) or replicas
-        return me if me in candidates else self._choose(candidates)
+        if me in candidates:
+            return me
+        return self._choose([node for node in candidates if node in self._near] or candidates)
 
     def others(self, placement: Sequence[list[str]], nodes: Mapping[int, str]) -> dict[int, list[str]]:
         """Slice -> its replicas beside those where slices are read, of slices that have any."""
@@ -272,6 +276,9 @@ class IndexDirectory:
             for name, record in self._by_name.items()
             if record.state == "READY" and record.keyspace in keyspaces and _is_placed(record)
         }
+        zones = catalog.zones()
+        mine = zones.get(self._view.node_id)
+        self._near = frozenset(node for node, zone in zones.items() if zone == mine)
         self._secret = bytes.fromhex(catalog.secret)
         self._catalog, self._offset = catalog, offset
 
