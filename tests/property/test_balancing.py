@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
-from keytide.catalog.records import Move
+from keytide.catalog.copies import Move
 from tests import share
 
 ROOM = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
-from keytide.catalog.records import Move
+from keytide.catalog.copies import Move
 
 GB = 1_000_000_000
 ROOM = 10 * GB

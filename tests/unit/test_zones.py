@@ -14,7 +14,8 @@ from coordinator.catalog.placement import TooFewNodesError, place
 from coordinator.views import health, views
 from indexer.ingest import reports
 from indexer.scan.plan.directory import IndexDirectory
-from keytide.catalog.records import CopyRecord, NodeRecord
+from keytide.catalog.copies import CopyRecord
+from keytide.catalog.records import NodeRecord
 from keytide.settings.settings import load_settings
 from keytide.wire.messages import NodeHeartbeat, decode
 from tests.unit.copies_world import INDEX as FILLED
@@ -143,7 +144,7 @@ def test_it_waits_for_its_turn_there() -> None:
 def test_where_filling_it_has_failed_there_it_goes_elsewhere() -> None:
     world = CopiesWorld([["n1"]], replicas=1, count=3)
     world.zones = dict(ZONES)
-    world.leader.copies._failures[FILLED, 0] = {"n3": 1}
+    world.leader.copies._beginnings._failures[FILLED, 0] = {"n3": 1}
     world.go(1_000)
     assert world.record().node == "n2"
 
@@ -184,7 +185,7 @@ def test_two_copies_in_one_zone_are_told() -> None:
     world = in_zones(ZONES)
     said = "2 of its copies are in zone a and fail together, zone b has none"
     assert crowded(world) == [("slice 0 of by_city", said, "`keytide rebalance` moves one")]
-    world.fill("c20", 0, "n3")
+    world.fill("c20", 0, "n3", why="moved", replaces="n1")
     world.beat()
     assert crowded(world) == [
         ("slice 0 of by_city", said, "wait: `keytide job list` shows how far the next copy is")
