@@ -97,13 +97,6 @@ class ConfigurationError(CallerError):
     problem_type = "configuration"
 
 
-class NotServedYetError(CallerError):
-    """A request that is understood, and asks for something that a later release brings."""
-
-    problem_type = "not-there-yet"
-    status = 501
-
-
 class InvariantViolationError(KeytideError):
     """Our bug: something that must always hold did not. Never caught to go on."""
 

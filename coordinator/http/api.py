@@ -21,6 +21,7 @@ from coordinator.http import metrics
 from coordinator.http.job_routes import add_jobs
 from coordinator.http.leader_access import LeaderAccess
 from coordinator.http.list_routes import add_lists
+from coordinator.http.move_routes import add_moves
 from coordinator.http.problems import add_error_handlers
 from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
@@ -31,7 +32,6 @@ from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views
 from keytide.definition.errors import QueryElsewhereError
 from keytide.definition.statement import CreateIndex, parse_statement
-from keytide.errors import NotServedYetError
 from keytide.http.nodes import NodeClient
 from keytide.model.health import Verdict, single
 from keytide.process.clock import now_ms
@@ -102,6 +102,7 @@ def create_app(service: CoordinatorService, url: str, started: Callable[[], None
     _add_builds(app, access)
     add_jobs(app, access, _PAGE_HEADERS)
     add_lists(app, access, nodes)
+    add_moves(app, access)
     _add_cluster(app, access, url)
     _add_health(app, access)
     return app
@@ -239,18 +240,6 @@ def _add_cluster(app: FastAPI, access: LeaderAccess, url: str) -> None:
     @app.get("/v1/nodes", tags=["cluster"], summary="Indexer nodes")
     async def nodes() -> Any:
         return await access.look(views.nodes)
-
-    @app.post("/v1/nodes/{node}/drain", tags=["cluster"])
-    async def drain(node: str) -> None:
-        raise NotServedYetError(
-            "slices cannot be moved off a node yet", next_step="keep the node, or build its indexes again"
-        )
-
-    @app.post("/v1/rebalance", tags=["cluster"])
-    async def rebalance() -> None:
-        raise NotServedYetError(
-            "slices cannot be moved yet", next_step="drop an index and create it again to spread it anew"
-        )
 
     @app.get("/v1/topology", tags=["cluster"], summary="Which node holds which slice")
     async def topology() -> Any:

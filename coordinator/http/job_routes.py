@@ -1,5 +1,5 @@
-"""The routes of jobs: verification and repair of indexes, their progress, their reports; and copies of slices
-that are being filled."""
+"""The routes of jobs: verification and repair of indexes, their progress, their reports; and work on copies
+of slices, which is listed with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
     async def verify(name: str) -> Any:
         """In both directions, at one snapshot; writes and scans go on. Answers with the job."""
         outcome = await access.change(lambda commands, now: commands.start_job("verify", name, now))
-        return await access.look(_shown(outcome.job.id if outcome.job else ""))
+        return await access.look(_shown(outcome.job))
 
     @app.post(
         "/v1/indexes/{name}/repair",
@@ -56,12 +56,13 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
         outcome = await access.change(
             lambda commands, now: commands.start_job("repair", name, now, dry_run=dry_run)
         )
-        return await access.look(_shown(outcome.job.id if outcome.job else ""))
+        return await access.look(_shown(outcome.job))
 
     @app.get("/v1/jobs", tags=["jobs"], summary="All jobs, oldest first")
     async def jobs() -> Any:
-        """Verifications and repairs, and the copies of slices that are being filled (kind `copy`; `copy` says
-        which, where, and from where): these are here until they count."""
+        """Verifications and repairs; copies of slices that are being filled (kind `copy`; `copy` says which,
+        where, from where, and for what), until they count; drains of nodes (kind `drain`, id `drain-NODE`),
+        until their nodes may have slices again; and rebalances (kind `rebalance`)."""
         return await access.look(job_views.jobs)
 
     @app.get("/v1/jobs/{job}", tags=["jobs"], summary="One job")
@@ -70,8 +71,9 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
 
     @app.post("/v1/jobs/{job}/cancel", tags=["jobs"], summary="Cancel a job")
     async def cancel(job: str) -> Any:
-        """A build that waits for it fails: it is not verified. A copy cannot be cancelled: it is there
-        because its index is to have so many (ALTER INDEX)."""
+        """A build that waits for it fails: it is not verified. What a rebalance has moved stays where it is;
+        to cancel a drain is to undrain its node. A copy cannot be cancelled: it is there because its index is
+        to have so many (ALTER INDEX), or because of a rebalance or a drain."""
         await access.change(lambda commands, now: commands.cancel_job(job, now))
         return await access.look(_shown(job))
 

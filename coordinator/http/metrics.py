@@ -21,6 +21,7 @@ COPIES: Final = {
     "serving": "that have a snapshot, on a live node",
     "filling": "that are being filled from other ones",
     "lost": "that count, and whose data is lost",
+    "leaving": "that count no longer, and still answer pages that name them",
 }
 """What is told of copies; keys of `views.slices.copy_counts`."""
 
@@ -152,6 +153,7 @@ def _families(leader: Leader, now: int) -> list[Family]:
         labels=["index"],
     )
     catalog = leader.dictionary.catalog
+    moves = sum(len(one.left) for one in catalog.rebalances() if one.state == "RUNNING")
     rollbacks = sum(len(catalog.rollbacks(keyspace.name)) for keyspace in catalog.keyspaces())
     for record in catalog.indexes():
         if record.state != "READY":
@@ -179,6 +181,9 @@ def _families(leader: Leader, now: int) -> list[Family]:
     return [
         GaugeMetricFamily("keytide_coordinator_term", "Term of this coordinator", value=leader.term),
         GaugeMetricFamily("keytide_coordinator_is_leader", "Whether this coordinator leads", value=1),
+        GaugeMetricFamily(
+            "keytide_rebalance_moves_left", "Moves of a running rebalance that are not done", value=moves
+        ),
         CounterMetricFamily("keytide_rollbacks", "Rollbacks of all keyspaces", value=rollbacks),
         CounterMetricFamily(
             "keytide_rebuilds", "Rebuilds of single slices that were ended well", value=leader.rebuilds.ended

@@ -19,6 +19,8 @@ TRANSITIONS: Final[Transitions[JobState]] = {
     "CANCELLED": {},
 }
 FINAL: Final = final(TRANSITIONS)
+DRAIN: Final = "drain-"
+"""Begins the id of a node's drain, which is listed with the jobs; the node's follows."""
 PREPARED: Final = 2.0
 """Percent of a job before it reads anything of the source: they say nothing of its pace."""
 GONE_MS: Final = 5_000
@@ -126,6 +128,12 @@ class JobRegistry(Registry[JobRecord, JobRun]):
                 f"{copy.node}: it has no report, and ends when it counts",
                 problem_type="job-is-copy",
                 next_step=f"to have fewer copies: ALTER INDEX {name} SET (replicas=N)",
+            )
+        if id_.startswith(DRAIN) or f"rebalance/{id_}" in self.dictionary.catalog.records:
+            raise ConflictError(
+                f"job {id_} moves copies of slices: it has no report",
+                problem_type="job-moves-copies",
+                next_step=f"see `keytide job show {id_}`",
             )
         return super().get(id_)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,19 +18,18 @@ from coordinator.builds.retirement import retire
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import ConflictError
+from coordinator.copies.moving import Moves
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
+from coordinator.jobs.registry import DRAIN, NoSuchJobError
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from coordinator.statements.altering import set_replicas
-from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, JobRecord, KeyspaceRecord
+from coordinator.statements.names import check_name, taken
+from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import AlterIndex, BuildIndex, CreateIndex, DropIndex, Statement
 from keytide.errors import CallerError
-from keytide.model.topics import LONGEST_TOPIC, QUEUES
-
-_NUMBER: Final = "9" * 10
-"""As long as numbers of indexes and builds can ever be: each costs the metadata topic a record."""
 
 
 class NoSuchKeyspaceError(CallerError):
@@ -49,14 +47,14 @@ class CommandResult:
         message: in words.
         index: the index that it was about, as it is now; None when there is none.
         build: the build that it started.
-        job: the job that it started.
+        job: id of the job that it started or ended, "" for none.
         instructions: what is to be done for it (the answer goes out when the first `Write` is committed).
     """
 
     message: str
     index: IndexRecord | None
     build: BuildRecord | None
-    job: JobRecord | None
+    job: str
     instructions: list[Instruction]
 
 
@@ -64,6 +62,7 @@ class Commands:
     """What users order. Each raises `CallerError` when it cannot be done; nothing is changed then.
 
     Args:
+        moves: drains and rebalances.
         settle: puts the writes of a change before what follows from it.
     """
 
@@ -71,10 +70,12 @@ class Commands:
         self,
         dictionary: Dictionary,
         builds: Builds,
+        moves: Moves,
         settle: Callable[[Sequence[Instruction], int], list[Instruction]],
     ) -> None:
         self._dictionary = dictionary
         self._builds = builds
+        self._moves = moves
         self._settle = settle
 
     def _done(
@@ -83,7 +84,7 @@ class Commands:
         message: str,
         index: IndexRecord | None = None,
         build: BuildRecord | None = None,
-        job: JobRecord | None = None,
+        job: str = "",
         out: Sequence[Instruction] = (),
     ) -> CommandResult:
         return CommandResult(message, index, build, job, self._settle(out, now))
@@ -121,12 +122,8 @@ class Commands:
         if existing is not None:
             if if_not_exists:
                 return self._done(now, f"index {definition.name} exists, nothing is done", existing)
-            raise ConflictError(
-                f"there is an index {definition.name!r} already, on {existing.keyspace}",
-                problem_type="index-exists",
-                next_step=f"choose another name, or DROP INDEX {definition.name} first",
-            )
-        self._check_name(definition.name)
+            raise taken(existing)
+        check_name(self._dictionary.topics, definition.name)
         self._take_keyspace(definition.keyspace, source)
         index = IndexRecord(
             id=f"{definition.name}-{self._dictionary.number()}",
@@ -145,26 +142,6 @@ class Commands:
         build = self._builds.request([index], 0, now)
         text = f"index {index.name} is defined; build {build.id} begins"
         return self._done(now, text, self._dictionary.catalog.index(index.id), build, out=[note])
-
-    def _check_name(self, name: str) -> None:
-        """See that queues can be named after an index (those that there are keep their names)."""
-        if name.startswith(QUEUES):
-            raise CallerError(
-                f"{name!r} cannot be the name of an index: its queue would have the name of one of a cluster "
-                f"{self._dictionary.topics.cluster}.{name.partition('.')[0]}",
-                status=422,
-                problem_type="invalid-name",
-                next_step="choose a name that does not begin with mutations. or backfill.",
-            )
-        longest = len(self._dictionary.topics.backfill(f"{name}-{_NUMBER}", f"b{_NUMBER}"))
-        if longest > LONGEST_TOPIC:
-            raise CallerError(
-                f"the name of the index is too long by {longest - LONGEST_TOPIC} characters: names of topics "
-                f"have {LONGEST_TOPIC}, and those of its queues begin with the cluster's",
-                status=422,
-                problem_type="invalid-name",
-                next_step="choose a shorter name",
-            )
 
     def _take_keyspace(self, name: str, source: SourceStatus) -> None:
         """See that the topic can be a keyspace, and that the dictionary knows it."""
@@ -344,14 +321,41 @@ class Commands:
         """Queue a verification or repair of an index."""
         index = self._dictionary.index_named(name)
         job = self._builds.jobs.request(kind, [index], now, dry_run=dry_run)
-        return self._done(now, f"{kind} {job.id} of {name} is queued", job=job)
+        return self._done(now, f"{kind} {job.id} of {name} is queued", job=job.id)
 
     def cancel_job(self, id_: str, now: int) -> CommandResult:
-        """Cancel a job."""
-        jobs = self._builds.jobs
-        job = jobs.get(id_)
-        out = jobs.cancel(job, "on request", now)
-        return self._done(now, f"{job.kind} {id_} is cancelled", job=jobs.get(id_), out=out)
+        """Cancel a job; a drain, by `undrain`.
+
+        Raises:
+            NoSuchJobError: there is none.
+            ConflictError: it is over, or is a copy.
+        """
+        if id_.startswith(DRAIN):
+            node = id_.removeprefix(DRAIN)
+            if node not in self._dictionary.catalog.drained():
+                raise NoSuchJobError(f"node {node} is not drained", next_step="see `keytide node list`")
+            return self.undrain(node, now)
+        if f"rebalance/{id_}" in self._dictionary.catalog.records:
+            _, out = self._moves.cancel(id_, now)
+            return self._done(now, f"rebalance {id_} is cancelled", job=id_, out=out)
+        job = self._builds.jobs.get(id_)
+        out = self._builds.jobs.cancel(job, "on request", now)
+        return self._done(now, f"{job.kind} {id_} is cancelled", job=id_, out=out)
+
+    def drain(self, node: str, now: int) -> CommandResult:
+        """Have all copies on a node move to others. Raises as `Moves.drain`."""
+        _, out = self._moves.drain(node, now)
+        return self._done(now, f"node {node} is being drained", job=DRAIN + node, out=out)
+
+    def undrain(self, node: str, now: int) -> CommandResult:
+        """Let a node have slices again. Raises as `Moves.undrain`."""
+        _, out = self._moves.undrain(node)
+        return self._done(now, f"node {node} may have slices again", job=DRAIN + node, out=out)
+
+    def rebalance(self, now: int) -> CommandResult:
+        """Have copies move until nodes have about as much. Raises as `Moves.rebalance`."""
+        record, out = self._moves.rebalance(now)
+        return self._done(now, f"rebalance {record.id} begins", job=record.id, out=out)
 
     def _reading(self, build: str, what: str) -> BuildRecord:
         """The record of a build that reads, or will: documents, or, while it verifies, the source again."""

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from coordinator.builds.registry import FINAL
+from coordinator.copies.choosing import TURN
 from coordinator.core.nodes import node_subject
+from coordinator.jobs.registry import DRAIN
 from coordinator.leader import Leader
 from coordinator.stability.progress import partition_subject
 from coordinator.stability.stream import StabilityStream
 from coordinator.views import views
+from coordinator.views.copies import drain_state
 from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
 
@@ -166,6 +169,15 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
     for record in leader.dictionary.catalog.nodes():
         name, known = record.id, leader.stability.nodes.by_id.get(record.id)
         say = partial(Reason, "node", f"node {name}")
+        drain = drain_state(leader, record)
+        if drain == "drained" and (known is None or not known.live):
+            continue  # (it may go, or has gone)
+        if drain == "draining" and (waits := leader.copies.moves.waiting.get(name)):
+            yield say(
+                "ok" if waits == TURN else "degraded",
+                f"it is being drained, and copies are still on it: the next waits for {waits}",
+                f"see `keytide job show {DRAIN}{name}`; `keytide node undrain {name}` gives it up",
+            )
         if failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
             silence = _seconds(failure_detector.silence(node_subject(name)))
             holds = name in held

@@ -1,7 +1,6 @@
 """Jobs as JSON documents, for the API. Pure.
 
-A copy of a slice that is being filled is shown among them. It has no driver, report or end state: when it
-counts, or is given up, it is a job no more.
+Work on copies of slices is shown among them (`coordinator.views.copies`).
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from typing import Any
 
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.leader import Leader
+from coordinator.views import copies
 from coordinator.views.absent_nodes import alone, waits_for
-from coordinator.views.slices import HeardCopy, filling, progress
-from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord, JobRecord
 
 Document = dict[str, Any]
@@ -23,12 +21,12 @@ def job(leader: Leader, record: JobRecord, now: int) -> Document:
     end = record.finished_at or now
     left = leader.jobs.left_ms(record, now)
     return {
+        **copies.BLANK,
         "id": record.id,
         "kind": record.kind,
         "keyspace": record.keyspace,
         "indexes": leader.jobs.names(record),
         "build": record.build or None,
-        "copy": None,
         "state": record.state,
         "dry_run": record.dry_run,
         "snapshot": record.snapshot if record.snapshot >= 0 else None,
@@ -59,87 +57,19 @@ def _waiting_for(leader: Leader, record: JobRecord) -> str:
     return waits_for(leader, words, (name for index in indexes for name in alone(leader, index)))
 
 
-def copy(leader: Leader, index: IndexRecord, found: HeardCopy, record: CopyRecord, now: int) -> Document:
-    """A copy of a slice that is being filled; `documents_done` and the like are null, rows are in `copy`."""
-    done = progress(found, now)
-    detail, begun = _doing(found), found.status is not None
-    return {
-        "id": record.id,
-        "kind": "copy",
-        "keyspace": index.keyspace,
-        "indexes": [index.name],
-        "build": None,
-        "copy": {
-            "slice": record.slice,
-            "node": record.node,
-            "source": record.source,
-            "why": record.why,
-            "rows_done": done["rows_done"],
-            "rows_total": done["rows_total"],
-        },
-        "state": "RUNNING" if begun else "QUEUED",
-        "dry_run": False,
-        "snapshot": None,
-        "percent": done["percent"],
-        "documents_done": None,
-        "documents_total": None,
-        "eta_s": done["eta_s"],
-        "counts": {},
-        "clean": None,
-        "detail": f"slice {record.slice} on node {record.node}, from node {record.source}: {detail}",
-        "waiting_for": waits_for(leader, "", (record.node, record.source)),
-        "attempts": 1,
-        "error": None,
-        "report": None,
-        "created_at": record.created_at,
-        "started_at": record.created_at,
-        "finished_at": None,
-        "seconds": round(max(0, now - record.created_at) / 1000, 1),
-    }
-
-
-def _doing(found: HeardCopy) -> str:
-    """What becomes of a copy now."""
-    status = found.status
-    if status is None:
-        return "not begun"
-    match status.state:
-        case "FILLING":
-            total = f" of {status.rows_total:,}" if status.rows_total else ""
-            return f"{status.rows:,}{total} rows"
-        case "CATCHUP":
-            return "all rows are there, it reads its queue"
-        case "LIVE":
-            return "it counts when it holds the newest snapshot that is published"
-        case state:
-            return ": ".join(filter(None, (state, status.reason)))
-
-
-def copies(leader: Leader, now: int) -> list[Document]:
-    """All copies that are being filled, the oldest first."""
-    found = [
-        copy(leader, index, one, one.record, now)
-        for index in leader.dictionary.catalog.indexes()
-        for one in filling(leader, index)
-        if one.record is not None
-    ]
-    return sorted(found, key=lambda one: (one["created_at"], one["id"]))
-
-
 def jobs(leader: Leader, now: int) -> list[Document]:
-    """All jobs, oldest first, and the copies that are being filled."""
+    """All jobs, oldest first, with the work on copies of slices."""
     found = [job(leader, record, now) for record in leader.jobs.all()]
-    return sorted([*found, *copies(leader, now)], key=lambda one: one["created_at"])
+    return sorted([*found, *copies.all_of(leader, now)], key=lambda one: one["created_at"])
 
 
 def shown(leader: Leader, id_: str, now: int) -> Document:
-    """One job, or one copy that is being filled.
+    """One job.
 
     Raises:
         NoSuchJobError: there is none of that id.
     """
-    found = next((one for one in copies(leader, now) if one["id"] == id_), None)
-    return found or job(leader, leader.jobs.get(id_), now)
+    return copies.shown(leader, id_, now) or job(leader, leader.jobs.get(id_), now)
 
 
 def verification(leader: Leader, record: IndexRecord) -> Document | None:

@@ -26,7 +26,8 @@ class HeardCopy(NamedTuple):
     Attributes:
         live: its node is.
         status: what that last said of it; None when it has said nothing of this very copy.
-        record: of one that is being filled; None of one that counts.
+        record: of one that is being filled; None of one that counts, or leaves.
+        leaves: it counts no longer, and still answers pages that name it.
     """
 
     slice: int
@@ -34,6 +35,7 @@ class HeardCopy(NamedTuple):
     live: bool
     status: SliceStatus | None
     record: CopyRecord | None = None
+    leaves: bool = False
 
     @property
     def serves(self) -> bool:
@@ -58,16 +60,36 @@ def filling(leader: Leader, index: IndexRecord, number: int = -1) -> list[HeardC
     return [_heard(leader, index, one.slice, one.node, one) for one in mine if number in (-1, one.slice)]
 
 
+def leaving(leader: Leader, index: IndexRecord, number: int) -> list[HeardCopy]:
+    """The copies of a slice that leave, by node."""
+    return [
+        _heard(leader, index, number, name, leaves=True) for name in sorted(index.leaving.get(number, ()))
+    ]
+
+
 def _heard(
-    leader: Leader, index: IndexRecord, number: int, name: str, record: CopyRecord | None = None
+    leader: Leader,
+    index: IndexRecord,
+    number: int,
+    name: str,
+    record: CopyRecord | None = None,
+    *,
+    leaves: bool = False,
 ) -> HeardCopy:
     """What is known of a copy. What its node says of another one that it has had there is nothing."""
     node = leader.stability.nodes.by_id.get(name)
     status = node.slice(index.id, number) if node is not None else None
-    wanted = record.id if record is not None else index.copy_of(number, name)
-    if status is not None and status.copy != wanted:
-        status = None
-    return HeardCopy(number, name, node is not None and node.live, status, record)
+    heard = HeardCopy(number, name, node is not None and node.live, status, record, leaves)
+    return heard if status is None or status.copy == _id(index, heard) else heard._replace(status=None)
+
+
+def _id(index: IndexRecord, copy: HeardCopy) -> str:
+    """Of a copy, "" of one that a build has filled."""
+    if copy.record is not None:
+        return copy.record.id
+    if copy.leaves:
+        return index.leaving[copy.slice][copy.node].copy
+    return index.copy_of(copy.slice, copy.node)
 
 
 def representatives(leader: Leader, index: IndexRecord) -> list[HeardCopy | None]:
@@ -107,7 +129,7 @@ def lost_slices(leader: Leader, index: IndexRecord) -> list[int]:
 
 def copy_counts(leader: Leader, index: IndexRecord) -> dict[str, int]:
     """How many copies of slices an index is to have, and has: `counted` by the dictionary, those of them that
-    serve and that are lost, and those that are being filled."""
+    serve and that are lost, those that are being filled, and those that leave."""
     copies = [one for number in range(len(index.placement)) for one in counted(leader, index, number)]
     return {
         "wanted": len(index.placement) * (index.definition.replicas + 1),
@@ -115,11 +137,12 @@ def copy_counts(leader: Leader, index: IndexRecord) -> dict[str, int]:
         "serving": sum(one.serves for one in copies),
         "filling": len(filling(leader, index)),
         "lost": sum(one.lost for one in copies),
+        "leaving": sum(map(len, index.leaving.values())),
     }
 
 
 def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) -> list[Document]:
-    """The slices of an index, each copy: those that count, then those that are being filled.
+    """The slices of an index, each copy: those that count, then those that are being filled, or leave.
 
     Args:
         ends: of the source.
@@ -128,21 +151,21 @@ def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) 
     documents: list[Document] = []
     for number in range(len(index.placement)):
         rebuild = next((one.id for one in rebuilds if number in one.slices[index.id]), None)
-        for copy in (*counted(leader, index, number), *filling(leader, index, number)):
+        counting, gone = counted(leader, index, number), leaving(leader, index, number)
+        for copy in (*counting, *filling(leader, index, number), *gone):
             documents.append({**_copy(index, copy, ends), "rebuild": rebuild, **progress(copy, now)})
     return documents
 
 
 def _copy(index: IndexRecord, copy: HeardCopy, ends: Timestamp) -> Document:
-    status, record = copy.status, copy.record
-    id_ = record.id if record is not None else index.copy_of(copy.slice, copy.node)
+    status = copy.status
     return {
         "slice": copy.slice,
         "node": copy.node,
-        "copy": id_ or None,
-        "counted": record is None,
+        "copy": _id(index, copy) or None,
+        "counted": copy.record is None and not copy.leaves,
         "live": copy.live,
-        "state": status.state if status else None,
+        "state": "LEAVING" if copy.leaves else status.state if status else None,
         "incarnation": status.incarnation if status else None,
         "undo_steps": status.undo_steps if status else None,
         "undo_given_up": status.undo_given_up if status else None,
@@ -156,6 +179,7 @@ def _copy(index: IndexRecord, copy: HeardCopy, ends: Timestamp) -> Document:
         "queue_position": status.queue_position if status else None,
         "queue_horizon": status.queue_horizon if status and status.queue_horizon >= 0 else None,
         "gap_drops": status.gap_drops if status else None,
+        "leases": status.leases if status and status.leases >= 0 else None,
     }
 
 

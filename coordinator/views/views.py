@@ -15,6 +15,7 @@ from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.stability.stream import StabilityStream
 from coordinator.views import absent_nodes
+from coordinator.views.copies import drain_state
 from coordinator.views.jobs import verification
 from coordinator.views.slices import copy_counts, index_slices, lost_slices, slice_statuses
 from keytide.catalog.partitioning import readable_splits
@@ -202,14 +203,18 @@ def _rebuilt_slices(leader: Leader, record: BuildRecord) -> dict[str, list[int]]
 
 def node(leader: Leader, record: NodeRecord, now: int) -> Document:
     """One indexer node, also one that has not been heard in this term."""
-    known = leader.stability.nodes.by_id.get(record.id)
+    name, indexes = record.id, leader.dictionary.catalog.indexes()
+    known = leader.stability.nodes.by_id.get(name)
     heartbeat = known.heartbeat if known else None
     statuses = heartbeat.slices if heartbeat else []
     return {
-        "id": record.id,
+        "id": name,
         "url": record.url,
         "zone": record.zone or None,
         "live": bool(known and known.live),
+        "drain": drain_state(leader, record),
+        "counted": sum(name in nodes for index in indexes for nodes in index.placement),
+        "leaving": sum(name in nodes for index in indexes for nodes in index.leaving.values()),
         "slices": len(statuses),
         "entries": sum(status.entries for status in statuses),
         "bytes": sum(status.bytes for status in statuses),

@@ -65,7 +65,14 @@ def test_each_slice_is_counted_once() -> None:
     assert (document["entries"], document["entries_by_slice"]) == (201, [100, 101])
     assert (document["bytes"], document["skipped"], document["foreign_partition_ids"]) == (2 << 20, 4, 2)
     assert (document["slices_reporting"], document["replicas"]) == (2, 2)
-    assert document["copies"] == {"wanted": 6, "counted": 6, "serving": 6, "filling": 0, "lost": 0}
+    assert document["copies"] == {
+        "wanted": 6,
+        "counted": 6,
+        "serving": 6,
+        "filling": 0,
+        "lost": 0,
+        "leaving": 0,
+    }
 
 
 @pytest.mark.parametrize("trouble", ["lost", "silent", "filling", "other", "catching up"])
@@ -110,7 +117,14 @@ def test_each_copy_is_shown_and_those_that_are_being_filled() -> None:
         1_000,
     )
     assert other["eta_s"] == pytest.approx(30, abs=0.2)
-    assert shown(world)["copies"] == {"wanted": 4, "counted": 3, "serving": 3, "filling": 1, "lost": 0}
+    assert shown(world)["copies"] == {
+        "wanted": 4,
+        "counted": 3,
+        "serving": 3,
+        "filling": 1,
+        "lost": 0,
+        "leaving": 0,
+    }
     assert shown(world)["entries"] == 201
 
 
@@ -128,7 +142,14 @@ def test_a_copy_that_was_filled_is_known_by_its_id() -> None:
 
 def test_an_index_that_is_placed_nowhere_has_no_copies() -> None:
     world = CopyWorld()
-    assert shown(world)["copies"] == {"wanted": 0, "counted": 0, "serving": 0, "filling": 0, "lost": 0}
+    assert shown(world)["copies"] == {
+        "wanted": 0,
+        "counted": 0,
+        "serving": 0,
+        "filling": 0,
+        "lost": 0,
+        "leaving": 0,
+    }
     assert (shown(world)["entries"], slices(world)) == (0, [])
 
 
@@ -161,6 +182,8 @@ def test_a_copy_is_a_job(says: dict[str, Any], state: str, percent: float, doing
         "node": "n3",
         "source": "n1",
         "why": "wanted",
+        "replaces": None,
+        "part_of": None,
         "rows_done": says.get("rows"),
         "rows_total": says.get("rows_total") or None,
     }
@@ -280,7 +303,7 @@ def test_metrics_of_copies() -> None:
         for line in page.splitlines()
         if line.startswith(f'keytide_copies_{kind}{{index="by_city"}}')
     }
-    assert found == {"wanted": 4, "counted": 3, "serving": 2, "filling": 1, "lost": 1}
+    assert found == {"wanted": 4, "counted": 3, "serving": 2, "filling": 1, "lost": 1, "leaving": 0}
     assert 'keytide_index_slices{index="by_city",state="LIVE"} 2.0' in page
     assert 'keytide_index_skipped_documents{index="by_city"} 4.0' in page
     assert 'keytide_slices_lost{index="by_city"} 0.0' in page
@@ -320,12 +343,11 @@ def test_a_build_names_the_copies_that_it_waits_for() -> None:
 def test_what_verifies_waits_for_no_node_whose_slices_another_one_has() -> None:
     world = CopyWorld().ready()
     job = world.leader.commands.start_job("verify", "by_city", world.now).job
-    assert job is not None
     world.live(1_000)
     for silent, told in (({"n2"}, ""), ({"n1", "n2"}, "node n1, which")):
         world.silent = silent
         world.live(5_000)
-        document = job_views.shown(world.leader, job.id, world.now)
+        document = job_views.shown(world.leader, job, world.now)
         assert document["state"] == "RUNNING"
         assert document["waiting_for"].startswith(told) if told else document["waiting_for"] == ""
 
@@ -336,16 +358,16 @@ def test_what_verifies_waits_for_no_node_whose_slices_another_one_has() -> None:
 def test_the_command_shows_copies(capsys: pytest.CaptureFixture[str]) -> None:
     world = CopyWorld().ready()
     looks.show_index({**shown(world), "slice_states": slices(world)})
-    told = capsys.readouterr().out
-    assert "4 wanted, 4 counted, 4 serving, 0 filling, 0 lost" in told
+    told = " ".join(capsys.readouterr().out.split())
+    assert "4 wanted, 4 counted, 4 serving, 0 filling, 0 lost, 0 leaving" in told
     assert "eta_s" not in told
     filled(world)
     world.says["n3", 0] = {**FILLING, "rows": 250, "rows_total": 1_000}
     world.now += 10_000
     world.beat()
     looks.show_index({**shown(world), "slice_states": slices(world)})
-    told = capsys.readouterr().out
-    assert "4 wanted, 3 counted, 3 serving, 1 filling, 0 lost" in told
+    told = " ".join(capsys.readouterr().out.split())
+    assert "4 wanted, 3 counted, 3 serving, 1 filling, 0 lost, 0 leaving" in told
     assert all(word in told for word in ("c20", "FILLING", "25.0", "eta_s", "source"))
     listed("Jobs", JOB_COLUMNS)(job_views.jobs(world.leader, world.now))
     told = " ".join(capsys.readouterr().out.split())

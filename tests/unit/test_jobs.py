@@ -106,8 +106,8 @@ def ready(limits: BuildLimits | None = None) -> World:
 def verify(world: World) -> str:
     answer = world.leader.commands.start_job("verify", "by_city", world.now)
     assert world.take(answer.instructions) == []
-    assert answer.job is not None
-    return answer.job.id
+    assert answer.job
+    return answer.job
 
 
 def test_every_state_has_its_ways() -> None:
@@ -197,8 +197,8 @@ def test_jobs_wait_for_their_turn_and_too_many_are_refused() -> None:
     first = verify(world)
     answer = world.leader.commands.start_job("repair", "by_city", world.now, dry_run=True)
     world.take(answer.instructions)
-    assert answer.job is not None
-    second = answer.job.id
+    assert answer.job
+    second = answer.job
     assert world.tick(300) == [StartDriver(first, 0, "verify")]
     assert world.leader.jobs.waiting_for(world.leader.jobs.get(second)).startswith("its turn")
     report(world, first, "DONE")
@@ -314,8 +314,8 @@ def test_a_job_that_took_long_is_not_forgotten_when_it_ends() -> None:
     world.tick(300)
     repair = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(repair.instructions)
-    assert repair.job is not None
-    short = repair.job.id
+    assert repair.job
+    short = repair.job
     world.tick(300)
     report(world, short, "DONE")
     world.now += 1
@@ -522,8 +522,8 @@ def test_a_job_that_waits_gives_its_place_away() -> None:
     exited(world, held, 1)
     answer = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(answer.instructions)
-    assert answer.job is not None
-    other = answer.job.id
+    assert answer.job
+    other = answer.job
     assert world.tick(300) == [StartDriver(other, 0, "repair")]
     assert world.tick(60_000) == [], "one at once"
     again, out = world.restart()
@@ -699,8 +699,8 @@ def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
     world = ready()
     answer = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(answer.instructions)
-    assert answer.job is not None
-    job = answer.job.id
+    assert answer.job
+    job = answer.job
     first, second = f"{job}-4711-1", f"{job}-4712-2"
 
     def end(name: str) -> SendBuildEnd:
@@ -735,8 +735,8 @@ def test_a_round_goes_on_while_its_driver_lives_beside_one_of_an_old_leader() ->
     world = ready()
     answer = world.leader.commands.start_job("repair", "by_city", world.now)
     world.take(answer.instructions)
-    assert answer.job is not None
-    job = answer.job.id
+    assert answer.job
+    job = answer.job
     world.tick(300)
     for _ in range(30):
         for run in ("1-1", "2-2"):

@@ -420,12 +420,12 @@ def ask_coordinator(operation: Any, mode: GenerationMode, known: dict[str, list[
             return
         assert answer.headers["content-type"][0] == "application/problem+json", told
         problem = json.loads(answer.text)
-        # Routes that are still to come say so, and so do lists that nodes keep: no node runs here.
-        told_of = {(501, "not-there-yet"), (503, "node-unavailable")}
+        # Lists that nodes keep: no node runs here.
+        told_of = {(503, "node-unavailable")}
         assert answer.status_code < 500 or (answer.status_code, problem["type"]) in told_of, told
         assert problem["status"] == answer.status_code, told
         assert problem["detail"], told
-        assert problem.get("next_step") or answer.status_code == 501, told
+        assert problem.get("next_step"), told
 
     try:
         ask()

@@ -5,7 +5,7 @@ const INTERVAL_MS = 1000;
 const SPARK_POINTS = 60;
 const STATES = {
   READY: "good", LIVE: "good", BUILDING: "busy", BACKFILL: "busy", CATCHUP: "busy", QUEUED: "warn", PAUSED: "warn",
-  DROPPING: "warn", FAILED: "bad", lost: "bad", live: "good",
+  DROPPING: "warn", FAILED: "bad", lost: "bad", live: "good", draining: "busy", drained: "warn",
 };
 const HEALTH = { ok: ["all is well", "good"], degraded: ["degraded", "warn"], failing: ["failing", "bad"] };
 const FINISHED = ["READY", "FAILED", "CANCELLED"];
@@ -85,7 +85,8 @@ function spark(values) {
 function glance({ indexes, builds, nodes, stability }) {
   const ready = indexes.filter((one) => one.state === "READY").length;
   const failed = indexes.filter((one) => one.state === "FAILED").length;
-  const live = nodes.filter((one) => one.live).length;
+  const expected = nodes.filter((one) => one.live || one.drain !== "drained");  // (the others may go, or have gone)
+  const live = expected.filter((one) => one.live).length;
   const running = builds.filter((one) => !FINISHED.includes(one.state)).length;
   const keyspaces = Object.values(stability.keyspaces).filter((one) => one.issuing);
   const stale = keyspaces.map((one) => one.staleness_ms).filter((one) => one !== null);
@@ -97,7 +98,7 @@ function glance({ indexes, builds, nodes, stability }) {
     ["Entries", number(entries), "", ""],
     ["Snapshots are behind", duration(oldest), "", oldest > 5000 ? "warn" : ""],
     ["Documents to come", number(lag), "", lag > 100000 ? "warn" : ""],
-    ["Nodes live", live, `of ${nodes.length}`, live < nodes.length || !live ? "bad" : ""],
+    ["Nodes live", live, `of ${expected.length}`, live < expected.length || !live ? "bad" : ""],
     ["Builds under way", running, "", ""],
   ];
   show("glance", tiles, () => tiles.map(([name, value, more, mood]) => make("div", { class: `tile ${mood}` },
@@ -171,9 +172,11 @@ function leftOut(index) {
 }
 
 function copies(index) {
-  const { wanted, serving, filling } = index.copies || {};
-  if (!index.replicas || index.state !== "READY" || (serving >= wanted && !filling)) return null;
-  return sub(`${serving} of ${wanted} copies serve${filling ? `, ${filling} being filled` : ""}`, serving < wanted ? "error" : "");
+  const { wanted, serving, filling, leaving } = index.copies || {};
+  const moves = filling || leaving;
+  if (index.state !== "READY" || (!moves && (!index.replicas || serving >= wanted))) return null;
+  const parts = [filling ? `${filling} being filled` : "", leaving ? `${leaving} LEAVING` : ""].filter(Boolean);
+  return sub([`${serving} of ${wanted} copies serve`, ...parts].join(", "), serving < wanted ? "error" : "");
 }
 
 function indexesPart({ indexes }) {
@@ -226,7 +229,9 @@ function nodesPart({ nodes }) {
     return table(columns, nodes.map((one) => [
       [make("strong", {}, one.id), sub(one.url), one.zone ? sub(`zone ${one.zone}`) : null, one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null,
         one.lost ? sub(`${one.lost} slices have lost their data`, "error") : null].filter(Boolean),
-      state(one.live ? "live" : "lost"), number(one.slices), number(one.entries), bytes(one.memory), bytes(one.disk_free),
+      [state(one.live || one.drain === "drained" ? one.drain || "live" : "lost"), one.live ? null : sub(one.drain),
+        one.leaving ? sub(`${one.leaving} of its copies are LEAVING`) : null].filter(Boolean),
+      number(one.slices), number(one.entries), bytes(one.memory), bytes(one.disk_free),
       one.heard_ms_ago === null ? "never" : `${duration(one.heard_ms_ago)} ago`,
     ]));
   });
