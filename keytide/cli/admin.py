@@ -115,15 +115,18 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def left_running(build: str, quiet: bool) -> Iterator[None]:
-    """Say, when whoever waits for a build goes away, that it goes on."""
+def left_running(what: str, quiet: bool, watch: str, end: str) -> Iterator[None]:
+    """Say, when whoever waits for something goes away, that it goes on.
+
+    Args:
+        watch, end: the commands that show it again, and end it.
+    """
     try:
         yield
     except KeyboardInterrupt:
         if not quiet:
             err.print(
-                f"build {build} goes on; `keytide build wait {build}` shows it again, "
-                f"`keytide build cancel {build}` ends it",
+                f"{what} goes on; `keytide {watch}` shows it again, `keytide {end}` ends it",
                 highlight=False,
             )
         raise
@@ -290,7 +293,8 @@ class Admin:
             RetryableError: the coordinator has not answered for a while.
         """
         state: dict[str, Any] = {}
-        with left_running(build, quiet), progress(quiet, counts=False) as bar:
+        ways = f"build wait {build}", f"build cancel {build}"
+        with left_running(f"build {build}", quiet, *ways), progress(quiet, counts=False) as bar:
             task = bar.add_task(f"build {build}", total=None, rate="")
             for state in self.states(rest("builds", build), lambda: bar.update(task, rate=AWAY)):
                 bar.update(

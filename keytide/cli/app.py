@@ -37,7 +37,7 @@ app.callback()(set_patience)
 app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")
-jobs.add_to(app, index_app)
+jobs.add_to(app, index_app, node_app)
 app.command()(sql)
 app.command()(scan)
 lists.add_to(index_app)
@@ -67,7 +67,20 @@ BUILD_COLUMNS = (
     "paused",
     "error",
 )
-NODE_COLUMNS = ("id", "url", "zone", "live", "slices", "stopped", "lost", "entries", "memory", "disk_free")
+NODE_COLUMNS = (
+    "id",
+    "url",
+    "zone",
+    "live",
+    "drain",
+    "slices",
+    "leaving",
+    "stopped",
+    "lost",
+    "entries",
+    "memory",
+    "disk_free",
+)
 
 
 def _indexes(path: str, url: str | None, data_dir: Path, name: str = "") -> Any:

@@ -1,14 +1,16 @@
-"""The commands of jobs: `index verify`, what becomes of verifications and repairs, and of copies."""
+"""The commands of jobs: verify, repair, drain and rebalance; and what becomes of them, and of copies."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from keytide.cli.admin import AWAY, Admin, rest, why_ended
+from keytide.cli.admin import AWAY, Admin, duration, left_running, rest, why_ended
 from keytide.cli.calls import asks, listed, titled
-from keytide.cli.output import facts, out, print_json, progress
+from keytide.cli.output import facts, out, print_json, progress, size
+from keytide.cli.sql import at_terminal
 from keytide.errors import CallerError
 
 JOB_COLUMNS = (
@@ -26,6 +28,7 @@ JOB_COLUMNS = (
     "error",
 )
 DIFFERENCE_COLUMNS = ("kind", "index", "id", "expected", "found", "version", "reason")
+MOVE_COLUMNS = ("index", "slice", "source", "target", "bytes")
 SHOWN = 50
 """Differences that a report shows to people unless they ask for more."""
 DIFFERS = 4
@@ -34,15 +37,19 @@ DIFFERS = 4
 Wait = Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")]
 
 job_app = typer.Typer(
-    help="Verifications and repairs, and copies of slices that are being filled.", no_args_is_help=True
+    help="Verifications and repairs; copies of slices that are being filled, drains, rebalances.",
+    no_args_is_help=True,
 )
 
 
-def add_to(app: typer.Typer, index_app: typer.Typer) -> None:
+def add_to(app: typer.Typer, index_app: typer.Typer, node_app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(job_app, name="job")
     asks(index_app, "verify")(index_verify)
     asks(index_app, "repair")(index_repair)
+    asks(node_app, "drain")(node_drain)
+    asks(node_app, "undrain", lambda _, node: out.print(f"node {node} may have slices again"))(node_undrain)
+    asks(app, "rebalance")(rebalance)
 
 
 def index_verify(admin: Admin, name: str, as_json: bool, wait: Wait = False) -> None:
@@ -64,10 +71,68 @@ def index_repair(
     show_job(admin, job, wait, as_json)
 
 
+def node_drain(admin: Admin, node: str, as_json: bool, wait: Wait = False) -> None:
+    """Move all slices off a node, and place none on it. It may be stopped when that is DONE."""
+    show_job(admin, admin.call("POST", rest("nodes", node, "drain")), wait, as_json)
+
+
+def node_undrain(admin: Admin, node: str) -> Any:
+    """Let a node have slices again; what has left it stays away until a rebalance."""
+    return admin.call("POST", rest("nodes", node, "undrain"))
+
+
+def rebalance(
+    admin: Admin,
+    as_json: bool,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would move")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask before anything moves")] = False,
+    wait: Annotated[bool, typer.Option(help="wait until it is over, with a progress bar")] = True,
+) -> None:
+    """Spread slices over the nodes: show what would move, and move it."""
+    if dry_run or not as_json:
+        plan = admin.call("POST", "/v1/rebalance", {"dry_run": True})
+        if as_json:
+            print_json(plan)
+        else:
+            _show_plan(plan)
+        if dry_run or not plan["moves"]:
+            return
+    if not yes:
+        _agree(as_json)
+    show_job(admin, admin.call("POST", "/v1/rebalance"), wait, as_json)
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    if not plan["moves"]:
+        out.print("nothing is to be moved: nodes have about as much")
+        return
+    listed("Moves", MOVE_COLUMNS)(plan["moves"])
+    count = len(plan["moves"])
+    out.print(
+        f"{count:,} cop{'y moves' if count == 1 else 'ies move'}, {size(plan['bytes'])}", highlight=False
+    )
+
+
+def _agree(as_json: bool) -> None:
+    """Ask whoever is at the terminal whether to go on.
+
+    Raises:
+        CallerError: nobody is.
+        typer.Abort: no.
+    """
+    if as_json or not at_terminal():
+        raise CallerError(
+            "nothing was moved: nobody can be asked whether to",
+            problem_type="not-confirmed",
+            next_step="say --yes to move, or --dry-run to see what would be",
+        )
+    typer.confirm("Move them?", abort=True, err=True)
+
+
 def show_job(admin: Admin, job: dict[str, Any], wait: bool, as_json: bool) -> None:
     """Show a job that was started, when it is over if that is wished."""
     if wait:
-        job = wait_for_job(admin, str(job["id"]), quiet=as_json)
+        job = wait_for_job(admin, job, quiet=as_json)
     if as_json:
         print_json(job)
     else:
@@ -78,24 +143,32 @@ def show_job(admin: Admin, job: dict[str, Any], wait: bool, as_json: bool) -> No
         raise typer.Exit(DIFFERS)
 
 
-def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
-    """Follow a job with a progress bar until it is over; its last state.
+def wait_for_job(admin: Admin, state: dict[str, Any], quiet: bool = False) -> dict[str, Any]:
+    """Follow a job with a progress bar until it is over; its last state. Ctrl-C leaves it alone, and says how
+    to watch it.
+
+    Args:
+        state: what it said when it was started.
 
     Raises:
         CallerError: it failed or was cancelled.
         RetryableError: the coordinator has not answered for a while.
     """
-    state: dict[str, Any] = {}
-    with progress(quiet) as bar:
+    job, reads = str(state["id"]), state["documents_total"] is not None
+    ways = f"job show {job}", f"job cancel {job}"
+    with left_running(f"{state['kind']} {job}", quiet, *ways), progress(quiet, counts=reads) as bar:
         task = bar.add_task(f"job {job}", total=None, rate="")
         for state in admin.states(rest("jobs", job), lambda: bar.update(task, rate=AWAY)):
-            doing = state.get("waiting_for") or state.get("detail") or ""
+            of = ", ".join(state["indexes"]) or job
+            done, total = state["percent"], 100 if state["percent"] is not None else None
+            if reads:
+                done, total = state["documents_done"], state["documents_total"] or None
             bar.update(
                 task,
-                description=f"{state['kind']} {', '.join(state['indexes'])} {state['state']}",
-                completed=state.get("documents_done") or 0,
-                total=state.get("documents_total") or None,
-                rate=doing,
+                description=f"{state['kind']} {of} {state['state']}",
+                completed=done or 0,
+                total=total,
+                rate=escape(_doing(state)),
             )
     if state["state"] != "DONE":
         raise CallerError(
@@ -106,9 +179,17 @@ def wait_for_job(admin: Admin, job: str, quiet: bool = False) -> dict[str, Any]:
     return state
 
 
+def _doing(state: dict[str, Any]) -> str:
+    """What a job waits for; or what it does, and for how long still, where that is not seen of the bar."""
+    if state.get("waiting_for"):
+        return f"waits for {state['waiting_for']}"
+    left = state["eta_s"] if state["documents_total"] is None else None
+    return ", ".join(filter(None, (state["detail"], f"{duration(left)} to go" if left is not None else "")))
+
+
 @asks(job_app, "list", listed("Jobs", JOB_COLUMNS))
 def job_list(admin: Admin) -> Any:
-    """All jobs, newest last; copies of slices are among them until they count."""
+    """All jobs, newest last; copies of slices are among them until they count, drains, and rebalances."""
     return admin.call("GET", "/v1/jobs")
 
 
@@ -120,7 +201,7 @@ def job_show(admin: Admin, job: str) -> Any:
 
 @asks(job_app, "cancel", lambda _, job: out.print(f"job {job} is cancelled"))
 def job_cancel(admin: Admin, job: str) -> Any:
-    """Cancel a job; a build that waits for it fails."""
+    """Cancel a job; a build that waits for it fails. The node of a drain may have slices again."""
     return admin.call("POST", rest("jobs", job, "cancel"))
 
 

@@ -34,6 +34,8 @@ SLICE_COLUMNS = (
 """Of each copy of a slice."""
 FILLING_COLUMNS = ("copy", "source", "percent", "eta_s")
 """Shown where some copy was, or is being, filled from another one."""
+LEAVING_COLUMNS = ("leases",)
+"""Shown where some copy leaves: how many snapshots of it are read, or may be."""
 HEALTH_WORDS: Final[dict[Status, str]] = {
     "ok": "[green]all is well[/green]",
     "degraded": "[yellow]degraded[/yellow], all answers come",
@@ -125,7 +127,9 @@ def show_topology(document: Document) -> None:
 def _show_slices(title: str, slices: Sequence[Document]) -> None:
     """A line for each copy of each slice."""
     filled = any(one.get(column) is not None for one in slices for column in FILLING_COLUMNS)
-    columns = (*SLICE_COLUMNS[:-1], *(FILLING_COLUMNS if filled else ()), SLICE_COLUMNS[-1])
+    leaves = any(one.get("state") == "LEAVING" for one in slices)
+    more = (*(FILLING_COLUMNS if filled else ()), *(LEAVING_COLUMNS if leaves else ()))
+    columns = (*SLICE_COLUMNS[:-1], *more, SLICE_COLUMNS[-1])
     table(title, columns, [cells(one, columns) for one in slices])
 
 

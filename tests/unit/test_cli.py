@@ -209,19 +209,6 @@ def test_errors_say_what_to_do_and_end_with_1(address: str) -> None:
     run("index", "show", status=2)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("POST", "/v1/nodes/n/drain", None),
-        ("POST", "/v1/rebalance", None),
-    ],
-)
-def test_what_is_to_come_is_refused_by_name(address: str, method: str, path: str, body: Any) -> None:
-    with closing(Admin(address)) as admin, pytest.raises(CallerError) as caught:
-        admin.call(method, path, body)
-    assert (caught.value.problem_type, caught.value.status) == ("not-there-yet", 501)
-
-
 @pytest.mark.parametrize("what", ["skipped", "violations"])
 def test_lists_of_nodes_that_do_not_answer(address: str, what: str) -> None:
     with closing(Admin(address)) as admin, pytest.raises(RetryableError, match="holds slices") as caught:
