@@ -1,4 +1,4 @@
-"""ALTER INDEX name SET (replicas=N): whether it can be done, and what follows. Pure.
+"""ALTER INDEX name SET (replicas=N), and RENAME TO: whether it can be done, and what follows. Pure.
 
 Theory of operation. The definition says how many copies of each slice there are to be; the statement writes
 it anew, and the leader does the rest at its next look (`coordinator.copies`): are there fewer of a slice, it
@@ -7,6 +7,9 @@ then some leave, as soon as another one holds what they have.
 
 An index that is built keeps the placement that its build began with, so it cannot be altered before it is
 READY. One that waits, for its build or for its turn, is placed as its definition says when the build begins.
+
+A name is what people say; queues, copies, builds and tokens go by the index's id, which stays. So an index
+that is renamed goes on with whatever it does.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
+from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.placement import shortage
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.instructions import Instruction, Note
+from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import IndexRecord
 from keytide.definition.normal import normal_statement
 
@@ -32,11 +37,7 @@ def set_replicas(builds: Builds, name: str, replicas: int) -> tuple[str, IndexRe
         ConflictError: it is built now, has failed, or is being dropped.
     """
     dictionary = builds.registry.dictionary
-    if dictionary.catalog.index_by_name(name) is None:
-        for index in dictionary.catalog.indexes():
-            if index.name == name and index.state == "DROPPING":
-                raise _conflict(f"index {name} is being dropped", "make it anew when it is gone")
-    index = dictionary.index_named(name)
+    index = _named(dictionary, name)
     _check_state(builds, index)
     if index.definition.replicas == replicas:
         return f"index {name} has replicas={replicas} already, nothing is done", index, []
@@ -46,6 +47,41 @@ def set_replicas(builds: Builds, name: str, replicas: int) -> tuple[str, IndexRe
     dictionary.put(index)
     text = f"index {name} is to have {_copies(replicas + 1)} of each slice: {_what_follows(builds, index)}"
     return text, index, [Note("info", "index-altered", name, text)]
+
+
+def rename(dictionary: Dictionary, name: str, new_name: str) -> tuple[str, IndexRecord, list[Instruction]]:
+    """Give an index another name, whatever it does.
+
+    Returns:
+        As `set_replicas`.
+
+    Raises:
+        NoSuchIndexError: there is none of that name.
+        ConflictError: it is being dropped, or another one has the new name.
+        CallerError: queues cannot be named after it.
+    """
+    index = _named(dictionary, name)
+    if new_name == name:
+        return f"index {name} has that name already, nothing is done", index, []
+    other = dictionary.catalog.index_by_name(new_name)
+    if other is not None:
+        raise taken(other)
+    check_name(dictionary.topics, new_name)
+    definition = replace(index.definition, name=new_name)
+    definition = replace(definition, statement=normal_statement(definition))
+    index = replace(index, definition=definition)
+    dictionary.put(index)
+    text = f"index {name} is {new_name} from now on"
+    return text, index, [Note("info", "index-renamed", new_name, text)]
+
+
+def _named(dictionary: Dictionary, name: str) -> IndexRecord:
+    """The index of that name, unless it is being dropped."""
+    if dictionary.catalog.index_by_name(name) is None:
+        for index in dictionary.catalog.indexes():
+            if index.name == name and index.state == "DROPPING":
+                raise _conflict(f"index {name} is being dropped", "make it anew when it is gone")
+    return dictionary.index_named(name)
 
 
 def _check_state(builds: Builds, index: IndexRecord) -> None:

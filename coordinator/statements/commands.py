@@ -23,12 +23,19 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import DRAIN, NoSuchJobError
 from coordinator.jobs.registry import FINAL as JOB_FINAL
-from coordinator.statements.altering import set_replicas
+from coordinator.statements.altering import rename, set_replicas
 from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
-from keytide.definition.statement import AlterIndex, BuildIndex, CreateIndex, DropIndex, Statement
+from keytide.definition.statement import (
+    AlterIndex,
+    BuildIndex,
+    CreateIndex,
+    DropIndex,
+    RenameIndex,
+    Statement,
+)
 from keytide.errors import CallerError
 
 
@@ -102,6 +109,9 @@ class Commands:
                 return self.create(definition, if_not_exists, source, now)
             case AlterIndex(name, replicas):
                 text, index, notes = set_replicas(self._builds, name, replicas)
+                return self._done(now, text, index, out=notes)
+            case RenameIndex(name, new_name):
+                text, index, notes = rename(self._dictionary, name, new_name)
                 return self._done(now, text, index, out=notes)
             case DropIndex(name, if_exists):
                 return self.drop(name, now, if_exists)

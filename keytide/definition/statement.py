@@ -40,6 +40,11 @@ class AlterIndex(msgspec.Struct, frozen=True):
     replicas: int
 
 
+class RenameIndex(msgspec.Struct, frozen=True):
+    name: str
+    new_name: str
+
+
 class DropIndex(msgspec.Struct, frozen=True):
     name: str
     if_exists: bool = False
@@ -50,7 +55,7 @@ class BuildIndex(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-Statement = CreateIndex | AlterIndex | DropIndex | BuildIndex
+Statement = CreateIndex | AlterIndex | RenameIndex | DropIndex | BuildIndex
 CutT = TypeVar("CutT")
 
 _BEGINNINGS: Final = "Write CREATE INDEX, ALTER INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
@@ -143,15 +148,14 @@ class _StatementReader:
             )
         return statement
 
-    def _alter(self) -> AlterIndex:
+    def _alter(self) -> AlterIndex | RenameIndex:
         at = self._at
         at.expect("INDEX")
         name = index_name(at)
-        if at.peek("RENAME"):
-            raise self._not_yet(
-                "an index cannot be renamed yet", at.next_token, "Make it anew, then drop it."
-            )
-        at.expect("SET", next_step="Write ALTER INDEX name SET (replicas=1).")
+        if at.accept("RENAME"):
+            at.expect("TO", next_step="Write ALTER INDEX name RENAME TO other.")
+            return RenameIndex(name, index_name(at))
+        at.expect("SET", next_step="Write ALTER INDEX name SET (replicas=1), or RENAME TO other.")
         replicas = 0
         for option, said, value, place in options(at):
             if option == "replicas":

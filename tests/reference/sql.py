@@ -15,6 +15,7 @@ CREATE [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace (expression [ASC | DESC],
     [WITH (option = value, ...)]
     [WHERE condition]
 ALTER INDEX name SET (replicas = n)
+ALTER INDEX name RENAME TO name
 DROP INDEX [IF EXISTS] name
 BUILD INDEX ON keyspace (name, ...)
 [EXPLAIN] SELECT [DISTINCT] expression [AS name], ... | * | aggregates

@@ -8,7 +8,14 @@ import pytest
 from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
-from keytide.definition.statement import AlterIndex, BuildIndex, CreateIndex, DropIndex, parse_statement
+from keytide.definition.statement import (
+    AlterIndex,
+    BuildIndex,
+    CreateIndex,
+    DropIndex,
+    RenameIndex,
+    parse_statement,
+)
 from keytide.errors import CallerError
 
 
@@ -113,6 +120,8 @@ def test_other_statements() -> None:
     assert parse_statement("BUILD INDEX ON flights (a, b-c)") == BuildIndex("flights", ("a", "b-c"))
     assert parse_statement("ALTER INDEX a-b SET (replicas=2)") == AlterIndex("a-b", 2)
     assert parse_statement('alter index "x" set (REPLICAS = 0);') == AlterIndex("x", 0)
+    assert parse_statement("ALTER INDEX a-b RENAME TO a.c") == RenameIndex("a-b", "a.c")
+    assert parse_statement('alter index rename rename to "to";') == RenameIndex("rename", "to")
     created = parse_statement("CREATE INDEX IF NOT EXISTS x ON k (a)")
     assert isinstance(created, CreateIndex)
     assert created.if_not_exists
@@ -187,6 +196,10 @@ def test_other_statements() -> None:
         ("CREATE INDEX x ON k (a) WITH (replicas=4)", "a whole number from 0 to 3", 1, 40),
         ("CREATE INDEX x ON k (a) WITH (replicas=-1)", "an option is name=value", 1, 31),
         ("CREATE INDEX x ON k (a) WITH (replicas=all)", "a whole number from 0 to 3", 1, 40),
+        ("ALTER INDEX x RENAME y", "TO must stand here, not 'y'", 1, 22),
+        ("ALTER INDEX x RENAME TO", "the name of an index must stand here", 1, 24),
+        ("ALTER INDEX x RENAME TO 1x", "cannot be the name of an index", 1, 25),
+        ("ALTER INDEX x RENAME TO y z", "'z' does not fit here", 1, 27),
         ("ALTER INDEX x (replicas=1)", "SET must stand here, not '('", 1, 15),
         ("ALTER INDEX x SET replicas=1", "a list in parentheses must stand here", 1, 19),
         ("ALTER INDEX x SET ()", "an option, as in slices=8 must stand here", 1, 20),
@@ -223,7 +236,6 @@ def test_refusals_say_what_and_where(statement: str, reason: str, line: int, col
     ("statement", "what", "column"),
     [
         ("ALTER INDEX x SET (slices=2)", "slices of an index cannot be changed yet", 20),
-        ("ALTER INDEX x RENAME TO y", "cannot be renamed yet", 15),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(statement: str, what: str, column: int) -> None:

@@ -132,6 +132,7 @@ class IndexDirectory:
         self._catalog: Catalog | None = None
         self._offset = -1
         self._by_name: dict[str, IndexRecord] = {}
+        self._names: dict[str, str] = {}
         self._ready: dict[str, Scannable] = {}
         self._histories: dict[str, History] = {}
         self._near: frozenset[str] = frozenset()
@@ -174,13 +175,18 @@ class IndexDirectory:
             state=record.state,
         )
 
+    def name(self, index: Scannable) -> str:
+        """The name that an index has now; its last one when it is gone."""
+        self._refresh()
+        return self._names.get(index.id, index.name)
+
     def again(self, index: Scannable) -> Scannable:
         """The same index as the catalog has it now.
 
         Raises:
             KeytideError: it is gone, or not READY any more.
         """
-        now = self.index(index.name)
+        now = self.index(self.name(index))
         if now.id != index.id:
             raise IndexNotReadyError(
                 f"index {index.name} was dropped and created again meanwhile", next_step="try again"
@@ -263,6 +269,7 @@ class IndexDirectory:
         records = [record for record in catalog.indexes() if record.state != "DROPPING"]
         # As Catalog.index_by_name: of two with one name (one is being replaced) the first counts.
         self._by_name = {record.name: record for record in reversed(records)}
+        self._names = {record.id: record.name for record in records}
         self._histories = {name: History.of(catalog, name) for name in keyspaces}
         rebuilds = _rebuilds(catalog)
         self._ready = {

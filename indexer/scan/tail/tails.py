@@ -135,7 +135,7 @@ class OpenTail:
         ends = monotonic() + limit_s
         while await self._news(gone, ends - monotonic()):
             began = monotonic()
-            index = await self._shared.ready_index(self.index, Moment(), gone)
+            index = await self._shared.ready_index(self._name(), Moment(), gone)
             told = await later_moment(self._shared, index, self._newest, gone, self._timeout_s)
             if told is None:
                 return None
@@ -310,6 +310,10 @@ class OpenTail:
 
     # --- moments ----------------------------------------------------------------
 
+    def _name(self) -> str:
+        """Of its index, which may be renamed meanwhile."""
+        return self._shared.directory.name(self._index)
+
     async def _news(self, gone: Gone, limit_s: float) -> bool:
         """Wait for a newer common snapshot, for at most `limit_s` seconds; not before the tail has rested."""
         with Deadline(limit_s, gone) as patience:
@@ -319,7 +323,7 @@ class OpenTail:
             while True:
                 with self._shared.notifier.listening() as heard:
                     number = self._shared.view.published(self._index.id)
-                    history = self._shared.directory.index(self.index).history
+                    history = self._shared.directory.index(self._name()).history
                     stamp = self._newest.held.stamp
                     if not history.number_holds(stamp.number, stamp.incarnation):
                         return True  # `later_moment` says what happened
