@@ -75,7 +75,9 @@ class Leader:
         self._lateness = LatenessWatch()
         self._bounds = Bounds(self.dictionary, self.stability)
         self.rollbacks = Rollbacks(self.dictionary, self.stability, self.builds, self._lateness, limits)
-        self.commands = Commands(self.dictionary, self.builds, self.copies.moves, self._settle)
+        self.commands = Commands(
+            self.dictionary, self.builds, self.copies.moves, self._settle, build_limits.default_replicas
+        )
 
     # --- events ---------------------------------------------------------------------------------------------
 

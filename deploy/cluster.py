@@ -51,6 +51,7 @@ class LocalCluster:
         kafka: bootstrap servers of a running Kafka; None starts the embedded one.
         nodes: indexer nodes.
         projectors: projector processes.
+        replicas: of new indexes that do not say; None for what settings do.
         name: cluster name, the prefix of its topics.
         settings: further settings as environment variables (`KEYTIDE_...`) for every part.
         coordinator_port, node_port: wanted ports (a node's is the first of a row); with 0 those of the last
@@ -66,6 +67,7 @@ class LocalCluster:
         kafka: str | None = None,
         nodes: int = 2,
         projectors: int = 1,
+        replicas: int | None = None,
         name: str = "keytide",
         settings: Mapping[str, str] | None = None,
         coordinator_port: int = 0,
@@ -83,6 +85,7 @@ class LocalCluster:
         self._say = say
         self._supervisor = Worker("supervisor", logged, self._watch)
         self._held: set[str] = set()
+        self._replicas = replicas
         self._counts = {"projectors": projectors, "nodes": nodes}
         self._wanted = (coordinator_port, node_port)
         self.ports: dict[str, int] = {}
@@ -256,7 +259,10 @@ class LocalCluster:
             )
 
         port = str(self.ports["coordinator"])
-        service("coordinator", "coordinator", KEYTIDE_COORDINATOR__PORT=port)
+        copies = (
+            {} if self._replicas is None else {"KEYTIDE_COORDINATOR__DEFAULT_REPLICAS": f"{self._replicas}"}
+        )
+        service("coordinator", "coordinator", KEYTIDE_COORDINATOR__PORT=port, **copies)
         for number in range(1, self._counts["nodes"] + 1):
             name = f"node-{number}"
             port = str(self.ports[name])
@@ -291,6 +297,7 @@ class LocalCluster:
             "cluster": self.name,
             "kafka": self.bootstrap,
             "ports": self.ports,
+            **({} if self._replicas is None else {"replicas": self._replicas}),
             "coordinator": self.coordinator_url,
             "tls_authority": self._authority(),
             "nodes": self.node_urls,

@@ -27,6 +27,15 @@ def up(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="indexer nodes", show_default="as before, else 2")
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=3,
+            help="copies of each slice beside the first, of indexes that do not say",
+            show_default="as before, else 0",
+        ),
+    ] = None,
     projectors: Annotated[
         int | None, typer.Option(min=1, help="projector processes", show_default="as before, else 1")
     ] = None,
@@ -60,7 +69,7 @@ def up(
     from deploy.up import UpOptions, run
     from deploy.up import detach as start_detached
 
-    options = UpOptions(data_dir, kafka, nodes, projectors, cluster, port, node_port, as_json)
+    options = UpOptions(data_dir, kafka, nodes, projectors, cluster, port, node_port, as_json, replicas)
     with friendly_errors(as_json):
         raise typer.Exit(start_detached(options) if detach else run(options))
 

@@ -46,6 +46,7 @@ class UpOptions:
     port: int | None = None
     node_port: int | None = None
     as_json: bool = False
+    replicas: int | None = None
 
 
 def remembered(options: UpOptions) -> UpOptions:
@@ -80,11 +81,19 @@ def remembered(options: UpOptions) -> UpOptions:
             f"the cluster in {options.data_dir} keeps its queues in its own Kafka",
             next_step="leave --kafka out, or choose another --data-dir",
         )
+    wanted = options.nodes or nodes or 2
+    replicas = state.get("replicas") if options.replicas is None else options.replicas
+    if replicas is not None and replicas >= wanted:
+        raise CallerError(
+            f"{replicas + 1} copies of each slice need as many nodes, and there are to be {wanted}",
+            next_step=f"say --nodes {replicas + 1}, or --replicas {wanted - 1}",
+        )
     before = None if embedded or "kafka" not in state else str(state["kafka"])
     return replace(
         options,
         kafka=options.kafka or before,
-        nodes=options.nodes or nodes or 2,
+        nodes=wanted,
+        replicas=replicas,
         projectors=options.projectors or projectors or 1,
         cluster=options.cluster or name,
         port=options.port if options.port is not None else (0 if ports else 8091),
@@ -141,6 +150,7 @@ def _run(options: UpOptions, console: Console) -> int:
         kafka=options.kafka,
         nodes=options.nodes or 1,
         projectors=options.projectors or 1,
+        replicas=options.replicas,
         name=options.cluster or "keytide",
         coordinator_port=options.port or 0,
         node_port=options.node_port or 0,

@@ -60,6 +60,7 @@ class BuildLimits:
         lost_grace_ms: a node that is told of a build may say for as long that its slice is LOST: then it
             means it.
         verify: builds that do not say are READY only verified.
+        default_replicas: of indexes whose statement does not say.
         jobs: settings of verifications and repairs.
     """
 
@@ -76,6 +77,7 @@ class BuildLimits:
     batches_ahead: int = 10
     away_ms: int = 60_000
     verify: bool = False
+    default_replicas: int = 0
     rebuild_check_ms: int = 200
     rebuild_pause_ms: int = 10_000
     lost_grace_ms: int = 10_000

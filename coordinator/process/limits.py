@@ -39,6 +39,7 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
             batches_ahead=build.batches_ahead,
             away_ms=int(build.kafka_away_s * 1000),
             verify=build.verify,
+            default_replicas=core.default_replicas,
             jobs=JobLimits(
                 concurrent=verify.concurrent,
                 restarts=verify.restarts,

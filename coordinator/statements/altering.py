@@ -14,6 +14,8 @@ that is renamed goes on with whatever it does.
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
@@ -23,6 +25,7 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.core.instructions import Instruction, Note
 from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import IndexRecord
+from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
 
 
@@ -67,12 +70,16 @@ def rename(dictionary: Dictionary, name: str, new_name: str) -> tuple[str, Index
     if other is not None:
         raise taken(other)
     check_name(dictionary.topics, new_name)
-    definition = replace(index.definition, name=new_name)
-    definition = replace(definition, statement=normal_statement(definition))
-    index = replace(index, definition=definition)
+    index = replace(index, definition=altered(index.definition, name=new_name))
     dictionary.put(index)
     text = f"index {name} is {new_name} from now on"
     return text, index, [Note("info", "index-renamed", new_name, text)]
+
+
+def altered(definition: IndexDefinition, **members: Any) -> IndexDefinition:
+    """A definition with other members, which its statement says."""
+    definition = replace(definition, **members)
+    return replace(definition, statement=normal_statement(definition))
 
 
 def _named(dictionary: Dictionary, name: str) -> IndexRecord:

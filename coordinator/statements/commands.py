@@ -23,7 +23,7 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import DRAIN, NoSuchJobError
 from coordinator.jobs.registry import FINAL as JOB_FINAL
-from coordinator.statements.altering import rename, set_replicas
+from coordinator.statements.altering import altered, rename, set_replicas
 from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
@@ -71,6 +71,7 @@ class Commands:
     Args:
         moves: drains and rebalances.
         settle: puts the writes of a change before what follows from it.
+        default_replicas: of indexes whose statement does not say.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class Commands:
         builds: Builds,
         moves: Moves,
         settle: Callable[[Sequence[Instruction], int], list[Instruction]],
+        default_replicas: int = 0,
     ) -> None:
         self._dictionary = dictionary
         self._builds = builds
         self._moves = moves
         self._settle = settle
+        self._default_replicas = default_replicas
 
     def _done(
         self,
@@ -103,9 +106,11 @@ class Commands:
             source: of the keyspace, looked up just now (CREATE INDEX needs it).
         """
         match statement:
-            case CreateIndex(definition, if_not_exists):
+            case CreateIndex(definition, if_not_exists, says_replicas):
                 if source is None:
                     raise ValueError("CREATE INDEX needs its source")
+                if self._default_replicas and not says_replicas:
+                    definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)
             case AlterIndex(name, replicas):
                 text, index, notes = set_replicas(self._builds, name, replicas)

@@ -57,7 +57,7 @@ class _Clauses:
         self.where: Predicate | None = None
         self.slices = DEFAULT_SLICES
         self.slices_said: Token | None = None
-        self.replicas = 0
+        self.replicas: int | None = None
         self.include_missing = False
         self.defer_build = False
 
@@ -69,8 +69,8 @@ class CreateReader:
         self._at = at
         self._expressions = ExpressionReader(at.text)
 
-    def read(self) -> tuple[IndexDefinition, bool]:
-        """The definition, and whether IF NOT EXISTS was said; the cursor stands behind CREATE."""
+    def read(self) -> tuple[IndexDefinition, bool, bool]:
+        """The definition, and whether IF NOT EXISTS and replicas were said. The cursor is behind CREATE."""
         at = self._at
         unique = at.accept("UNIQUE")
         at.expect("INDEX")
@@ -92,7 +92,7 @@ class CreateReader:
             include=clauses.include,
             where=clauses.where,
             slices=clauses.slices,
-            replicas=clauses.replicas,
+            replicas=clauses.replicas or 0,
             unique=unique,
             include_missing=clauses.include_missing,
             defer_build=clauses.defer_build,
@@ -101,7 +101,7 @@ class CreateReader:
         )
         self._validate(definition, columns)
         self._validate_unique(definition, clauses.partition_said)
-        return definition, if_not_exists
+        return definition, if_not_exists, clauses.replicas is not None
 
     def _validate_unique(self, definition: IndexDefinition, said: Sequence[Token]) -> None:
         """Equal keys must meet in one slice, which then sees that they are (R35). An expression over key

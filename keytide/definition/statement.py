@@ -31,8 +31,13 @@ MAX_STATEMENT: Final = 100_000
 
 
 class CreateIndex(msgspec.Struct, frozen=True):
+    """Attributes:
+    says_replicas: the statement does; else `definition.replicas` is 0 for want of a word.
+    """
+
     definition: IndexDefinition
     if_not_exists: bool = False
+    says_replicas: bool = False
 
 
 class AlterIndex(msgspec.Struct, frozen=True):

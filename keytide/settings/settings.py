@@ -206,6 +206,13 @@ class CoordinatorSettings(Section):
     rebuild_wait_s: int = Field(
         5, description="slices that are lost within this time are rebuilt together, by one read of the source"
     )
+    default_replicas: int = Field(
+        0,
+        ge=0,
+        le=3,
+        description="copies of each slice beside the first, of a CREATE INDEX that does not say: scans go on "
+        "when a node dies, and each copy costs what the first does",
+    )
     copies_per_node: int = Field(
         2,
         ge=1,

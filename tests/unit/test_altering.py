@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from coordinator.builds.registry import BuildLimits
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import TopicsDeleted
@@ -49,6 +50,19 @@ def test_more_copies_are_wanted_and_the_statement_says_so() -> None:
     assert isinstance(again, CreateIndex)
     assert replace(again.definition, statement=index.definition.statement) == index.definition
     assert world.notes[-1].kind == "index-altered"
+
+
+@pytest.mark.parametrize(("options", "replicas"), [("slices=2", 2), ("replicas=0", 0), ("replicas=1", 1)])
+def test_an_index_that_does_not_say_has_as_many_copies_as_the_setting_does(
+    options: str, replicas: int
+) -> None:
+    world = World(BuildLimits(default_replicas=2))
+    world.sql(f"CREATE INDEX by_city ON people (city) WITH ({options}, defer_build=true)")
+    definition = world.index("by_city").definition
+    assert definition.replicas == replicas
+    again = parse_statement(definition.statement)
+    assert isinstance(again, CreateIndex)
+    assert again.definition.replicas == replicas
 
 
 def test_more_copies_than_nodes_wait_for_one() -> None:

@@ -13,11 +13,14 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from deploy.cluster import LocalCluster
 from deploy.process import free_ports
-from deploy.up import UpOptions, detach, down
+from deploy.up import UpOptions, detach, down, remembered
 from keytide.cli import app
 from keytide.cli.data_folder import running_pid
-from keytide.errors import CallerError
+from keytide.definition.index import MAX_REPLICAS
+from keytide.errors import CallerError, ConfigurationError
+from keytide.settings.settings import load_settings
 
 
 def note(folder: Path, pid: object, started_at: object) -> None:
@@ -50,6 +53,30 @@ def test_a_process_that_has_ended_is_not_found(tmp_path: Path) -> None:
 def test_a_note_that_says_nothing_is_no_cluster(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
     assert running_pid(tmp_path) is None
+
+
+def test_copies_of_new_indexes_are_remembered_and_need_as_many_nodes(tmp_path: Path) -> None:
+    assert remembered(UpOptions(tmp_path)).replicas is None  # as settings say
+    asked = remembered(UpOptions(tmp_path, nodes=3, replicas=2))
+    assert (asked.nodes, asked.replicas) == (3, 2)
+    cluster = LocalCluster(tmp_path, kafka="127.0.0.1:1", nodes=3, replicas=asked.replicas)
+    cluster._choose_ports()
+    cluster._define({})
+    environment = cluster.services["coordinator"].env or {}
+    assert environment["KEYTIDE_COORDINATOR__DEFAULT_REPLICAS"] == "2"
+    cluster._write_state()
+    assert remembered(UpOptions(tmp_path)).replicas == 2
+    assert remembered(UpOptions(tmp_path, replicas=0)).replicas == 0
+    for options in (UpOptions(tmp_path, replicas=3), UpOptions(tmp_path / "new", replicas=2)):
+        with pytest.raises(CallerError, match="copies of each slice need as many nodes") as caught:
+            remembered(options)
+        assert "--nodes" in caught.value.next_step
+
+
+def test_as_many_copies_can_be_the_default_as_a_statement_can_ask_for() -> None:
+    assert load_settings(coordinator={"default_replicas": MAX_REPLICAS}).coordinator.default_replicas == 3
+    with pytest.raises(ConfigurationError):
+        load_settings(coordinator={"default_replicas": MAX_REPLICAS + 1})
 
 
 @pytest.mark.slow
