@@ -128,7 +128,7 @@ def test_a_slice_whose_data_is_lost_is_told(document: str) -> None:
     words = text_of(document)
     assert "slice 3 of late_arrivals: data lost" in words
     assert "1 slices have lost their data" in words
-    assert "serves nothing until it is rebuilt" in words
+    assert "serves nothing until it is filled or rebuilt" in words
 
 
 def test_builds_show_progress_what_they_wait_for_and_why_they_failed(document: str) -> None:
