@@ -12,7 +12,8 @@ from coordinator.jobs.registry import DRAIN, NoSuchJobError
 from coordinator.leader import Leader
 from coordinator.views.absent_nodes import waits_for
 from coordinator.views.slices import ALMOST, HeardCopy, filling, progress
-from keytide.catalog.records import CopyRecord, IndexRecord, Move, NodeRecord, RebalanceRecord
+from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
+from keytide.catalog.records import IndexRecord, NodeRecord
 
 Document = dict[str, Any]
 BLANK: Final[Document] = {

@@ -10,7 +10,8 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.copies.moving import Moves, NoSuchNodeError, NoSuchRebalanceError
 from coordinator.core.instructions import Instruction
 from coordinator.leader import Leader
-from keytide.catalog.records import Move, NodeRecord, RebalanceRecord, RebalanceState
+from keytide.catalog.copies import Move, RebalanceRecord
+from keytide.catalog.records import NodeRecord, RebalanceState
 
 
 class MovesDouble:

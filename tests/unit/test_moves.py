@@ -17,7 +17,8 @@ from coordinator.statements.commands import CommandResult
 from coordinator.views import copies as copy_views
 from coordinator.views import health, views
 from coordinator.views import jobs as job_views
-from keytide.catalog.records import IndexRecord, LeavingCopy, Move, RebalanceRecord
+from keytide.catalog.copies import LeavingCopy, Move, RebalanceRecord
+from keytide.catalog.records import IndexRecord
 from keytide.cli import rendering as looks
 from keytide.model.health import Reason
 from tests.unit.copy_world import INDEX, NODES, CopyWorld

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from keytide.catalog.records import Move
+from keytide.catalog.copies import Move
 from keytide.cli import app
 from keytide.cli import jobs as job_commands
 from keytide.cli.output import out
