@@ -10,8 +10,8 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.copies.moving import Moves, NoSuchNodeError, NoSuchRebalanceError
 from coordinator.core.instructions import Instruction
 from coordinator.leader import Leader
-from keytide.catalog.copies import Move, RebalanceRecord
-from keytide.catalog.records import NodeRecord, RebalanceState
+from keytide.catalog.copies import Move, RebalanceRecord, RebalanceState
+from keytide.catalog.records import NodeRecord
 
 
 class MovesDouble:
