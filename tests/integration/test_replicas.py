@@ -1,6 +1,6 @@
 """Slices with two copies on three nodes: no scan is refused while one of them lives, whoever is killed or
 stands still; a copy that has lost its disk is filled from the other one, without Spark, under live writes;
-copies are added and taken away while the index serves."""
+copies are added and taken away, and move, while the index serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.catalog.records import IndexRecord
-from keytide.errors import KeytideError
+from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.topics import CatalogReader
 from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
@@ -29,6 +29,8 @@ SETTINGS = {
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
     "KEYTIDE_COORDINATOR__TRIM_INTERVAL_S": "1",
+    "KEYTIDE_SCAN__FIRST_LEASE_S": "15",
+    "KEYTIDE_SCAN__LEASE_S": "15",
 }
 TOPIC, INDEX = "orders", "orders_customer"
 SLICES = 3
@@ -219,6 +221,71 @@ def test_more_copies_than_nodes_are_waited_for(world: World) -> None:
         _check_at_end(world)
     finally:
         world.sql(f"ALTER INDEX {INDEX} SET (replicas=1)")
+
+
+def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
+    """Killed, or standing still, meanwhile: the leader, and who gets the copies. A page that was open before
+    goes on to its end."""
+    node, builds = "node-3", _builds(world)
+    with Writer(world.bootstrap, TOPIC, 13, _order, per_second=300), Readers(world, range(2)) as readers:
+        with world.client(0) as client:
+            page = client.page(INDEX, limit=50, timeout_ms=60_000)
+            rows, snapshot = len(page.rows), page.snapshot
+            job = world.admin.call("POST", f"/v1/nodes/{node}/drain")
+            wait_for(lambda: _leaves(world, node), "a copy leaves", 120)
+            world.cluster.kill("coordinator")
+            world.cluster.restart("coordinator")
+            while page.page is not None:
+                page = client.page(INDEX, page=page.page)
+                assert page.snapshot == snapshot
+                rows += len(page.rows)
+            assert rows > 0
+        wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "nothing is left on it", 180)
+        readers.go_on()
+        assert _shown(world, node)["drain"] == "drained"
+        assert [nodes for nodes in _copies(world) if node in nodes] == []
+        world.cluster.kill(node)
+        readers.go_on()
+        health = world.admin.call("GET", "/v1/health")
+        assert [one for one in health["reasons"] if node in one["reason"]] == []
+        world.cluster.restart(node)
+        world.admin.call("POST", f"/v1/nodes/{node}/undrain")
+        plan = world.admin.call("POST", "/v1/rebalance", {"dry_run": True})
+        assert plan["moves"]
+        assert {move["target"] for move in plan["moves"]} == {node}
+        job = world.admin.call("POST", "/v1/rebalance")
+        with stopped([psutil.Process(world.cluster.services[node].pid)]):
+            readers.go_on()
+        wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "it has its part", 180)
+        readers.go_on()
+    found = _copies(world)
+    assert [len(nodes) for nodes in found] == [2] * SLICES
+    assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2]
+    assert _builds(world) == builds, "without Spark"
+    _check_at_end(world)
+
+
+def _leaves(world: World, node: str) -> bool:
+    return any(node in leaving for leaving in _record(world).leaving.values())
+
+
+def _job(world: World, id_: str) -> dict[str, Any]:
+    """A job, waiting out a coordinator that is away."""
+    found: dict[str, Any] = {}
+
+    def asked() -> bool:
+        try:
+            found.update(world.admin.call("GET", f"/v1/jobs/{id_}"))
+        except RetryableError:
+            return False
+        return True
+
+    wait_for(asked, "the coordinator answers", 60)
+    return found
+
+
+def _shown(world: World, node: str) -> dict[str, Any]:
+    return next(one for one in world.admin.call("GET", "/v1/nodes") if one["id"] == node)
 
 
 def _slice_folder(world: World, node: str, index: str, number: int) -> Path:
