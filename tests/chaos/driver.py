@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from keytide.errors import KeytideError
+from tests.chaos import moving
 from tests.chaos.building import Builder
 from tests.chaos.faults import Faults, fresh_again
 from tests.chaos.processes import Processes
@@ -128,6 +129,7 @@ class Driver:
         def end() -> None:
             faults.over.set()
             thread.join()
+            moving.end(self.shared)
 
         return end
 
